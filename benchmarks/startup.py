@@ -1,113 +1,111 @@
-"""What it takes from nothing to the first rollout of a graph with four servers, against Serve's own floor.
+"""What it takes from nothing to the first rollout of a graph with four servers, and how much of it is Ray's.
 
-    python -m benchmarks.startup [--runs 5]
+    python -m benchmarks.startup [--runs 5] [--stages ray,serve,empty,graph]
 
-Each run is a process of its own, with a Ray of its own; runs of the two kinds take turns:
+Every run is a process of its own with a Ray of its own; the stages take turns (see `benchmarks.stages`):
 
-- graph: a model, an environment and an agent, with the gateway, until the first rollout is in;
-- floor: four Serve deployments that do nothing, until the first of them has answered.
+- ray: ``ray.init`` alone;
+- serve: and ``serve.start``;
+- empty: and four deployments that do nothing, until the first of them has answered;
+- graph: `Gym.from_graph` of a model, an environment, an agent and the gateway, until the first rollout.
 
-Prints medians as JSON: the seconds until all was ready and until the first answer, the CPU seconds that this
-took, and the processes that run then and their memory (PSS) in MB.
+A run that takes too long ends with the stacks of its threads on stderr, and counts as failed.
+Writes benchmarks/results/startup.json; prints medians: a table of the stages, and memory by kind of process.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-ROOT = Path(__file__).parent.parent
-GRAPH: dict[str, Any] = {
-    "models": {"policy": {"type": "scripted_model"}},
-    "resources": {"weather": {"type": "simple_weather"}},
-    "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "weather"}},
-}
+from benchmarks.harness.ray_processes import count_by_kind, cpu_by_kind, pss_mb_by_kind
+from benchmarks.harness.reports import machine, medians, save, table
+from benchmarks.harness.work import ROOT
+from benchmarks.stages import STAGES
 
 
-def graph() -> dict[str, float]:
-    """One run of the graph in this process."""
-    from gym_serve import Gym
-
+def once(stage: str) -> dict[str, Any]:
+    """The figures of one run, in this process: seconds, and by kind of process CPU seconds and PSS in MB."""
     started = time.monotonic()
-    with Gym.from_graph(GRAPH) as gym:
-        ready = time.monotonic()
-        data = ROOT / "environments" / "simple_weather" / "data" / "example.jsonl"
-        row = json.loads(data.read_text().splitlines()[0])
-        gym.run([{**row, "agent_ref": {"name": "agent"}}])
-        return measured(started, ready)
+    with STAGES[stage]():
+        seconds = time.monotonic() - started
+        cpu = cpu_by_kind()
+        return {"seconds": seconds, "cpu_s": cpu, "pss_mb": pss_mb_by_kind(), "processes": count_by_kind()}
 
 
-def floor() -> dict[str, float]:
-    """One run of four deployments that do nothing."""
-    import ray
-    from ray import serve
-
-    from gym_serve.client.cluster import free_port
-
-    class Nothing:
-        def __init__(self, *others: Any) -> None:
-            pass
-
-        async def answer(self) -> int:
-            return 1
-
-    def deployment(name: str) -> Any:
-        return serve.deployment(name=name, ray_actor_options={"num_cpus": 0.1})(Nothing)
-
-    started = time.monotonic()
-    ray.init(log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-    leaves = [deployment(name).bind() for name in ("a", "b", "c")]
-    handle = serve.run(deployment("ingress").bind(*leaves), route_prefix="/floor")
-    ready = time.monotonic()
-    assert handle.answer.remote().result() == 1
-    figures = measured(started, ready)
-    serve.shutdown()
-    ray.shutdown()
+def child(stage: str, limit_s: float) -> dict[str, Any] | None:
+    """The figures of one run in a process of its own; None for one that failed or took too long."""
+    command = [sys.executable, "-m", "benchmarks.startup", "--once", stage, "--limit-s", str(limit_s)]
+    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if run.returncode != 0:
+        return None
+    figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return figures
 
 
-def measured(started: float, ready: float) -> dict[str, float]:
-    """The figures of this moment."""
-    first = time.monotonic()
-    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return {
-        "seconds_ready": ready - started,
-        "seconds_first_answer": first - started,
-        "cpu_seconds": sum(sum(process.cpu_times()[:2]) for process in tree),
-        "processes": len(tree),
-        "pss_mb": sum(process.memory_full_info().pss for process in tree) / 1e6,
-    }
+def stages_table(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """One line per stage: the totals."""
+    lines = [
+        (stage, *(figures[key] for key in ("seconds", "cpu_s_total", "processes_total", "pss_mb_total")))
+        for stage, figures in summary.items()
+    ]
+    return table(("stage", "seconds", "CPU seconds", "processes", "PSS MB"), lines)
 
 
-KINDS: dict[str, Callable[[], dict[str, float]]] = {"graph": graph, "floor": floor}
+def kinds_table(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """One line per kind of process: how many there are at every stage, their CPU seconds and their PSS."""
+    kinds = dict.fromkeys(kind for figures in summary.values() for kind in figures["pss_mb"])
+
+    def cell(figures: Mapping[str, Any], kind: str) -> str:
+        if not (count := round(figures["processes"].get(kind, 0))):
+            return ""
+        return f"{count}: {figures['cpu_s'][kind]:.1f} s, {figures['pss_mb'][kind]:.0f} MB"
+
+    lines = [(kind, *(cell(figures, kind) for figures in summary.values())) for kind in kinds]
+    return table(("kind", *summary), lines)
+
+
+def summarize(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The medians of some runs of a stage, with totals over the kinds of processes."""
+    totals = ("cpu_s", "pss_mb", "processes")
+    return medians([{**run, **{f"{key}_total": sum(run[key].values()) for key in totals}} for run in runs])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--once", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--runs", type=int, default=5, help="of each stage")
+    parser.add_argument("--stages", default=",".join(STAGES), help="with commas between them")
+    parser.add_argument("--limit-s", type=float, default=90.0, help="seconds that a run may take")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "startup.json")
+    parser.add_argument("--once", choices=STAGES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
-        print(json.dumps(KINDS[arguments.once]()))
+        faulthandler.dump_traceback_later(arguments.limit_s, exit=True)
+        print(json.dumps(once(arguments.once)))
         return
-    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    for _ in range(arguments.runs):
-        for kind, found in runs.items():
-            command = [sys.executable, "-m", "benchmarks.startup", "--once", kind]
-            output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-            found.append(json.loads(output.strip().splitlines()[-1]))
-    for kind, found in runs.items():
-        print(kind, json.dumps({key: round(statistics.median(r[key] for r in found), 1) for key in found[0]}))
+    stages = arguments.stages.split(",")
+    before = machine()
+    runs: dict[str, list[dict[str, Any]]] = {stage: [] for stage in stages}
+    failed = dict.fromkeys(stages, 0)
+    for number in range(arguments.runs):
+        for stage in stages:
+            figures = child(stage, arguments.limit_s)
+            if figures is None:
+                failed[stage] += 1
+            else:
+                runs[stage].append(figures)
+            shown = f"{figures['seconds']:.1f} s" if figures else "failed"
+            print(f"run {number + 1}: {stage:6}: {shown}", file=sys.stderr)
+    summary = {stage: summarize(found) for stage, found in runs.items() if found}
+    save(arguments.output, {"machine": before, "failed": failed, "summary": summary, "runs": runs})
+    print(stages_table(summary), kinds_table(summary), sep="\n\n")
 
 
 if __name__ == "__main__":

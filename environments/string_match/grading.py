@@ -83,9 +83,11 @@ _STATES = {
 _STATE = re.compile(rf"\b(?:{'|'.join(sorted(_STATES, key=len, reverse=True))})\b")
 
 
-class _Quantity(NamedTuple):
-    number: Decimal
+class _Measured(NamedTuple):
+    text: str
+    """What is measured, without its unit."""
     unit: str
+    """The unit, with the signs of money and percent; empty if there is none."""
 
 
 def similarity(expected: str, answer: str) -> float:
@@ -98,10 +100,13 @@ def similarity(expected: str, answer: str) -> float:
         return 1.0
     if any(form(expected) == form(answer) for form in (_ungrouped, _plain, _listed, _with_states)):
         return 1.0
-    if _near(_quantity(expected), _quantity(answer)):
+    # Near as they stand, the same without LaTeX, near without LaTeX: a number is no neighbour of itself.
+    if _near(_measured(expected), _measured(answer)):
         return NEAR
-    bases = [_split_unit(_symbols(_plain(text))) for text in (expected, answer)]
-    return 1.0 if bases[0][0] == bases[1][0] and _compatible(bases[0][1], bases[1][1]) else 0.0
+    wanted, given = _measured(expected, plain=True), _measured(answer, plain=True)
+    if wanted.text == given.text and _compatible(wanted, given):
+        return 1.0
+    return NEAR if _near(wanted, given) else 0.0
 
 
 def _base(text: str) -> str:
@@ -157,23 +162,30 @@ def _split_unit(text: str) -> tuple[str, str]:
     return base, "degree" if "circ" in match[1] else match[1]
 
 
-def _quantity(text: str) -> _Quantity | None:
-    base, unit = _split_unit(_symbols(_plain(text)))
-    signs = {sign.lstrip("\\") for sign in _MONEY_OR_PERCENT.findall(text)}
-    number = _number(re.sub(r",(?=\d\d)", "", _MONEY_OR_PERCENT.sub("", base)))
-    return None if number is None else _Quantity(number, unit + "".join(sorted(signs)))
+def _measured(text: str, *, plain: bool = False) -> _Measured:
+    base, unit = _split_unit(_symbols(_plain(text) if plain else text))
+    signs = _MONEY_OR_PERCENT.findall(text)
+    names = {sign.lstrip("\\") for sign in signs}
+    if "\\$" not in signs and signs.count("$") % 2 == 0:
+        names.discard("$")  # pairs of it stand around a formula
+    return _Measured(base, unit + "".join(sorted(names)))
 
 
-def _near(expected: _Quantity | None, answer: _Quantity | None) -> bool:
-    if expected is None or answer is None or not _compatible(expected.unit, answer.unit):
+def _near(expected: _Measured, answer: _Measured) -> bool:
+    first, second = _amount(expected), _amount(answer)
+    if first is None or second is None or not _compatible(expected, answer):
         return False
     try:
-        wanted, given = float(expected.number), float(answer.number)
+        wanted, given = float(first), float(second)
     except OverflowError:
         return False
     error = abs(given - wanted) / max(abs(wanted), 1e-9)
     return max(0.0, 1.0 - error) ** 2 > NEAR  # of two infinities the error is no number: not near
 
 
-def _compatible(first: str, second: str) -> bool:
-    return not first or not second or first == second
+def _amount(measured: _Measured) -> Decimal | None:
+    return _number(re.sub(r",(?=\d\d)", "", _MONEY_OR_PERCENT.sub("", measured.text)))
+
+
+def _compatible(first: _Measured, second: _Measured) -> bool:
+    return not first.unit or not second.unit or first.unit == second.unit

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from gym_serve.client.cluster import Cluster
 from gym_serve.graph.capacity import missing_resources
 from gym_serve.graph.deploy import GATEWAY, build
+from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.replica import edge_to
 from gym_serve.graph.spec import Graph
@@ -54,6 +55,7 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, 
         else:
             if missing := missing_resources(graph):
                 raise GraphError(missing, source=source.path)
+            forget(source.name)  # of a graph of this name that ran before
             _run(build(graph), source.name, source.route_prefix)
     except BaseException:
         if not running:
@@ -155,6 +157,7 @@ def _delete(name: str) -> None:
     # The cluster, or Serve on it, may be gone already: then so is the application.
     with suppress(RayServeException, RayError):
         serve.delete(name)
+        forget(name)
 
 
 def _described(name: str) -> tuple[JSON, str | None]:

@@ -7,9 +7,11 @@ environments for group rewards and metrics, and says what about the graph decide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import orjson
 from typing_extensions import TypedDict
 
 from gym_serve.client import loop
@@ -22,6 +24,7 @@ from gym_serve.servers.edge import Edge
 from gym_serve.servers.host import DESCRIBE
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import InvalidRequest, NotFound, Rejected
 from gym_serve.types.requests import JSON
 
@@ -139,12 +142,18 @@ class Driver:
         agent = self._agent_of(row)
         return await loop.run(self._episode(agent, row, CallContext(affinity=str(row["_ng_rollout_id"]))))
 
-    async def compare(self, row: JSON, body: JSON) -> JSON | None:
-        """The answer of ``POST /compare``; None where the agent's environment has no such operation."""
+    async def compare(self, row: JSON, body: JSON, meter: Meter) -> JSON | None:
+        """The answer of ``POST /compare``; None where the agent's environment has no such operation.
+
+        Args:
+            row: a row of the group.
+            body: the request.
+            meter: counts what models used for it, also where it fails.
+        """
         resources = self._agents[self._agent_of(row)].get("resources")
         if not isinstance(resources, str):
             return None
-        return await loop.run(self._compare(resources, body))
+        return await loop.run(self._compare(resources, body, meter))
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics of its rollouts."""
@@ -188,7 +197,7 @@ class Driver:
         with use(context):
             return await Agent(self._edge(agent)).run(row)
 
-    async def _compare(self, name: str, body: JSON) -> JSON | None:
+    async def _compare(self, name: str, body: JSON, meter: Meter) -> JSON | None:
         resources = Resources(self._edge(name))
         if name not in self._compares:
             try:
@@ -197,5 +206,9 @@ class Driver:
                 self._compares[name] = False
         if not self._compares[name]:
             return None
-        answer: JSON = await resources.fetch("compare", body)
+        reply = await resources.call("compare", body)
+        with suppress(orjson.JSONDecodeError):  # `decode` says what is wrong with it
+            told = orjson.loads(reply.body)
+            meter.merge(told.get(USAGE_FIELD) if isinstance(told, dict) else None)
+        answer: JSON = resources.decode(reply)
         return answer

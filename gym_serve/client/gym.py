@@ -35,6 +35,7 @@ from gym_serve.rollouts import (
     Progress,
     Report,
     Rows,
+    Spending,
     collect,
     expand,
     groups,
@@ -204,6 +205,7 @@ class Gym(ModelControl):
         oversample: int = 0,
         quorum: int | None = None,
         deadline: float | None = None,
+        spending: Spending | None = None,
         **options: Unpack[RolloutOptions],
     ) -> AsyncIterator[Group]:
         """Groups of rollouts of one row each (GRPO), as they are settled.
@@ -218,6 +220,8 @@ class Gym(ModelControl):
             oversample: rollouts started beyond that.
             quorum: the fewest rollouts that are of use; by default ``size``.
             deadline: seconds from a group's first start, after which it is settled with what it has.
+            spending: counts what rollouts and comparisons use; of `spending`. Once its budget is spent
+                nothing more is started, and the iteration ends with the groups that run by then.
             **options: see `RolloutOptions`; without ``repeats``.
         """
         if "repeats" in options:
@@ -226,10 +230,23 @@ class Gym(ModelControl):
         engine = self._driver.engine_options(options, attempts=3)
         options["repeats"] = size + oversample
         jobs = jobs_of(await self._driver.groups(rows, options))
-        settled = groups(jobs, self._driver.run, wanted, engine, self._driver.compare)
+        settled = groups(jobs, self._driver.run, wanted, engine, self._driver.compare, spending=spending)
         async with aclosing(settled) as found:
             async for group in found:
                 yield group
+
+    def spending(self, budget: Budget | None = None) -> Spending:
+        """A count of what model calls use and cost, at this graph's prices, for any number of `groups` calls.
+
+        Args:
+            budget: its limit, for all of them together.
+
+        Raises:
+            InvalidRequest: the budget cannot be kept; see `Budget.check`.
+        """
+        prices, budget = prices_of(self.graph), budget or Budget()
+        budget.check(prices)
+        return Spending(prices, budget)
 
     async def collect(
         self,

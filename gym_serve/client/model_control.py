@@ -64,7 +64,8 @@ class ModelControl:
         """Give all replicas of a model new weights; blocks until they generate with them.
 
         Calls that begin afterwards carry ``weight_version`` beside their tokens. A replica that starts later
-        begins with the model's first weights: update again after the number of replicas changed.
+        (autoscaling, or one that died) has the same weights before it takes a call: leave them at their
+        path until the next update.
 
         Args:
             model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``).
@@ -80,17 +81,11 @@ class ModelControl:
             BadRequest: the model takes no weights, or not these; this Gym reaches the graph over HTTP.
             Unavailable: a replica could not be reached, or broke; it is replaced.
         """
-        from gym_serve.graph.weights import FROM_STORE, Shelf, update_replicas
+        from gym_serve.graph.weights import update_weights
 
         self._check(model)
         if (path is None) == (tensors is None):
             raise BadRequest("give path or tensors, one of the two")
         self.handle(model)  # refuses a graph that is reached over HTTP
-        order = {"version": version, "mode": mode}
-        if tensors is None:
-            order["path"] = str(path)
-            loop.wait(update_replicas(self.name, model, "weights/update", order))
-            return
-        with Shelf(tensors) as shelf:
-            order["shelf"] = shelf.name
-            loop.wait(update_replicas(self.name, model, FROM_STORE, order))
+        where = None if path is None else str(path)
+        loop.wait(update_weights(self.name, model, version, path=where, tensors=tensors, mode=mode))

@@ -148,7 +148,7 @@ class Gateway:
         call = Call(op, body, session, request_id, affinity, timeout)
         node, edge = self._plan.nodes[server], self._edges[server]
         remote = node.url is not None
-        if streamed is not None and node.kind == "model" and op in wire.STREAMED and not remote:
+        if streamed is not None and node.kind == "model" and not remote:
             opened = await open_stream(edge, call._replace(body=encode(streamed)))
             if isinstance(opened, Response):
                 return opened

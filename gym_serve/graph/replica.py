@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gym_serve.graph.pressure import PRESSURE, report
 from gym_serve.graph.spec import Node
-from gym_serve.graph.weights import FROM_STORE, load_from_store
+from gym_serve.graph.weights import CurrentWeights
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.autoscaling import CALLS, SESSIONS
 from gym_serve.routing.failover import FailoverEdge
@@ -98,10 +98,16 @@ class Replica:
         for host in self._hosts:  # inline servers first: the others may call them when they start
             await host.start()
             self._started.append(host)
+        self._weights = CurrentWeights(self._application, self._host)
+        is_model = isinstance(self._host.server, ModelServer)
+        if is_model:
+            await self._weights.fetch()
         self._admission = Admission(self._host.dispatch, request_limits)
         self._listener = Listener(self._dispatch, self._load)
         self._directory = Directory(self._application, plan.name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
+        if is_model:
+            await self._weights.fetch()  # of an update that did not find it a moment ago
         gc.freeze()  # what was imported stays
         gc.set_threshold(*_GC_THRESHOLDS)
 
@@ -143,8 +149,8 @@ class Replica:
             node, limit = self._plan.nodes[self._plan.name], request_limits()[0]
             counts = report(node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
             return Reply.of(counts)
-        if call.op == FROM_STORE:
-            return await load_from_store(self._host.server, call.body)
+        if self._weights.takes(call):
+            return await self._weights.dispatch(call)
         return await self._admission.dispatch(call)
 
     def _load(self) -> int:

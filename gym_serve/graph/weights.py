@@ -1,125 +1,172 @@
-"""New weights for every replica of a model, from the trainer that has them.
+"""New weights for every replica of a model, those that start later included.
 
-Tensors go through Ray's object store, one copy on each machine: the driver puts them there, an actor
-beside it holds the reference, and each replica is told the actor's name. (A reference inside a message
-would have to be pickled, and nothing that may come over HTTP is unpickled.)
+Who brings weights hands them to the keeper of the graph (`gym_serve.graph.kept_weights`) and tells each
+replica, which fetches them there: tensors go through Ray's object store, one copy on each machine. (A
+reference inside a message would have to be pickled, and nothing that may come over HTTP is unpickled.)
+
+A replica that starts asks the keeper twice, before it says where it listens and after: an update that it
+is not told of, as it listened too late, is one that it finds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import ray
 
-from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Undelivered, Unreachable
-from gym_serve.servers.base import Server
+from gym_serve.graph.kept_weights import Kept, keep, kept, settle
+from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
 from gym_serve.servers.edge import Call, Reply, encode
+from gym_serve.servers.host import Host
 from gym_serve.servers.model import ModelServer
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
-from gym_serve.types.requests import JSON
 
-__all__ = ["FROM_STORE", "Shelf", "load_from_store", "update_replicas"]
+__all__ = ["CurrentWeights", "update_weights"]
 
-FROM_STORE = "weights/from_store"
-"""The operation of replicas that takes weights from the object store."""
+Mode = Literal["keep", "abort"]
 
-_NAMESPACE = "gym_serve"
-
-
-class _Holder:
-    """Holds a reference, so that the object stays in the store and can be found by a name."""
-
-    def __init__(self, references: list[Any]) -> None:
-        self._references = references
-
-    def get(self) -> list[Any]:
-        """The reference, inside a list: Ray would fetch it otherwise."""
-        return self._references
+_ALL = "weights/"
+"""Begins the operations that a call to any replica does on all of them."""
+_EACH = "each/weights/"
+"""Begins the same ones, for the replica alone that is called."""
+_UPDATE, _FETCH = f"{_ALL}update", f"{_EACH}fetch"
 
 
-class Shelf:
-    """Bytes in the object store, under a name, for the body of a ``with`` statement.
+class _Fetch(msgspec.Struct):
+    mode: Mode = "keep"
+
+
+class _Update(msgspec.Struct):
+    path: str
+    version: str
+    mode: Mode = "keep"
+
+
+class CurrentWeights:
+    """The weights of a replica.
 
     Args:
-        blob: the bytes.
+        application: the graph.
+        host: runs the replica's server.
     """
 
-    def __init__(self, blob: bytes) -> None:
-        self.name = f"weights-{uuid.uuid4().hex}"
-        reference = ray.put(blob)
-        holder: Any = ray.remote(num_cpus=0)(_Holder)
-        self._actor = holder.options(name=self.name, namespace=_NAMESPACE).remote([reference])
+    def __init__(self, application: str, host: Host) -> None:
+        self._application = application
+        self._host = host
+        self._loaded = 0
+        self._loading = asyncio.Lock()
 
-    def __enter__(self) -> Shelf:
-        return self
+    def takes(self, call: Call) -> bool:
+        """Whether a call is for `dispatch`."""
+        return call.op.startswith(_EACH) or (call.op.startswith(_ALL) and call.op in self._host.operations)
 
-    def __exit__(self, *exc_info: object) -> None:
-        ray.kill(self._actor)
+    async def dispatch(self, call: Call) -> Reply:
+        """Answer a call about weights; failures are in the reply. It waits for no other call."""
+        name = self._host.server.name
+        try:
+            if call.op == _FETCH:
+                await self.fetch(msgspec.json.decode(call.body, type=_Fetch).mode)
+                return Reply.of({})
+            if call.op.startswith(_EACH):
+                return await self._host.dispatch(call._replace(op=call.op.removeprefix("each/")))
+            if call.op == _UPDATE:
+                new = msgspec.json.decode(call.body, type=_Update)
+                await update_weights(self._application, name, new.version, path=new.path, mode=new.mode)
+                return Reply.of({"weight_version": new.version})
+            replies = await _tell_all(self._application, name, call._replace(op=f"each/{call.op}"))
+            return max(replies, key=lambda reply: reply.status)
+        except msgspec.DecodeError as error:
+            return Reply.failed(InvalidRequest(str(error), server=name))
+        except GymError as error:
+            error.server = error.server or name
+            return Reply.failed(error)
 
+    async def fetch(self, mode: Mode = "keep") -> None:
+        """Load the graph's current weights, unless the server has them.
 
-async def load_from_store(server: Server, body: bytes) -> Reply:
-    """Give a model server the weights that a `Shelf` holds; the handler of `FROM_STORE`."""
-    try:
+        Raises:
+            BadRequest: the server takes no weights, or not these.
+            Unavailable: they are lost, or the engine broke while loading them.
+        """
+        server = self._host.server
         if not isinstance(server, ModelServer):
             raise BadRequest(f"{server.name} is no model")
-        order = msgspec.json.decode(body, type=_Order)
-        blob = await asyncio.to_thread(_taken, order.shelf)
-        await server.update_weights(blob, order.version, order.mode)
-        return Reply.of({"weight_version": order.version})
-    except msgspec.DecodeError as error:
-        return Reply.failed(InvalidRequest(str(error), server=server.name))
-    except GymError as error:
-        error.server = error.server or server.name
-        return Reply.failed(error)
+        async with self._loading:
+            while (current := await self._current(server.name)) is not None:
+                weights = await asyncio.to_thread(_fetched, current)
+                await server.update_weights(weights, current.version, mode)
+                self._loaded = current.serial
+
+    async def _current(self, model: str) -> Kept | None:
+        current = await asyncio.to_thread(kept, self._application, model)
+        return None if current is None or current.serial == self._loaded else current
 
 
-class _Order(msgspec.Struct):
-    shelf: str
-    version: str
-    mode: Literal["keep", "abort"] = "keep"
-
-
-def _taken(name: str) -> bytes:
+def _fetched(current: Kept) -> Path | bytes:
+    if current.path is not None:
+        return Path(current.path)
     try:
-        actor: Any = ray.get_actor(name, namespace=_NAMESPACE)
-        (reference,) = ray.get(actor.get.remote())
-        blob: bytes = ray.get(reference)
-    except (ValueError, ray.exceptions.RayError) as error:
-        raise BadRequest(f"the weights are not in the object store (any more): {error}") from None
+        blob: bytes = ray.get(current.tensors[0])
+    except ray.exceptions.RayError as error:
+        raise Unavailable(f"the weights {current.version!r} are not in the object store: {error}") from None
     return blob
 
 
-async def update_replicas(application: str, server: str, op: str, body: JSON) -> int:
-    """Send an operation of weights to every replica of a model, and wait for all of them.
+async def update_weights(
+    application: str,
+    model: str,
+    version: str,
+    *,
+    path: str | None = None,
+    tensors: bytes | None = None,
+    mode: Mode = "keep",
+) -> None:
+    """Give every replica of a model new weights, and keep them for those that start later.
 
-    Returns:
-        the number of replicas.
+    Args:
+        application, model: the graph, and the model in it.
+        version: name of the weights.
+        path: where they lie.
+        tensors: or their bytes.
+        mode: what becomes of the generations that run.
 
     Raises:
-        GymError: the failure of a replica; others may have done it.
-        Unavailable: there is no replica, or one cannot be reached.
+        GymError: the failure of a replica; others may have the new weights, and those that start later
+            have the ones before.
     """
-    addresses = (await Directory(application, server).all()).values()
-    if not addresses:
-        raise Unavailable(f"{server} has no replica", server=server)
-    call = Call(op, encode(body))
-    replies = await asyncio.gather(*(_send(address, call, server) for address in addresses))
-    for reply in replies:
-        reply.json()
-    return len(replies)
+    serial = await asyncio.to_thread(keep, application, model, version, path, tensors)
+    accepted = False
+    try:
+        for reply in await _tell_all(application, model, Call(_FETCH, encode({"mode": mode}))):
+            reply.json()
+        accepted = True
+    finally:
+        await asyncio.to_thread(settle, application, model, serial, accepted=accepted)
 
 
-async def _send(address: Address, call: Call, server: str) -> Reply:
+async def _tell_all(application: str, server: str, call: Call) -> list[Reply]:
+    """The replies of all replicas; those that died, and have not been replaced yet, give none."""
+    directory = Directory(application, server)
+    addresses = await directory.all()
+    told = (_tell(directory, replica, address, call) for replica, address in addresses.items())
+    return [reply for reply in await asyncio.gather(*told) if reply is not None]
+
+
+async def _tell(directory: Directory, replica: str, address: Address, call: Call) -> Reply | None:
+    """The reply of one replica, its failures included: the others are not to be left half way."""
     try:
         channel = await Channel.open(address)
-    except Unreachable as error:
-        raise Unavailable(f"a replica of {server} cannot be reached: {error}", server=server) from None
+    except Silent as error:
+        return Reply.failed(Unavailable(f"replica {replica} does not answer: {error}"))
+    except Unreachable:
+        await directory.remove(replica)
+        return None
     try:
         return await channel.call(call)
     except (Undelivered, Busy, Broken) as error:
-        raise Unavailable(f"a replica of {server} did not take the weights: {error}", server=server) from None
+        return Reply.failed(Unavailable(f"replica {replica} did not take {call.op}: {error}"))
     finally:
         await channel.close()

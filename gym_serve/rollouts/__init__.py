@@ -1,7 +1,7 @@
 """The rollout engine: rows in, rollouts out, to an iterator or into files that survive a crash.
 
 - `collect`, `Collection`, `Report`, `Progress`: rows to files, resumable; `merge` joins shards.
-- `Budget`, `Spent`, `prices_of`: what a run may use, and what it did.
+- `Budget`, `Spending`, `Spent`, `prices_of`: what a run may use, and what it did.
 - `stream`: the same engine as an async iterator; `groups`, `GroupOptions`, `Group`: by groups (GRPO).
 - `Expansion`, `expand`, `checked_groups`, `jobs_of`, `PromptTemplate`: from rows to what is run.
 
@@ -25,7 +25,7 @@ from gym_serve.rollouts.progress import Progress
 from gym_serve.rollouts.prompts import PromptTemplate
 from gym_serve.rollouts.rows import Rows
 from gym_serve.rollouts.scheduling import Job
-from gym_serve.rollouts.spending import Budget, Spent, prices_of
+from gym_serve.rollouts.spending import Budget, Spending, Spent, prices_of
 
 __all__ = [
     "Backoff",
@@ -43,6 +43,7 @@ __all__ = [
     "Report",
     "Rows",
     "Run",
+    "Spending",
     "Spent",
     "checked_groups",
     "collect",

@@ -117,6 +117,7 @@ class Engine:
         started: told of each attempt and the moment when it starts.
         commit: told of the row and the result of every attempt, failed ones included; what it raises ends
             the run.
+        dropped: told of each job that is given up as the engine drains.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Engine:
         drawn: Callable[[list[Job]], None] = lambda group: None,
         started: Callable[[Job, float], None] = lambda job, now: None,
         commit: Callable[[JSON, JSON], None] = lambda row, rollout: None,
+        dropped: Callable[[Job], None] = lambda job: None,
     ) -> None:
         patience = _PATIENCE if options.timeout is None else options.timeout
         self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, patience)
@@ -137,6 +139,7 @@ class Engine:
         self._drawn = drawn
         self._started = started
         self._commit = commit
+        self._dropped = dropped
         self._pool: Pool[Attempt | _Aside, Any] = Pool()
         self._running: dict[int, Job] = {}
         self._exhausted = False
@@ -152,7 +155,8 @@ class Engine:
             whether there is anything to wait for.
         """
         if self._draining:
-            self.scheduler.drop_idle()
+            for job in self.scheduler.drop_idle():
+                self._dropped(job)
             return self.scheduler.open > 0
         now = time.monotonic()
         while True:

@@ -3,7 +3,8 @@
 A group starts more rollouts than it needs, ``size`` + oversampling, and is settled as soon as
 - ``size`` of them are scored, or
 - too few can still be scored for its ``quorum``, or all have ended, or
-- its deadline has passed, counted from the start of its first attempt.
+- its deadline has passed, counted from the start of its first attempt, or
+- the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
 What then still runs is a straggler, which the caller cancels. Which rollouts make it depends on how long
 they take, so oversampling favours short ones: keep it small where length and reward go together.
 """
@@ -79,6 +80,7 @@ class _Open:
     row: JSON
     rollouts: dict[int, JSON] = field(default_factory=dict)
     failures: dict[int, JSON] = field(default_factory=dict)
+    dropped: int = 0  # given up before they were started
     started: bool = False
 
 
@@ -116,10 +118,26 @@ class GroupBook:
             return None
         del group.jobs[job.number]
         (group.failures if failed else group.rollouts)[job.number] = rollout
-        possible = len(group.rollouts) + len(group.jobs)
-        if len(group.rollouts) == self._options.size or not group.jobs or possible < self._options.needed:
-            return self._settled(job.group)
-        return None
+        return self._settled(job.group) if self._is_decided(group) else None
+
+    def dropped(self, jobs: list[Job]) -> list[tuple[Group, list[Job]]]:
+        """Jobs are given up without a result, as the run ends.
+
+        Returns:
+            the groups that this settles, with their stragglers; those that were not started are forgotten.
+        """
+        for job in jobs:
+            group = self._open.get(job.group)
+            if group is not None and group.jobs.pop(job.number, None) is not None:
+                group.dropped += 1
+        settled = []
+        for number in dict.fromkeys(job.group for job in jobs if job.group in self._open):
+            group = self._open[number]
+            if not group.started:
+                del self._open[number]
+            elif self._is_decided(group):
+                settled.append(self._settled(number))
+        return settled
 
     def expired(self, now: float) -> list[tuple[Group, list[Job]]]:
         """The groups whose deadline has passed, with their stragglers."""
@@ -134,25 +152,31 @@ class GroupBook:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
+    def _is_decided(self, group: _Open) -> bool:
+        possible = len(group.rollouts) + len(group.jobs)
+        return len(group.rollouts) == self._options.size or not group.jobs or possible < self._options.needed
+
     def _settled(self, number: int, *, late: bool = False) -> tuple[Group, list[Job]]:
         group = self._open.pop(number)
         rollouts = [group.rollouts[key] for key in sorted(group.rollouts)]
         failures = [group.failures[key] for key in sorted(group.failures)]
         reason = None
         if len(rollouts) < self._options.size:
-            reason = self._reason(len(rollouts), failures, len(group.jobs), late)
+            reason = self._reason(group, late)
         usable = len(rollouts) >= self._options.needed
         return Group(group.row, rollouts, failures, usable, reason), list(group.jobs.values())
 
-    def _reason(self, count: int, failures: list[JSON], unfinished: int, late: bool) -> str:
-        parts = []
+    def _reason(self, group: _Open, late: bool) -> str:
+        parts, failures, unfinished = [], list(group.failures.values()), len(group.jobs)
         if late:
             parts.append(f"its deadline of {self._options.deadline:g} s passed with {unfinished} unfinished")
         kinds = Counter(str(failure["_ng_failure_class"]) for failure in failures)
         parts += [f"{n} failed with {kind}: {_detail(failures, kind)}" for kind, n in kinds.most_common()]
+        if group.dropped:
+            parts.append(f"{group.dropped} not started, as the run ends")
         if unfinished and not late:
             parts.append(f"{unfinished} given up, as {self._options.needed} were out of reach")
-        return f"{count} of {self._options.size} rollouts: {'; '.join(parts)}"
+        return f"{len(group.rollouts)} of {self._options.size} rollouts: {'; '.join(parts)}"
 
 
 def _detail(failures: list[JSON], kind: str) -> str:

@@ -1,27 +1,30 @@
 """`groups`: rollouts of a row as one unit, for algorithms that compare them (GRPO).
 
 The thin shell around `GroupBook`: it runs the same engine as every other collection, cancels the
-stragglers of settled groups, and asks the environment to compare what is left.
+stragglers of settled groups, asks the environment to compare what is left, and counts what all of it uses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
 from gym_serve.rollouts.comparing import compare_request, with_comparison, without_comparison
 from gym_serve.rollouts.engine import Engine, EngineOptions, Run
 from gym_serve.rollouts.grouping import Group, GroupBook, GroupOptions
 from gym_serve.rollouts.scheduling import Job
+from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import is_failure
+from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
 
 __all__ = ["Compare", "groups"]
 
-Compare = Callable[[JSON, JSON], Awaitable[JSON | None]]
-"""Takes a group's row and the body of ``POST /compare``: its answer; None where the environment has none."""
+Compare = Callable[[JSON, JSON, Meter], Awaitable[JSON | None]]
+"""Takes a group's row, the body of ``POST /compare``, and a meter that counts what models use for it: its
+answer; None where the environment has none."""
 
 
 async def groups(
@@ -30,6 +33,8 @@ async def groups(
     options: GroupOptions,
     engine_options: EngineOptions,
     compare: Compare | None = None,
+    *,
+    spending: Spending | None = None,
 ) -> AsyncGenerator[Group, None]:
     """Yield each group as it is settled and compared; a group that cannot be filled says why.
 
@@ -41,45 +46,80 @@ async def groups(
         options: what makes a group.
         engine_options: how attempts are run.
         compare: the group reward of the environment.
+        spending: counts what attempts and comparisons use. Once it is exhausted nothing more is started; what
+            runs may end where its group can still be filled, and is compared.
     """
     book = GroupBook(options)
-    engine = Engine(jobs, run, engine_options, drawn=book.expect, started=book.started)
+    spending = spending or Spending()
+    dropped: list[Job] = []
     ready: list[Group] = []
     comparing = 0
+
+    def commit(row: JSON, rollout: JSON) -> None:
+        spend(rollout)
+
+    def spend(used: JSON) -> None:
+        spending.add(used)
+        if spending.exhausted:
+            engine.drain()
 
     def compared(group: Group) -> None:
         nonlocal comparing
         comparing -= 1
         ready.append(group)
 
+    def settle(settled: Iterable[tuple[Group, list[Job]] | None]) -> None:
+        nonlocal comparing
+        for group, stragglers in filter(None, settled):
+            for job in stragglers:
+                engine.drop(job)
+            if compare is None or not group.usable:
+                ready.append(group)
+            else:
+                comparing += 1
+                engine.aside(_compared(group, compare, engine_options, spend), compared)
+
+    engine = Engine(
+        jobs,
+        run,
+        engine_options,
+        drawn=book.expect,
+        started=book.started,
+        commit=commit,
+        dropped=dropped.append,
+    )
+    if spending.exhausted:
+        engine.drain()
     try:
-        while engine.advance() or comparing:
-            results = await engine.results(until=book.next_deadline())
-            settled = [
-                s for job, rollout in results if (s := book.ended(job, rollout, failed=is_failure(rollout)))
-            ]
-            for group, stragglers in settled + book.expired(time.monotonic()):
-                for job in stragglers:
-                    engine.drop(job)
-                if compare is None or not group.usable:
-                    ready.append(group)
-                else:
-                    comparing += 1
-                    engine.aside(_compared(group, compare, engine_options), compared)
+        while True:
+            engine.advance()
+            settle(book.dropped(dropped))
+            dropped.clear()
+            if not ready:
+                if not (engine.scheduler.open or comparing):
+                    return
+                results = await engine.results(until=book.next_deadline())
+                settle(book.ended(job, rollout, failed=is_failure(rollout)) for job, rollout in results)
+                settle(book.expired(time.monotonic()))
             while ready:
                 yield ready.pop(0)
     finally:
         await engine.close()
 
 
-async def _compared(group: Group, compare: Compare, options: EngineOptions) -> Group:
+async def _compared(
+    group: Group, compare: Compare, options: EngineOptions, spend: Callable[[JSON], None]
+) -> Group:
     failed = 0
     while True:
+        meter = Meter()
         try:
-            answer = await compare(group.row, compare_request(group))
+            answer = await compare(group.row, compare_request(group), meter)
             return group if answer is None else with_comparison(group, answer)
         except GymError as error:
             failed += 1
             if not error.retryable or failed == options.attempts:
                 return without_comparison(group, error)
+        finally:
+            spend({USAGE_FIELD: meter.to_json()})
         await asyncio.sleep(options.backoff.seconds(failed))

@@ -173,9 +173,12 @@ class Scheduler:
         self._pushed.pop(number, None)
         return self._running.pop(number, None) is not None
 
-    def drop_idle(self) -> None:
-        """Give up every job that does not run at the moment."""
-        self._jobs = {number: job for number, job in self._jobs.items() if number in self._running}
+    def drop_idle(self) -> list[Job]:
+        """Give up every job that does not run at the moment; those jobs."""
+        idle = [job for number, job in self._jobs.items() if number not in self._running]
+        for job in idle:
+            self.drop(job.number)
+        return idle
 
     def next_due(self) -> float:
         """When an attempt may start that could not at the last `start`, for another reason than a full

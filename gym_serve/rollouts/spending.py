@@ -1,8 +1,9 @@
 """What a run uses and costs, and `Budget`, its limit.
 
-Every attempt counts, failed ones and those of an earlier process of the same run included. When a budget is
-spent nothing more is started, and what runs may end: so a run can cost a little more than its budget, by at
-most what was in flight. It can be resumed with a higher one.
+Every attempt counts, failed ones and those of an earlier process of the same run included; of one that is
+cancelled (a straggler of a group) nothing is known. When a budget is spent nothing more is started, and what
+runs may end: so a run can cost a little more than its budget, by at most what was in flight. It can be
+resumed with a higher one.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Spending:
         self._cost = 0.0
 
     def add(self, record: JSON) -> None:
-        """Count an attempt."""
+        """Count an attempt: a rollout, or anything else that tells its ``model_usage``."""
         attempt = Meter()
         attempt.merge(record.get(USAGE_FIELD))
         response = record.get("response")

@@ -154,8 +154,12 @@ class Resources(Client):
         return verdict
 
     async def close_session(self, session: str) -> None:
-        """Free a session; safe to call twice."""
-        await self.fetch("close_session", {}, session=session)
+        """Free a session; safe to call twice.
+
+        What models used for it, and no verdict has told, is counted as if they had been called here.
+        """
+        answer = await self.fetch("close_session", {}, session=session)
+        merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
 
 
 class Agent(Client):

@@ -92,11 +92,14 @@ class LiveSessions(Generic[S]):
             return SessionLost(f"replica {self._table.replica}, which held session {session_id[:64]}, stops")
         return SessionNotFound(f"session {session_id[:64]} was closed while the call waited for its turn")
 
-    async def close(self, session_id: str) -> None:
-        """Close a session, if it is open; returns when its hook has run."""
+    async def close(self, session_id: str) -> OpenSession[S] | None:
+        """Close a session, if it is open; returns it when its hook has run."""
         task = self._close(session_id)
-        if task is not None:
-            await asyncio.shield(task)
+        if task is None:
+            return None
+        session = self._closing[task]
+        await asyncio.shield(task)
+        return session
 
     def sweep(self) -> None:
         """Begin to close the sessions that have expired."""

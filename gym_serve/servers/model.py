@@ -8,29 +8,27 @@ same calls are recorded for an external harness (`gym_serve.servers.capture`).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.capture.captures import Captures
-from gym_serve.servers.capture.protocols import PROTOCOLS, Protocol
+from gym_serve.servers.capture.recorded import RecordedModel
 from gym_serve.servers.capture.recording import CLOSE, OPEN, TRAJECTORIES
-from gym_serve.servers.context import current
 from gym_serve.servers.edge import Reply
-from gym_serve.servers.streaming import OnEvent, plain, stream_chat, stream_messages, stream_responses
+from gym_serve.servers.streaming import OnEvent
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols import (
     chat_chunks,
     chat_to_params,
     chat_to_response,
-    message_to_params,
     response_events,
     response_to_chat,
-    response_to_message,
     responses_to_chat,
 )
 from gym_serve.types.requests import JSON
@@ -124,13 +122,13 @@ class ModelServer(Server):
         return [self.name]
 
     def operations(self) -> dict[str, Operation]:
-        responses = {"type": "object", "required": ["input"], "properties": {"input": {}}}
-        chat = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
         answer = {"type": "object"}
+        recorded = RecordedModel(self, self.captures)
         return {
-            "v1/responses": Operation(self._op_responses, "OpenAI Responses", responses, answer),
-            "v1/chat/completions": Operation(self._op_chat, "OpenAI Chat Completions", chat, answer),
-            "v1/messages": Operation(self._op_messages, "Anthropic Messages", chat, answer),
+            **{
+                op: Operation(partial(protocol.answer, self), protocol.summary, protocol.request, answer)
+                for op, protocol in PROTOCOLS.items()
+            },
             "v1/models": Operation(self._op_models, "The models of this server", None, answer, "GET"),
             OPEN: Operation(self._op_open, "Record the calls of an external harness", None, answer),
             TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, answer, "GET"),
@@ -138,7 +136,10 @@ class ModelServer(Server):
             f"{OPEN}/v1/models": Operation(self._op_models, "The models of this server", None, answer, "GET"),
             **{
                 f"{OPEN}/{op}": Operation(
-                    self._recorded(protocol), f"{protocol.summary}, recorded", {"type": "object"}, answer
+                    partial(protocol.answer, recorded),
+                    f"{protocol.summary}, recorded",
+                    protocol.request,
+                    answer,
                 )
                 for op, protocol in PROTOCOLS.items()
             },
@@ -147,32 +148,6 @@ class ModelServer(Server):
     @property
     def live_sessions(self) -> int:
         return len(self.captures)
-
-    async def _op_responses(self, body: Any) -> JSON:
-        if not isinstance(body, dict) or not isinstance(body.get("input"), str | list):
-            raise InvalidRequest("input: a string or a list of items is missing")
-        emit = current().emit
-        if emit is None or not body.get("stream"):
-            return await self.responses(plain(body))
-        return await stream_responses(self, body, emit)
-
-    async def _op_chat(self, body: Any) -> JSON:
-        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            raise InvalidRequest("messages: a list of messages is missing")
-        emit = current().emit
-        if emit is None or not body.get("stream"):
-            return await self.chat_completions(plain(body))
-        return await stream_chat(self, body, emit)
-
-    async def _op_messages(self, body: Any) -> JSON:
-        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            raise InvalidRequest("messages: a list of messages is missing")
-        emit = current().emit
-        if emit is None or not body.get("stream"):
-            response = await self.responses(message_to_params(body))
-        else:
-            response = await stream_messages(self, body, emit)
-        return response_to_message(response, body)
 
     async def _op_models(self, body: Any) -> JSON:
         now = int(time.time())
@@ -190,9 +165,3 @@ class ModelServer(Server):
     async def _op_close(self, body: Any) -> JSON:
         self.captures.close()
         return {}
-
-    def _recorded(self, protocol: Protocol) -> Callable[[Any], Awaitable[JSON]]:
-        async def handler(body: Any) -> JSON:
-            return await self.captures.call(body, self.responses, protocol.to_params, protocol.from_response)
-
-        return handler

@@ -17,16 +17,17 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal
 
+import orjson
 from pydantic import BaseModel, TypeAdapter
 
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import Reply
+from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.live_sessions import LiveSessions, SessionCall
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
 from gym_serve.servers.tools import RESERVED, ToolSpec, hints_of, tools_of
-from gym_serve.servers.usage import USAGE_FIELD, metering
+from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import GymError, InvalidRequest, ToolFailed, VerifierFailed
 from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
 
@@ -256,6 +257,20 @@ class ResourcesServer(Server):
 
     async def _op_compare(self, body: Any) -> Reply:
         request: CompareRequest = parse(_COMPARE_REQUEST, body, "request")
+        meter = Meter()
+        try:
+            with metering(meter, "compare"):
+                comparison = await self._compared(request)
+            reply = Reply.of(comparison.model_dump(mode="json"))
+        except GymError as error:
+            error.server = error.server or self.name
+            reply = Reply.failed(error)
+        # What models used is told in any case: there is no session to keep the counts of a failure.
+        if not meter:
+            return reply
+        return reply._replace(body=encode({**orjson.loads(reply.body), USAGE_FIELD: meter.to_json()}))
+
+    async def _compared(self, request: CompareRequest) -> Comparison:
         try:
             comparison = Comparison.model_validate(await self.compare(request))
         except (GymError, asyncio.CancelledError, asyncio.TimeoutError):
@@ -265,12 +280,13 @@ class ResourcesServer(Server):
         given, wanted = len(comparison.rewards), len(request.response_objs)
         if given != wanted:
             raise VerifierFailed(f"compare gave {given} rewards for {wanted} rollouts")
-        return Reply.of(comparison.model_dump(mode="json"))
+        return comparison
 
     async def _op_close(self, body: Any) -> JSON:
-        if session_id := current().session:
-            await self.sessions.close(session_id)
-        return {}
+        session_id = current().session
+        session = None if session_id is None else await self.sessions.close(session_id)
+        # What no verdict has told: of a verifier that failed, or of tools without a verdict after them.
+        return {USAGE_FIELD: session.meter.take()} if session is not None and session.meter else {}
 
     async def _op_aggregate(self, body: Any) -> JSON:
         rollouts = body.get("verify_responses") if isinstance(body, dict) else None

@@ -2,8 +2,9 @@
 
 A `Meter` collects what happens under it, wherever in the code a model is called: a client of a model server
 records every answer. An agent meters its episode; a resources server meters each session and hands the
-counts to the agent with the verdict, as a judge's tokens are the episode's too. A call that failed tells no
-usage and is not counted; one whose backend tells none is counted as ``unreported``, not as zero.
+counts to the agent with the verdict, or where there is none, when the session is closed: a judge's tokens
+are the episode's too. A call that failed tells no usage and is not counted; one whose backend tells none is
+counted as ``unreported``, not as zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gym_serve.types.requests import JSON
 __all__ = ["COUNTS", "USAGE_FIELD", "Meter", "Prices", "merge_usage", "metering", "record_usage"]
 
 USAGE_FIELD = "model_usage"
-"""Field of a rollout, and of a verdict on its way to it: ``{stage: {server: {count: int}}}``."""
+"""Field of a rollout, of a verdict on its way to it, and of a group's comparison: ``{stage: {server: {count:
+int}}}``. The stages are those of an episode, and ``compare``."""
 
 COUNTS = ("calls", "unreported", "input_tokens", "cached_tokens", "output_tokens")
 """The counts. ``cached_tokens`` are those of ``input_tokens`` that a cache answered."""

@@ -212,7 +212,7 @@ async def test_start_and_end_of_the_application():
 async def test_an_application_that_cannot_start():
     class Broken(HostedNotebook):
         def make_app(self):
-            app = super().make_app()
+            app, mcp_path = super().make_app()
 
             @asynccontextmanager
             async def lifespan(app):
@@ -220,7 +220,7 @@ async def test_an_application_that_cannot_start():
                 yield
 
             app.router.lifespan_context = lifespan
-            return app
+            return app, mcp_path
 
     host = Host(Broken(**DOUBLE))
     with pytest.raises(OSError, match="no data here"):
@@ -288,7 +288,7 @@ async def test_responses_have_what_newer_types_of_openai_require():
 
     class Looks(HostedNotebook):
         def make_app(self):
-            app = super().make_app()
+            app, mcp_path = super().make_app()
 
             async def verify(request):
                 usages.append((await request.json())["response"].get("usage"))
@@ -296,7 +296,7 @@ async def test_responses_have_what_newer_types_of_openai_require():
 
             app.router.routes = [route for route in app.routes if route.path != "/verify"]
             app.router.routes.insert(0, Route("/verify", verify, methods=["POST"]))
-            return app
+            return app, mcp_path
 
     host = Host(Looks(**DOUBLE))
     await host.start()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gym_serve.cli import main
 from gym_serve.graph import load_graph, resolve
+from gym_serve.graph.spec import GraphSpec
 from gym_serve.interop.nemo_gym import Imported, import_config
 from gym_serve.interop.nemo_gym.configs import merged
 from gym_serve.interop.nemo_gym.interpolation import Translator
@@ -310,7 +311,7 @@ def test_unknown_types_are_named_with_the_nearest_of_ours(tmp_path: Path) -> Non
     assert problems_of(tmp_path, unknown + POLICY) == [
         "quiz.resources_servers.mcqaa: there is no such resources type here; did you mean 'mcqa'?",
         "quiz_agent.responses_api_agents.simpel_agent: there is no such agent type here; did you mean "
-        "'simple_agent'?",
+        "'simple_agent'?; of NeMo Gym's servers, agents cannot be hosted",
     ]
 
 
@@ -321,6 +322,84 @@ def test_unknown_types_may_be_left_out_with_all_that_refer_to_them(tmp_path: Pat
     assert found.notes[0].startswith("other.resources_servers.codex: there is no such resources type here")
     assert found.notes[1:] == ["other_agent: left out, because it refers to other"]
     assert problems_of(tmp_path, other, skip_unknown=True) == ["no server is left"]
+
+
+HOSTED = """
+judge:
+  responses_api_models:
+    vllm_model: {base_url: "http://j/v1", model: judge}
+riddles:
+  resources_servers:
+    riddles:
+      entrypoint: riddle_app.py
+      domain: other
+      num_workers: 4
+      rounds: null
+      judge_model_server: {type: responses_api_models, name: judge}
+      judge_responses_create_params: {input: []}
+      stop_token: "</s>"
+      search: {api_key: "${search_key}", engines: [{password: hush}]}
+riddles_agent:
+  responses_api_agents:
+    simple_agent:
+      resources_server: {type: resources_servers, name: riddles}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+
+
+def test_what_has_no_counterpart_is_hosted(tmp_path: Path) -> None:
+    write(tmp_path, "resources_servers/riddles/riddle_app.py", "")
+    requirements = "-e nemo-gym[dev] @ ../../\n# needed\nriddlelib>=2  # for fun\n\nnumpy\n"
+    write(tmp_path, "resources_servers/riddles/requirements.txt", requirements)
+    config = write(tmp_path, "resources_servers/riddles/configs/riddles.yaml", HOSTED)
+    found = import_config([config])
+    assert graph_of(found)["resources"]["riddles"] == {
+        "type": "nemo_gym",
+        "server": "resources_servers.riddles.riddle_app",
+        "config": {
+            "rounds": None,
+            "judge_model_server": {"type": "responses_api_models", "name": "judge"},
+            "judge_responses_create_params": {"input": []},
+            "stop_token": "</s>",
+            "search": {"engines": [{}]},
+        },
+        "secrets": {
+            "search.api_key": "${SEARCH_KEY}",
+            "search.engines.0.password": "${RIDDLES_SEARCH_ENGINES_0_PASSWORD}",
+        },
+        "servers": {"judge": "judge"},
+    }
+    assert "hush" not in found.yaml()
+    assert any("riddlelib>=2, numpy" in note for note in found.notes)
+    assert any("hosted" in note for note in found.notes)
+    graph = GraphSpec.model_validate(graph_of(found))
+    shown = json.dumps(resolve(graph, env=dict.fromkeys(found.variables, "http://key/v1")).public())
+    assert '"servers": {"judge": "judge"}' in shown
+    assert '"search.api_key": "**********"' in shown
+
+
+def test_a_type_of_the_same_name_that_is_something_else_is_hosted(tmp_path: Path) -> None:
+    text = "maze:\n  resources_servers:\n    openenv: {entrypoint: app.py, env_class: maze.Maze}\n"
+    write(tmp_path, "resources_servers/openenv/app.py", "")
+    found = import_config([write(tmp_path, "maze.yaml", text)])
+    assert graph_of(found)["resources"]["maze"]["type"] == "nemo_gym"
+
+
+def test_only_models_can_be_called_by_a_hosted_server(tmp_path: Path) -> None:
+    text = HOSTED.replace("{type: responses_api_models, name: judge}", "{type: resources_servers, name: quiz}")
+    write(tmp_path, "resources_servers/riddles/riddle_app.py", "")
+    problems = problems_of(tmp_path, QUIZ + text + POLICY)
+    assert problems == ["resources.riddles.servers.quiz: 'quiz' is a resources server, where a model is meant"]
+
+
+def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
+    text = "search:\n  resources_servers:\n    google_search: {entrypoint: app.py}\n"
+    found = imported(tmp_path, text)
+    assert graph_of(found)["resources"]["search"] == {
+        "type": "google_search",
+        "google_api_key": "${SEARCH_GOOGLE_API_KEY}",
+        "google_cx": "${SEARCH_GOOGLE_CX}",
+    }
 
 
 @pytest.mark.parametrize(

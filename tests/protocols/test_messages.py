@@ -62,7 +62,7 @@ def test_a_request():
         "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
     }
     params = message_to_params(body)
-    assert params["metadata"] == {"extra_body": '{"stop":["END"],"top_k":5}'}
+    assert params["metadata"] == {"extra_body": '{"stop": ["END"], "top_k": 5}'}
     chat = responses_to_chat(params)
     assert [m["role"] for m in chat["messages"]] == ["system", "user", "assistant", "tool", "user"]
     assert chat["messages"][0]["content"] == "Be brief.\n\nBe kind."
@@ -108,7 +108,7 @@ def test_usage_and_arguments_that_are_none():
     usage = {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{oops"}
     message = response_to_message({"output": [call], "usage": usage}, {})
-    assert message["content"][0]["input"] == {"_raw": "{oops"}
+    assert message["content"][0]["input"] == {"INVALID_JSON": "{oops"}
     assert (message["usage"]["input_tokens"], message["usage"]["cache_read_input_tokens"]) == (6, 4)
 
 

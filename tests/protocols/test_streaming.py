@@ -12,11 +12,13 @@ from pydantic import TypeAdapter
 from gym_serve.types.errors import GymError
 from gym_serve.types.protocols import (
     ChunkJoiner,
+    CompletionStream,
     MessageStream,
     ResponseStream,
     chat_chunks,
     chat_to_response,
     message_events,
+    response_to_chat,
     response_to_message,
     split_think,
 )
@@ -153,6 +155,22 @@ def test_a_messages_stream(chunks):
     made = [out for event in events for out in stream.event(event)]
     message = response_to_message(response, {"model": "m"})
     assert message_of(made) == message_of(list(message_events(message))) == {**message, "id": None}
+
+
+@given(streams())
+def test_a_chat_stream(chunks):
+    """A stream that becomes Responses events, and from those chunks again, says the same."""
+    events, response, _ = streamed(chunks, True)
+    stream, joiner = CompletionStream({"model": "m"}), ChunkJoiner()
+    for event in events:
+        for chunk in stream.event(event):
+            ChatCompletionChunk.model_validate(chunk)
+            joiner.add(chunk)
+    (choice,) = joiner.completion()["choices"]
+    (whole,) = response_to_chat(response)["choices"]
+    assert choice["finish_reason"] == whole["finish_reason"]
+    for key in ("role", "content", "reasoning_content", "tool_calls"):
+        assert (choice["message"].get(key) or None) == (whole["message"].get(key) or None)
 
 
 @given(streams())

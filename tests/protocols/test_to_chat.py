@@ -105,13 +105,11 @@ def test_calls_alone_have_null_content_and_an_empty_turn_is_kept():
     assert messages(said(""))[0] == {"role": "assistant", "content": None}
 
 
-def test_a_refusal_is_what_the_model_said():
-    refusal = {
-        "role": "assistant",
-        "type": "message",
-        "content": [{"type": "refusal", "refusal": "I won't."}],
-    }
-    assert messages(refusal)[0]["content"] == "I won't."
+def test_a_refusal_stays_one():
+    part = {"type": "refusal", "refusal": "I won't."}
+    refusal = {"role": "assistant", "type": "message", "content": [part]}
+    assert messages(refusal)[0] == {"role": "assistant", "content": [part]}
+    assert messages(said("Well. "), refusal)[0]["content"] == [{"type": "text", "text": "Well. "}, part]
 
 
 def test_instructions_and_the_leading_system_messages_are_one():

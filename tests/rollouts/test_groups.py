@@ -10,6 +10,7 @@ import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, row, rows
 
 from gym_serve.rollouts import EngineOptions, Expansion, Group, GroupOptions, expand, groups, jobs_of
+from gym_serve.servers.usage import Meter
 from gym_serve.types.errors import BadRequest, Unavailable
 
 
@@ -69,7 +70,7 @@ class Judge:
         self.answers = list(answers)
         self.asked: list[JSON] = []
 
-    async def __call__(self, row: JSON, body: JSON) -> Any:
+    async def __call__(self, row: JSON, body: JSON, meter: Meter) -> Any:
         self.asked.append(body)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -131,7 +132,7 @@ async def test_a_group_that_is_too_small_is_not_compared() -> None:
 async def test_a_slow_compare_holds_up_nothing_else() -> None:
     last = asyncio.Event()
 
-    async def compare(row: JSON, body: JSON) -> JSON:
+    async def compare(row: JSON, body: JSON, meter: Meter) -> JSON:
         if row["number"] == 0:
             await last.wait()
         elif row["number"] == 4:

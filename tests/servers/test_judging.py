@@ -21,9 +21,11 @@ from gym_serve.servers.judging import (
     calibrate,
     check_fields,
     defused,
+    final_text,
     first_label,
     json_objects,
     majority,
+    whole_text,
 )
 from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed
 
@@ -65,6 +67,7 @@ def judge_of(*models: Any, calls: JudgeCalls | None = None, votes: int = 1) -> L
         ((YES, NO, "?"), None),
         ((NO, Overloaded("busy"), NO), NO),
         ((YES, YES, Overloaded("busy")), YES),
+        ((YES, NO, "?", "?", Overloaded("busy")), None),  # which could not have decided
     ],
 )
 async def test_the_majority_of_several_judges_counts(replies: tuple[Any, ...], label: str | None) -> None:
@@ -127,6 +130,53 @@ async def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     other.close()
 
 
+async def test_who_asks_the_same_at_the_same_time_waits_for_one_answer(tmp_path: Path) -> None:
+    cache = VerdictCache(CacheSettings(path=tmp_path / "verdicts.db", model="judge"))
+    voter = Voter("none", Overloaded("busy"), YES)
+    judge = judge_of(voter, calls=JudgeCalls(8, cache))
+    found = await asyncio.gather(*(judge.ask({"it": "this"}) for _ in range(8)), return_exceptions=True)
+    assert [isinstance(one, VerifierFailed) or one.label for one in found] == [None, True] + [YES] * 6
+    assert (voter.calls, voter.most) == (3, 1)  # what is no verdict is no answer to others
+    cache.close()
+
+
+async def test_a_reply_that_says_nothing_by_now_is_asked_for_again(tmp_path: Path) -> None:
+    cache = VerdictCache(CacheSettings(path=tmp_path / "verdicts.db", model="judge"))
+    voter = Voter(YES, "[[ok]]")
+    calls = JudgeCalls(8, cache)
+    assert (await judge_of(voter, calls=calls).ask({"it": "this"})).label == YES
+    relabelled = LabelJudge((voter,), calls, "Is {it} right?", ("[[ok]]", "[[bad]]"))
+    for _ in range(2):
+        assert (await relabelled.ask({"it": "this"})).label == "[[ok]]"
+    assert voter.calls == 2
+    key = cache.key(0, "responses", {}, 0)
+    cache._execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, b"{torn")
+    assert await cache.get(key) is None
+    cache.close()
+
+
+async def test_any_text_of_a_policy_has_a_key(tmp_path: Path) -> None:
+    cache = VerdictCache(CacheSettings(path=tmp_path / "verdicts.db", model="judge"))
+    voter = Voter(YES)
+    judge = judge_of(voter, calls=JudgeCalls(8, cache))
+    for text in ("\ud83d", "\ud83d", "\ud83e", "?"):
+        assert (await judge.ask({"it": text})).label == YES
+    assert voter.calls == 3
+    assert not judge.calls._turns
+    assert len(cache.key(0, "responses", {"n": 2**70}, 0)) == 32
+    cache.close()
+
+
+async def test_replicas_share_a_file(tmp_path: Path) -> None:
+    settings = CacheSettings(path=tmp_path / "verdicts.db", model="judge")
+    caches = [VerdictCache(settings) for _ in range(4)]
+    work = [cache.put(b"%d" % n, {"n": n}) for n in range(25) for cache in caches]
+    await asyncio.gather(*work, *(cache.get(b"%d" % n) for n in range(25) for cache in caches))
+    for cache in caches:
+        assert [(await cache.get(b"%d" % n) or {}).get("n") for n in range(25)] == list(range(25))
+        cache.close()
+
+
 async def test_a_broken_cache_costs_a_call_and_no_verdict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +187,17 @@ async def test_a_broken_cache_costs_a_call_and_no_verdict(
     assert "verdict cache failed" in caplog.text
     with pytest.raises(BadRequest, match="cannot be opened"):
         VerdictCache(CacheSettings(path=tmp_path, model="judge"))
+
+
+@pytest.mark.parametrize("output", [[1], None, "text", [["x"]]])
+@pytest.mark.parametrize("read", [final_text, whole_text])
+def test_a_judge_that_answers_no_response(output: Any, read: Any) -> None:
+    with pytest.raises(VerifierFailed, match="no Response: output"):
+        read({"output": output})
+
+
+def test_of_two_labels_at_one_place_the_longer_one_counts() -> None:
+    assert first_label("so: A+ or A", ("A", "A+")) == "A+"
 
 
 def test_fields_of_a_prompt() -> None:
@@ -204,6 +265,29 @@ async def test_a_judge_is_calibrated() -> None:
     }
     with pytest.raises(InvalidRequest, match="no labelled row"):
         await calibrate([("a", YES)], judge_failing)
+
+
+async def test_confusions_of_labels_that_look_alike_are_added_up() -> None:
+    assert Calibration.of([(1, None), ("1", "None"), (1, 1)]).to_json()["confusion"] == {
+        "1": {"None": 2, "1": 1}
+    }
+
+
+async def test_what_is_not_foreseen_ends_a_calibration() -> None:
+    never, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def judge(question: str) -> str:
+        if question == "broken":
+            raise ZeroDivisionError
+        try:
+            await never.wait()
+        finally:
+            cancelled.set()
+        return YES
+
+    with pytest.raises(ZeroDivisionError):
+        await calibrate([("hangs", YES), ("broken", YES)], judge)
+    await cancelled.wait()
 
 
 async def judge_failing(question: str) -> str:

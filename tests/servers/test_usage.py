@@ -7,10 +7,25 @@ from typing import Any
 
 import pytest
 
-from gym_serve import Host, Model, ModelServer, Resources, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import (
+    CompareRequest,
+    Comparison,
+    Host,
+    Model,
+    ModelServer,
+    Resources,
+    ResourcesServer,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
+from gym_serve.client.driver import Driver
+from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.servers.edge import Call
+from gym_serve.servers.usage import Meter
 from gym_serve.types.errors import Unavailable
 
 
@@ -55,6 +70,22 @@ class Judged(ResourcesServer):
             raise Unavailable("down")
         return Verdict(reward=1.0)
 
+    async def compare(self, request: CompareRequest) -> Comparison:
+        await self.config.judge.responses({"input": "better?"})
+        if self.config.broken:
+            raise Unavailable("down")
+        return Comparison(rewards=[0.0] * len(request.response_objs))
+
+
+def judged(calls: int) -> dict[str, int]:
+    return {
+        "calls": calls,
+        "unreported": 0,
+        "input_tokens": 7 * calls,
+        "cached_tokens": 0,
+        "output_tokens": 2 * calls,
+    }
+
 
 @pytest.mark.parametrize("broken", [False, True])
 async def test_the_models_of_an_episode_are_counted_by_stage(broken: bool) -> None:
@@ -66,19 +97,10 @@ async def test_the_models_of_an_episode_are_counted_by_stage(broken: bool) -> No
     counts = {"calls": 2, "unreported": 0, "input_tokens": 40, "cached_tokens": 20, "output_tokens": 2}
     assert rollout["model_usage"].pop("model") == {"policy": counts}
     assert ("failure" in rollout) == broken
-    if not broken:  # a verifier that fails tells nothing
-        assert rollout["model_usage"] == {
-            stage: {
-                "judge": {
-                    "calls": calls,
-                    "unreported": 0,
-                    "input_tokens": 7 * calls,
-                    "cached_tokens": 0,
-                    "output_tokens": 2 * calls,
-                }
-            }
-            for stage, calls in (("tool", 1), ("verify", 2))
-        }
+    # Where the verifier fails, the end of the session tells.
+    assert rollout["model_usage"] == {
+        stage: {"judge": judged(n)} for stage, n in (("tool", 1), ("verify", 2))
+    }
 
 
 async def test_two_verdicts_of_one_session_count_once() -> None:
@@ -89,3 +111,42 @@ async def test_two_verdicts_of_one_session_count_once() -> None:
     for _ in range(2):
         verdict = (await env.dispatch(Call("verify", body, seeded.session))).json()
         assert verdict["model_usage"]["verify"]["judge"]["calls"] == 2
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_comparison_tells_what_it_used_also_where_it_fails(broken: bool) -> None:
+    env = Host(Judged(name="env", judge=Model(InlineEdge(Host(Judge(name="judge")))), broken=broken))
+    await env.start()
+    graph = {"agents": {"agent": {"resources": "env"}}, "resources": {"env": {}}}
+    driver = Driver(graph, "agent", lambda name: InlineEdge(env), None, "graph")
+    row = {"agent_ref": {"name": "agent"}}
+    body = {"conversation_history": [], "response_objs": [{"output": []}]}
+    meter = Meter()
+    if broken:
+        with pytest.raises(Unavailable, match="down"):
+            await driver.compare(row, body, meter)
+    else:
+        answer = await driver.compare(row, body, meter)
+        assert answer is not None
+        assert answer["rewards"] == [0.0]
+    await env.stop()
+    assert meter.to_json() == {"compare": {"judge": judged(1)}}
+
+
+async def test_the_models_beside_the_policy_are_counted_under_their_names() -> None:
+    """A simulated user and a critic are models of the stage ``model``, as the policy is."""
+    policy, env = (
+        Host(Policy(name="policy")),
+        Host(Judged(name="env", judge=Model(InlineEdge(Host(Judge(name="judge")))))),
+    )
+    other = Model(InlineEdge(Host(Judge(name="other"))))
+    common = {"model": Model(InlineEdge(policy)), "resources": Resources(InlineEdge(env))}
+    row = {"responses_create_params": {"input": "Hi"}}
+    talk = UserSimulatorAgent(**common, user=other, max_turns=2)
+    refine = RefinementAgent(**common, critic=other, target_reward=2.0, max_attempts=3)
+    for agent, calls in ((talk, 1), (refine, 2)):
+        rollout = await agent.run(row)
+        assert "failure" not in rollout
+        assert rollout["model_usage"]["model"]["other"] == judged(calls)
+        assert rollout["model_usage"]["model"]["policy"]["calls"] > calls
+    assert rollout["model_usage"]["verify"]["judge"] == judged(6)  # three attempts, each was verified

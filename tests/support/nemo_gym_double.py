@@ -122,6 +122,6 @@ class Notebook:
 class HostedNotebook(NemoGym):
     """`Notebook` in a graph; the class of the settings is not looked at."""
 
-    def make_app(self) -> Any:
+    def make_app(self) -> tuple[Any, str | None]:
         self.notebook = Notebook(GraphServers(self.config.servers, "servers"))
-        return self.notebook.setup_webserver()
+        return self.notebook.setup_webserver(), None

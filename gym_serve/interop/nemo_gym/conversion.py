@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from gym_serve.graph.classes import find_class
@@ -11,9 +12,17 @@ from gym_serve.graph.interpolation import has_literal
 from gym_serve.graph.names import name_problem, nearest
 from gym_serve.graph.settings import secrets_of
 from gym_serve.graph.spec import SECTIONS
+from gym_serve.interop.nemo_gym.configs import MISSING
 from gym_serve.interop.nemo_gym.instances import Instance, reference
-from gym_serve.interop.nemo_gym.interpolation import Translator, variable_name
-from gym_serve.interop.nemo_gym.types import find_type, setting_name, settings_of
+from gym_serve.interop.nemo_gym.interpolation import Translator, is_secret_name, variable_name
+from gym_serve.interop.nemo_gym.originals import code_of, import_path_of, requirements_of
+from gym_serve.interop.nemo_gym.types import (
+    HOSTED,
+    find_type,
+    is_own_to_nemo_gym,
+    setting_name,
+    settings_of,
+)
 from gym_serve.servers.base import Server
 from gym_serve.types.errors import GraphError
 from gym_serve.types.requests import JSON
@@ -31,7 +40,8 @@ class Conversion:
     Args:
         config: the whole config, directives applied.
         instances: its servers.
-        skip_unknown: leave out servers without a counterpart, and all that refer to them.
+        files: the configs; the code of a server without a counterpart is looked for above them.
+        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
         unless_used: an instance to leave out if no other server of the graph refers to it.
     """
 
@@ -40,12 +50,14 @@ class Conversion:
         config: dict[str, Any],
         instances: Sequence[Instance],
         *,
+        files: Sequence[Path] = (),
         skip_unknown: bool = False,
         unless_used: str | None = None,
     ) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self._instances = instances
+        self._files = files
         self._skip_unknown = skip_unknown
         self._unless_used = unless_used
         self._translator = Translator(config)
@@ -63,12 +75,16 @@ class Conversion:
         unknown: list[str] = []
         for instance in self._instances:
             type_, near = find_type(instance.kind, instance.implementation)
-            if type_ is None:
+            if type_ is not None:
+                servers[instance.name] = self._server(instance, type_)
+            elif (code := code_of(instance, self._files)) is not None:
+                servers[instance.name] = self._original(instance, code)
+            else:
                 unknown.append(instance.name)
                 complaint = f"{'.'.join(instance.path)}: there is no such {instance.kind} type here{near}"
+                if instance.kind != "resources":
+                    complaint += f"; of NeMo Gym's servers, {instance.kind}s cannot be hosted"
                 (self.notes if self._skip_unknown else self.problems).append(complaint)
-            else:
-                servers[instance.name] = self._server(instance, type_)
         self._drop(servers, unknown)
         if not any(self._unless_used in self._referred.get(name, ()) for name in servers):
             servers.pop(self._unless_used or "", None)
@@ -89,17 +105,51 @@ class Conversion:
         except GraphError as error:
             self.problems += [f"{instance.name}: {problem}" for problem in error.problems]
             return entry
+        open_names: set[str] = set()
         for key, value in settings_of(instance.kind, instance.implementation, instance.settings).items():
             name = setting_name(cls, key)
             if name is not None:
+                open_names |= {name} if value == MISSING else set()
                 entry[name] = self._value(value, instance, (*instance.path, key))
             elif value not in _OFF:
                 self.notes.append(f"{instance.name}: {type_} has no setting {key!r}, it was left out")
         for name, value in self._secrets(cls, entry):
-            entry[name] = self._secret(
-                value, instance, name, is_required=cls.Config.model_fields[name].is_required()
-            )
+            is_required = name in open_names or cls.Config.model_fields[name].is_required()
+            entry[name] = self._secret(value, instance, name, is_required=is_required)
         return entry
+
+    def _original(self, instance: Instance, code: Path) -> JSON:
+        """A server that is hosted: its own settings as they are, and the graph's names of what it calls."""
+        servers: dict[str, str] = {}
+        secrets: dict[str, str] = {}
+
+        def kept(value: Any, path: tuple[str, ...]) -> Any:
+            if (target := reference(value)) is not None:
+                name = str(self._translator.translate(target, path))
+                servers[name] = self._target(name, instance, path)
+                return {**value, "name": name}
+            if isinstance(value, dict):
+                held = {str(key): kept(item, (*path, str(key))) for key, item in value.items()}
+                return {key: item for key, item in held.items() if not taken(key, item, path)}
+            if isinstance(value, list):
+                return [kept(item, (*path, str(index))) for index, item in enumerate(value)]
+            return self._translator.translate(value, path)
+
+        def taken(key: str, value: Any, path: tuple[str, ...]) -> bool:
+            if not is_secret_name(key) or not isinstance(value, str) or not value:
+                return False
+            name = ".".join([*path[len(instance.path) :], key])
+            required = (match := _VARIABLE.fullmatch(value)) is None or value == f"${{{match[1]}}}"
+            secrets[name] = self._secret(value, instance, name, is_required=required)
+            return True
+
+        settings = {key: v for key, v in instance.settings.items() if not is_own_to_nemo_gym(key)}
+        config = kept(settings, instance.path)
+        self.notes.append(f"{instance.name}: NeMo Gym's own server is hosted, on Python 3.12 with nemo-gym")
+        if needed := requirements_of(code):
+            self.notes.append(f"{instance.name}: {code.parent.name} needs packages too: {', '.join(needed)}")
+        given = {"config": config, "secrets": secrets, "servers": servers}
+        return {"type": HOSTED, "server": import_path_of(instance)} | {k: v for k, v in given.items() if v}
 
     def _value(self, value: Any, instance: Instance, path: tuple[str, ...]) -> Any:
         """``value`` with names in the place of NeMo Gym's references, and ``${...}`` translated."""

@@ -68,7 +68,7 @@ def import_config(
     Args:
         paths: configs, as for NeMo Gym's ``--config``; later ones override earlier ones.
         name: of the application; else after the first config.
-        skip_unknown: leave out servers of types that there are none of here, and all that refer to them.
+        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
 
     Raises:
         InvalidRequest: a config cannot be read or followed.
@@ -89,7 +89,11 @@ def import_config(
     if not instances:
         problems.append("there are no servers in it")
     conversion = Conversion(
-        config, instances, skip_unknown=skip_unknown, unless_used=POLICY if is_policy_added else None
+        config,
+        instances,
+        files=files,
+        skip_unknown=skip_unknown,
+        unless_used=POLICY if is_policy_added else None,
     )
     graph = conversion.graph()
     problems += conversion.problems
@@ -123,7 +127,10 @@ def _problems_of(graph: JSON) -> list[str]:
     try:
         resolve(GraphSpec.model_validate(graph), literal_secrets=False)
     except GraphError as error:
-        return [problem for problem in error.problems if "environment variable " not in problem]
+        unset = [problem for problem in error.problems if "environment variable " in problem]
+        # What a server's settings lack together may be one of those variables.
+        unsure = {".".join(problem.split(".")[:2]) for problem in unset}
+        return [p for p in error.problems if p not in unset and p.partition(": ")[0] not in unsure]
     return []
 
 

@@ -18,9 +18,12 @@ from typing import Any
 from gym_serve.interop.nemo_gym.configs import MISSING
 from gym_serve.interop.nemo_gym.directives import value_at
 
-__all__ = ["Translator", "variable_name"]
+__all__ = ["Translator", "is_secret_name", "variable_name"]
 
-_SECRET = re.compile(r"(api_?key|token|password|secret|credential)s?$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(api_?key|password|secret|credential|(^|access_|api_|auth_|bearer_|git(hub|lab)_|hf_|private_)token)s?$",
+    re.IGNORECASE,
+)
 _ABSENT = ("null", "", "''", '""')
 
 
@@ -146,7 +149,12 @@ class Translator:
 
 def _is_secret(key: str, value: Any) -> bool:
     """Whether a value is a secret that is written out."""
-    return _SECRET.search(key) is not None and isinstance(value, str) and value != "" and "${" not in value
+    return is_secret_name(key) and isinstance(value, str) and value != "" and "${" not in value
+
+
+def is_secret_name(key: str) -> bool:
+    """Whether a setting of this name holds a secret; ``stop_token`` and ``max_tokens`` do not."""
+    return _SECRET.search(key) is not None
 
 
 def variable_name(key: str) -> str:

@@ -10,7 +10,7 @@ from gym_serve.graph.settings import field_names
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 
-__all__ = ["KINDS", "find_type", "setting_name", "settings_of"]
+__all__ = ["HOSTED", "KINDS", "find_type", "is_own_to_nemo_gym", "setting_name", "settings_of"]
 
 KINDS: dict[str, Kind] = {
     "responses_api_models": "model",
@@ -18,6 +18,9 @@ KINDS: dict[str, Kind] = {
     "responses_api_agents": "agent",
 }
 """NeMo Gym's types of server, and what they are here."""
+
+HOSTED = "nemo_gym"
+"""The type here that hosts a resources server of NeMo Gym."""
 
 _GROUPS: dict[Kind, str] = {
     "model": "gym_serve.models",
@@ -29,7 +32,16 @@ _TYPES = {
     ("model", "inference_provider"): "chat_model",
     ("model", "local_vllm_model"): "vllm_engine",
     ("resources", "example_single_tool_call"): "simple_weather",
+    ("agent", "non_executing_simple_agent"): "single_turn_agent",
 }
+_OTHERS = frozenset({("resources", "openenv")})
+"""Types of ours that are something else than NeMo Gym's of the same name."""
+_FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
+    ("model", "vllm_model"): {"base_url": "???"},
+    ("model", "genrm_model"): {"base_url": "???"},
+    ("resources", "google_search"): {"google_api_key": "???", "google_cx": "???"},
+}
+"""Settings that are required and that some of NeMo Gym's configs leave to the command line."""
 _SETTINGS = {
     "openai_base_url": "base_url",
     "openai_api_key": "api_key",
@@ -67,12 +79,16 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
     """
     known = sorted(entry_points(group=_GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
-    return (name, "") if name in known else (None, nearest(implementation, known))
+    if (kind, implementation) in _OTHERS or name not in known:
+        return None, nearest(implementation, known)
+    return name, ""
 
 
 def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Those settings of an implementation that mean something here, under its names; nulls are left out."""
-    kept = {key: value for key, value in settings.items() if key not in _OWN_TO_NEMO_GYM}
+    left_open = _FROM_OUTSIDE.get((kind, implementation), {})
+    given = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
+    kept = {key: value for key, value in given.items() if not is_own_to_nemo_gym(key)}
     if kind == "model" and implementation in ("vllm_model", "local_vllm_model"):
         kept |= _reasoning(kept)
         kept = {key: value for key, value in kept.items() if key not in _REASONING}
@@ -81,6 +97,11 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
         if key.endswith("responses_create_params") and isinstance(value, dict) and not value.get("input"):
             kept[key] = {name: item for name, item in value.items() if name != "input"} or None
     return {key: value for key, value in kept.items() if value is not None}
+
+
+def is_own_to_nemo_gym(key: str) -> bool:
+    """Whether a setting says where NeMo Gym runs a server, or describes it to people."""
+    return key in _OWN_TO_NEMO_GYM
 
 
 def setting_name(cls: type[Server], key: str) -> str | None:

@@ -4,11 +4,11 @@ conversation   which conversation an input goes on with
 tree           the calls of a harness, each under the one that it goes on with
 trajectories   exact-prefix chains that can be trained on, branches kept apart
 captures       the model server's side: sessions that record
+recorded       the model, as a harness sees it
 recording      the agent's side
 """
 
 from gym_serve.servers.capture.captures import Captures
-from gym_serve.servers.capture.protocols import PROTOCOLS
 from gym_serve.servers.capture.recording import CLOSE, OPEN, TRAJECTORIES, Recording
 from gym_serve.servers.capture.trajectories import chains_of, trajectories_of
 from gym_serve.servers.capture.tree import CallTree, Node
@@ -16,7 +16,6 @@ from gym_serve.servers.capture.tree import CallTree, Node
 __all__ = [
     "CLOSE",
     "OPEN",
-    "PROTOCOLS",
     "TRAJECTORIES",
     "CallTree",
     "Captures",

@@ -5,8 +5,9 @@ A capture is a session of a model server: its id names the replica that opened i
 drains before it stops. So the calls of a rollout are in one place, however many replicas and gateways there
 are. A replica that dies takes its captures with it: `SessionLost`, and the rollout starts again.
 
-Whatever protocol the harness speaks, the model is asked by `ModelServer.responses`, and what it answered is
-recorded as that.
+What is recorded are whole answers. A call that failed, or that its harness gave up before the answer was
+whole (it hung up in the middle of a stream, which ends the generation), is in no trajectory: nobody knows
+what the model would have said. It is counted as ``unfinished``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gym_serve.servers.capture.protocols import FromResponse, ToParams
 from gym_serve.servers.capture.trajectories import trajectories_of
 from gym_serve.servers.capture.tree import CallTree, with_bundle, without_tokens
 from gym_serve.servers.context import current, use
@@ -33,6 +33,7 @@ _MAX_CALLS = 10_000  # of one capture: a harness that runs wild must not take al
 class _Capture:
     affinity: str | None
     tree: CallTree = field(default_factory=CallTree)
+    unfinished: int = 0
 
 
 class Captures:
@@ -58,38 +59,32 @@ class Captures:
         self._expire()
         return self._table.open(_Capture(current().affinity), self._clock()).id
 
-    async def call(
-        self,
-        body: JSON,
-        ask: Callable[[JSON], Awaitable[JSON]],
-        to_params: ToParams,
-        from_response: FromResponse,
-    ) -> JSON:
-        """Answer a call of the current session, and record it.
+    async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
+        """The Response for a call of the current session, once it is recorded.
 
         Args:
-            body: the request, in the harness's protocol.
+            params: the Responses body of the call.
             ask: the model: Response for a Responses body.
-            to_params, from_response: convert from that protocol, and back.
 
         Raises:
             SessionLost, SessionNotFound: there is no such capture (any more).
-            BadRequest: the request has no Responses form, or the capture is full.
+            BadRequest: the request relies on state of the server, or the capture is full.
             GymError: the model failed; the call is not recorded.
         """
         session = self._current()
-        tree = session.state.tree
-        if len(tree.nodes) >= _MAX_CALLS:
+        capture = session.state
+        tree = capture.tree
+        if len(tree.nodes) + session.running >= _MAX_CALLS:
             raise BadRequest(f"a capture holds {_MAX_CALLS} calls at most")
-        params = to_params(body)
         if params.get("previous_response_id") is not None:
             raise BadRequest("previous_response_id: send the whole conversation, this server keeps none")
         instructions = params.get("instructions")
         head: list[JSON] = [{"role": "system", "content": str(instructions)}] if instructions else []
         items = [*head, *_items(params["input"])]
         parent, begins = tree.parent_of(items)
-        affinity = session.state.affinity or session.id
+        affinity = capture.affinity or session.id
         session.running += 1
+        capture.unfinished += 1
         try:
             with use(replace(current(), affinity=affinity, session=None)):
                 response = await ask({**params, "input": with_bundle(items, parent, begins)[len(head) :]})
@@ -97,9 +92,8 @@ class Captures:
             session.running -= 1
             session.used = self._clock()
         tree.add(items, response, parent, begins)
-        # Token ids are for trainers.
-        shown = {**response, "output": list(map(without_tokens, response["output"]))}
-        return from_response(shown, body)
+        capture.unfinished -= 1
+        return response
 
     def trajectories(self) -> JSON:
         """What the capture of the current session holds; see `trajectories_of`.
@@ -109,7 +103,12 @@ class Captures:
         """
         session = self._current()
         nodes = session.state.tree.nodes
-        return {"id": session.id, "calls": len(nodes), "trajectories": trajectories_of(nodes)}
+        return {
+            "id": session.id,
+            "calls": len(nodes),
+            "unfinished": session.state.unfinished,
+            "trajectories": trajectories_of(nodes),
+        }
 
     def close(self) -> None:
         """Drop the capture of the current session; safe to call twice."""

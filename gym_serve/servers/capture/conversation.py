@@ -8,12 +8,14 @@ that the assistant said and called in a row, or one message or tool output of ot
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import orjson
 
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
 __all__ = ["Prefix", "digest", "is_said", "prefixes"]
@@ -95,13 +97,24 @@ def _part(part: Any) -> str:
 def _bytes(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        return repr(value).encode("utf-8", "replace")  # a lone surrogate, or an integer over 64 bits
+    except TypeError:  # a lone surrogate, an integer over 64 bits, or nested deeply
+        pass
+    try:
+        return repr(value).encode("utf-8", "replace")
+    except RecursionError:
+        raise BadRequest("the conversation has a value that is nested too deeply") from None
 
 
 def _decoded(arguments: Any) -> Any:
-    """The arguments of a call without the ways in which JSON can be written."""
-    try:
-        return orjson.loads(arguments) if isinstance(arguments, str) else arguments
-    except orjson.JSONDecodeError:
+    """The arguments of a call without the ways in which JSON can be written.
+
+    Numbers are doubles, as a harness in JavaScript has no others. Nothing is the empty object.
+    """
+    if not isinstance(arguments, str):
         return arguments
+    try:
+        decoded = json.loads(arguments or "{}", parse_int=float)
+        orjson.dumps(decoded)
+    except (ValueError, TypeError, RecursionError):  # no JSON, or none that another side could write again
+        return arguments
+    return decoded

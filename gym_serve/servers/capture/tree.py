@@ -7,6 +7,7 @@ its square. Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gym_serve.servers.capture.conversation import digest, is_said, prefixes
@@ -81,12 +82,32 @@ def with_bundle(items: list[JSON], parent: Node | None, begins: int) -> list[JSO
     """An input with the token bundle of the call that it goes on with, for an engine that takes tokens.
 
     A harness speaks in words. With the bundle on the assistant's last item, the engine's next prompt can
-    start with exactly the tokens that it saw and made.
+    start with exactly the tokens that it saw and made. And it writes the arguments of calls in words of its own,
+    with other spaces: for an engine that does not take tokens, they are again what the model wrote.
     """
-    bundle = bundle_of(parent.response) if parent is not None else None
-    if bundle is None or not begins or not is_said(items[begins - 1]):
+    if parent is None or not begins:
         return items
-    return [*items[: begins - 1], {**items[begins - 1], **bundle}, *items[begins:]]
+    said = list(_with_arguments(items[:begins], parent))
+    bundle = bundle_of(parent.response)
+    if bundle is not None and is_said(said[-1]):
+        said[-1] = {**said[-1], **bundle}
+    return [*said, *items[begins:]]
+
+
+def _with_arguments(items: list[JSON], parent: Node) -> Iterator[JSON]:
+    """The items of a conversation, with the arguments of its calls as they are recorded."""
+    path: list[Node] = []
+    node: Node | None = parent
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    recorded = (item for node in reversed(path) for item in (*node.fresh, *node.response["output"]))
+    calls = (item for item in recorded if item.get("type") == "function_call")
+    for item in items:
+        if item.get("type") == "function_call" and (call := next(calls, None)) is not None:
+            yield {**item, "arguments": call.get("arguments")}
+        else:
+            yield item
 
 
 def without_tokens(item: JSON) -> JSON:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import sqlite3
 import threading
@@ -73,12 +74,20 @@ class VerdictCache:
             vote: number of the question among equal ones.
         """
         parts = [self._model, judge, protocol, request, vote]
-        return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).digest()
+        try:
+            written = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # a lone surrogate, which models can produce, or an integer over 64 bits
+            written = json.dumps(parts, sort_keys=True).encode()
+        return hashlib.sha256(written).digest()
 
     async def get(self, key: bytes) -> JSON | None:
         """The reply that is kept under a key."""
         rows = await asyncio.to_thread(self._execute, "SELECT reply FROM replies WHERE key = ?", key)
-        return orjson.loads(rows[0][0]) if rows else None
+        try:
+            return orjson.loads(rows[0][0]) if rows else None
+        except orjson.JSONDecodeError as error:
+            logger.warning("the verdict cache holds what is no reply: %s", error)
+            return None
 
     async def put(self, key: bytes, reply: JSON) -> None:
         """Keep a reply."""

@@ -71,7 +71,8 @@ class Calibration:
         """The figures; ``confusion`` is by the person's label, then the judge's."""
         confusion: dict[str, dict[str, int]] = {}
         for (person, judge), count in sorted(self.pairs.items(), key=repr):
-            confusion.setdefault(str(person), {})[str(judge)] = count
+            row = confusion.setdefault(str(person), {})
+            row[str(judge)] = row.get(str(judge), 0) + count
         return {
             "rows": self.rows,
             "failed": self.failed,
@@ -100,6 +101,11 @@ async def calibrate(
         except VerifierFailed:
             return None
 
-    pairs = await asyncio.gather(*(pair(question, label) for question, label in labelled))
+    asked = [asyncio.create_task(pair(question, label)) for question, label in labelled]
+    try:
+        pairs = await asyncio.gather(*asked)
+    finally:
+        for task in asked:  # the others of one that failed in a way that was not foreseen
+            task.cancel()
     judged = [found for found in pairs if found is not None]
     return Calibration.of(judged, failed=len(pairs) - len(judged))

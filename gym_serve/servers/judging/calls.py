@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from gym_serve.servers.clients import Model
 from gym_serve.servers.judging.cache import VerdictCache
@@ -46,6 +47,7 @@ class JudgeCalls:
     def __init__(self, max_concurrency: int, cache: VerdictCache | None = None) -> None:
         self._slots = asyncio.Semaphore(max_concurrency)
         self._cache = cache
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(
         self,
@@ -69,15 +71,34 @@ class JudgeCalls:
         Raises:
             VerifierFailed: the call failed, or its reply is none.
         """
-        key = None if self._cache is None else self._cache.key(judge, protocol, request, vote)
-        if self._cache is not None and key is not None and (kept := await self._cache.get(key)) is not None:
-            return Answer(request, kept, read(kept))
+        if self._cache is None:
+            return await self._asked(model, request, read, protocol)
+        key = self._cache.key(judge, protocol, request, vote)
+        # The rollouts of a group often ask the same at the same time.
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        async with turn:
+            kept = await self._cache.get(key)
+            if kept is not None and (verdict := _verdict_of(kept, read)) is not None:
+                return Answer(request, kept, verdict)
+            answer = await self._asked(model, request, read, protocol)
+            if answer.verdict is not None:
+                await self._cache.put(key, answer.response)
+            return answer
+
+    async def _asked(
+        self, model: Model, request: JSON, read: Callable[[JSON], V | None], protocol: Protocol
+    ) -> Answer[V]:
         async with self._slots:
             response = await _called(model, protocol, request)
-        verdict = read(response)
-        if self._cache is not None and key is not None and verdict is not None:
-            await self._cache.put(key, response)
-        return Answer(request, response, verdict)
+        return Answer(request, response, read(response))
+
+
+def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
+    """What a kept reply says; None where it says nothing by now, as the labels of the verdict are others."""
+    try:
+        return read(kept)
+    except VerifierFailed:
+        return None
 
 
 async def _called(model: Model, protocol: Protocol, request: JSON) -> JSON:

@@ -83,9 +83,13 @@ class LabelJudge:
                 call.cancel()
         failures = [failure for call in asked if (failure := call.exception()) is not None]
         votes = tuple(call.result() for call in asked if call.exception() is None)
-        label = majority([vote.verdict for vote in votes], len(asked))
+        verdicts = [vote.verdict for vote in votes]
+        label = majority(verdicts, len(asked))
         unforeseen = [failure for failure in failures if not isinstance(failure, VerifierFailed)]
-        if failures and (label is None or unforeseen):
+        could_decide = label is None and any(
+            majority([*verdicts, *[one] * len(failures)], len(asked)) for one in self.labels
+        )
+        if failures and (could_decide or unforeseen):
             raise (unforeseen or failures)[0]
         return Ballot(label, votes)
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON, Response
 
@@ -22,13 +24,21 @@ _DECODER = json.JSONDecoder()
 
 
 def whole_text(response: JSON) -> str:
-    """All text of all assistant messages of a Response."""
-    return Response.model_validate(response).output_text
+    """All text of all assistant messages of a Response.
+
+    Raises:
+        VerifierFailed: it is none.
+    """
+    return _checked(response).output_text
 
 
 def final_text(response: JSON) -> str:
-    """The last part of the message that a Response ends with; empty if it ends with anything else."""
-    reply = Response.model_validate(response)
+    """The last part of the message that a Response ends with; empty if it ends with anything else.
+
+    Raises:
+        VerifierFailed: it is none.
+    """
+    reply = _checked(response)
     messages = reply.messages
     if not messages or messages[-1] is not reply.output[-1]:
         return ""
@@ -41,9 +51,9 @@ def final_text(response: JSON) -> str:
 
 def first_label(text: str, labels: Sequence[str]) -> str | None:
     """The label that stands first in ``text``; None if there is none."""
-    places = [(text.find(label), label) for label in labels]
+    places = [(text.find(label), -len(label), label) for label in labels]  # of two at one place, the longer
     found = [place for place in places if place[0] >= 0]
-    return min(found)[1] if found else None
+    return min(found)[2] if found else None
 
 
 def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
@@ -64,6 +74,15 @@ def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
         if not response.get("output"):
             raise VerifierFailed("the judge's reply is empty")
     return label
+
+
+def _checked(response: JSON) -> Response:
+    try:
+        return Response.model_validate(response)
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise VerifierFailed(f"the judge's reply is no Response: {where}: {problem['msg']}") from None
 
 
 def json_objects(text: str) -> Iterator[JSON]:

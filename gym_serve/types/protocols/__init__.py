@@ -7,18 +7,20 @@ answer of a backend that makes no sense raises `Unavailable`.
     request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
                usage_sum
-    stream     ResponseStream      ChunkJoiner       MessageStream       responses_sse    chat_sse
-    finished   response_events     chat_chunks       message_events
+    stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
+               responses_sse       chat_sse
+    finished   response_events     chat_chunks       message_events      FINAL_EVENTS
 """
 
 from gym_serve.types.protocols.audio import inline_audio
 from gym_serve.types.protocols.chat_chunks import chat_chunks
+from gym_serve.types.protocols.completion_stream import CompletionStream
 from gym_serve.types.protocols.items import assistant_items, message_item, messages_to_items, new_id
 from gym_serve.types.protocols.joining import ChunkJoiner
 from gym_serve.types.protocols.message_params import message_to_params
 from gym_serve.types.protocols.message_stream import MessageStream, message_events
 from gym_serve.types.protocols.overflow import is_context_overflow
-from gym_serve.types.protocols.response_events import response_events
+from gym_serve.types.protocols.response_events import FINAL_EVENTS, response_events
 from gym_serve.types.protocols.response_stream import ResponseStream
 from gym_serve.types.protocols.sampling import apply_sampling
 from gym_serve.types.protocols.sse import chat_sse, responses_sse
@@ -36,8 +38,10 @@ from gym_serve.types.protocols.tokens import TOKEN_KEYS, completion_tokens
 from gym_serve.types.protocols.usage import usage_sum
 
 __all__ = [
+    "FINAL_EVENTS",
     "TOKEN_KEYS",
     "ChunkJoiner",
+    "CompletionStream",
     "MessageStream",
     "ReasoningForm",
     "ResponseStream",

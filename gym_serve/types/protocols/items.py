@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.parts import content_text, responses_content
+from gym_serve.types.protocols.fields import json_text
+from gym_serve.types.protocols.parts import content_refusal, content_text, responses_content
 from gym_serve.types.protocols.think import split_think
 from gym_serve.types.protocols.tokens import item_tokens
 from gym_serve.types.requests import JSON
@@ -21,7 +21,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def message_item(text: str, refusal: str | None = None) -> JSON:
+def message_item(text: str, refusal: str = "") -> JSON:
     """An assistant's output message."""
     content: list[JSON] = []
     if text or not refusal:
@@ -44,9 +44,13 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
         message: any shape of a model's message; what is missing is empty.
         parse_think: take ``<think>`` tags in the text as reasoning. A reasoning field
             (``reasoning_content``, ``reasoning``) always is.
+
+    Raises:
+        BadRequest: the arguments of a call are no text, and cannot be written as JSON either.
     """
-    text = content_text(message.get("content"))
-    refusal = message.get("refusal")
+    content = message.get("content")
+    text, said = content_text(content), message.get("refusal")
+    refusal = said if said and isinstance(said, str) else content_refusal(content)
     field = message.get("reasoning_content") or message.get("reasoning")
     blocks = [field] if isinstance(field, str) else []
     if parse_think:
@@ -59,7 +63,7 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
     calls = message.get("tool_calls")
     calls = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     if text or refusal or not (items or calls):
-        items.append(message_item(text, refusal if isinstance(refusal, str) else None))
+        items.append(message_item(text, refusal))
     items.extend(map(_call_item, calls))
     return items
 
@@ -91,7 +95,9 @@ def messages_to_items(
             items.extend(turn)
         elif role == "tool":
             output = responses_content(message.get("content"), f"{where}.content")
-            call_id = str(message.get("tool_call_id") or "")
+            call_id = message.get("tool_call_id") or ""
+            if not isinstance(call_id, str):
+                raise BadRequest(f"{where}.tool_call_id: a string is expected")
             items.append(
                 {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
             )
@@ -106,13 +112,13 @@ def _call_item(call: Mapping[str, Any]) -> JSON:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         # Some backends send the arguments decoded.
-        arguments = "" if arguments is None else json.dumps(arguments)
-    call_id = call.get("id")
+        arguments = "" if arguments is None else json_text(arguments, "arguments")
+    call_id, name = call.get("id"), function.get("name")
     call_id = call_id if isinstance(call_id, str) and call_id else new_id("call")
     return {
         "type": "function_call",
         "call_id": call_id,
-        "name": str(function.get("name") or ""),
+        "name": name if isinstance(name, str) else "",
         "arguments": arguments,
         "id": call_id,
         "status": "completed",

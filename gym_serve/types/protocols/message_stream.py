@@ -2,6 +2,8 @@
 
 The order is Anthropic's: message_start, then of each block its start, deltas and stop, then message_delta
 with the reason and the usage, then message_stop. (https://docs.anthropic.com/en/docs/build-with-claude/streaming.)
+The input of a tool is held back until it is whole, as Anthropic does, because clients fail on one that turns
+out to be no JSON; that of a tool with ``eager_input_streaming`` goes out as it comes.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import Any
 
 import orjson
 
+from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols.items import new_id
-from gym_serve.types.protocols.to_message import blocks_of, message_usage, stop_reason
+from gym_serve.types.protocols.response_events import FINAL_EVENTS
+from gym_serve.types.protocols.to_message import INVALID_JSON, blocks_of, message_usage, stop_of, tool_input
 from gym_serve.types.requests import JSON
 
 __all__ = ["MessageStream", "message_events"]
@@ -24,7 +28,6 @@ _DELTAS = {
     "response.reasoning_text.delta": ("thinking", "thinking_delta", "thinking"),
     "response.function_call_arguments.delta": ("tool_use", "input_json_delta", "partial_json"),
 }
-_FINAL = ("response.completed", "response.incomplete", "response.failed")
 _BLOCKS: dict[str, JSON] = {
     "text": {"type": "text", "text": "", "citations": None},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -40,31 +43,32 @@ class MessageStream:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._model = str(body.get("model") or "")
+        self._eager = _eager_tools(body.get("tools"))
         self._index = -1
         self._open: tuple[str, Any] | None = None
         self._started = False
         self._content: list[JSON] = []
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The events that an event of a Responses stream leads to, in order."""
+        """The events that an event of a Responses stream leads to, in order.
+
+        Raises:
+            Unavailable: it is malformed (an API's own events come as they are).
+        """
         if not self._started:
             self._started = True
             yield self._start(event)
         kind = str(event.get("type"))
         if kind in _DELTAS:
             yield from self._delta(event, *_DELTAS[kind])
-        elif kind == "response.output_item.added" and event["item"].get("type") == "function_call":
-            yield from self._stop()
-            item = event["item"]
-            block = {**blocks_of(item)[0], "input": {}}
-            yield from self._begin(("tool_use", event.get("output_index")), block)
+        elif kind == "response.output_item.added":
+            yield from self._added(_object(event, "item"), event.get("output_index"))
         elif kind == "response.output_item.done":
-            yield from self._done(event["item"])
-        elif kind in _FINAL:
+            yield from self._done(_object(event, "item"))
+        elif kind in FINAL_EVENTS:
             yield from self._stop()
-            response = event["response"]
-            reason = stop_reason(response, self._content)
-            delta = {"stop_reason": reason, "stop_sequence": None}
+            response = _object(event, "response")
+            delta = stop_of(response, self._content)
             yield {"type": "message_delta", "delta": delta, "usage": message_usage(response.get("usage"))}
             yield {"type": "message_stop"}
 
@@ -83,18 +87,34 @@ class MessageStream:
         }
         return {"type": "message_start", "message": message}
 
+    def _added(self, item: JSON, index: Any) -> Iterator[JSON]:
+        if item.get("type") == "function_call":
+            yield from self._stop()
+            block = {**blocks_of(item)[0], "input": {}}
+            kind = "eager_input" if block["name"] in self._eager else "input"
+            yield from self._begin((kind, index), block)
+
     def _delta(self, event: Mapping[str, Any], kind: str, delta: str, field: str) -> Iterator[JSON]:
         text = event.get("delta")
         if not isinstance(text, str) or not text:
             return
         part = (event.get("output_index"), event.get("summary_index", event.get("content_index")))
-        if kind != "tool_use" and self._open != (kind, part):
+        if kind == "tool_use":
+            if self._open != ("eager_input", event.get("output_index")):
+                return
+        elif self._open != (kind, part):
             yield from self._stop()
             yield from self._begin((kind, part), dict(_BLOCKS[kind]))
         made = {"type": delta, field: text}
         yield {"type": "content_block_delta", "index": self._index, "delta": made}
 
     def _done(self, item: JSON) -> Iterator[JSON]:
+        arguments = item.get("arguments")
+        if self._open is not None and self._open[0] == "input" and isinstance(arguments, str) and arguments:
+            given = tool_input(arguments)
+            text = orjson.dumps(given).decode() if INVALID_JSON in given else arguments
+            delta = {"type": "input_json_delta", "partial_json": text}
+            yield {"type": "content_block_delta", "index": self._index, "delta": delta}
         signature = item.get("encrypted_content") if item.get("type") == "reasoning" else None
         if isinstance(signature, str) and signature:
             if self._open is not None and self._open[0] == "thinking":
@@ -114,6 +134,19 @@ class MessageStream:
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._index}
+
+
+def _eager_tools(tools: Any) -> frozenset[str]:
+    """Names of the tools whose input goes out as it comes."""
+    listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
+    return frozenset(str(tool.get("name")) for tool in listed if tool.get("eager_input_streaming") is True)
+
+
+def _object(event: Mapping[str, Any], key: str) -> JSON:
+    value = event.get(key)
+    if not isinstance(value, dict):
+        raise Unavailable(f"the backend's stream has a malformed {str(event.get('type'))[:100]}")
+    return value
 
 
 def message_events(message: Mapping[str, Any]) -> Iterator[JSON]:

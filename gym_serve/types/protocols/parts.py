@@ -12,19 +12,19 @@ from typing import Any
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["chat_content", "content_text", "responses_content"]
+__all__ = ["chat_content", "content_refusal", "content_text", "responses_content"]
+
+_FILE_KEYS = ("file_data", "file_id", "filename")
 
 
 def content_text(content: Any) -> str:
     """All the text of a message's content: a string, a list of parts of any kind, or null."""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, Mapping):
-            text = part.get("text") or part.get("refusal")
-            texts.append(text if isinstance(text, str) else "")
-    return "".join(texts)
+    return content if isinstance(content, str) else _joined(content, "text")
+
+
+def content_refusal(content: Any) -> str:
+    """What a message's content says to refuse; empty for one that refuses nothing."""
+    return _joined(content, "refusal")
 
 
 def chat_content(content: Any, where: str) -> Any:
@@ -56,21 +56,21 @@ def responses_content(content: Any, where: str) -> Any:
 def _chat_part(part: Any, where: str) -> JSON:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "input_text":
-        return {"type": "text", "text": _required(part, "text", where)}
+        return {"type": "text", "text": _required(part, "text", str, where)}
     if kind == "input_image":
         url = _url(part.get("image_url"))
         if not url:
             raise BadRequest(f"{where}: input_image needs image_url (a URL or a data: URL)")
         return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
     if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": _required(part, "input_audio", where)}
+        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
     if kind == "input_video":
         url = _url(part.get("video_url") or part.get("video"))
         if not url:
             raise BadRequest(f"{where}: input_video needs video_url")
         return {"type": "video_url", "video_url": {"url": url}}
     if kind == "input_file":
-        file = {key: part[key] for key in ("file_data", "file_id", "filename") if part.get(key)}
+        file = {key: part[key] for key in _FILE_KEYS if part.get(key)}
         if not file.keys() & {"file_data", "file_id"}:
             raise BadRequest(f"{where}: input_file needs file_data or file_id; chat has no file_url")
         return {"type": "file", "file": file}
@@ -80,17 +80,18 @@ def _chat_part(part: Any, where: str) -> JSON:
 def _responses_part(part: Any, where: str) -> JSON:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text":
-        return {"type": "input_text", "text": _required(part, "text", where)}
+        return {"type": "input_text", "text": _required(part, "text", str, where)}
     if kind == "image_url":
         image = part.get("image_url")
         detail = image.get("detail") if isinstance(image, Mapping) else None
         return {"type": "input_image", "image_url": _url(image), "detail": detail or "auto"}
     if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": _required(part, "input_audio", where)}
+        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
     if kind == "video_url":
         return {"type": "input_video", "video_url": _url(part.get("video_url"))}
     if kind == "file":
-        return {"type": "input_file", **_required(part, "file", where)}
+        file = _required(part, "file", Mapping, where)
+        return {"type": "input_file", **{key: file[key] for key in _FILE_KEYS if file.get(key)}}
     raise BadRequest(f"{where}: a part of type {kind!r} has no Responses form")
 
 
@@ -99,7 +100,14 @@ def _url(value: Any) -> str:
     return url if isinstance(url, str) else ""
 
 
-def _required(part: Mapping[str, Any], key: str, where: str) -> Any:
-    if key not in part:
-        raise BadRequest(f"{where}: a part of type {part['type']!r} without {key!r}")
+def _required(part: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    if not isinstance(part.get(key), kind):
+        wanted = "a string" if kind is str else "an object"
+        raise BadRequest(f"{where}: a part of type {part['type']!r} without {key!r}, {wanted}")
     return part[key]
+
+
+def _joined(content: Any, key: str) -> str:
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get(key) for part in parts if isinstance(part, Mapping))
+    return "".join(text for text in texts if isinstance(text, str))

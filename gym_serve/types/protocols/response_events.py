@@ -13,7 +13,10 @@ from typing import Any
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["final_event", "item_events", "response_events"]
+__all__ = ["FINAL_EVENTS", "final_event", "item_events", "response_events"]
+
+FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""The events that end a stream; each has the whole Response."""
 
 _FINAL = {"incomplete": "response.incomplete", "failed": "response.failed"}
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import message_item, new_id
+from gym_serve.types.protocols.logprobs import add_logprobs, asks_for_logprobs, choice_logprobs
 from gym_serve.types.protocols.response_events import final_event, item_events, response_events
 from gym_serve.types.protocols.think import ThinkSplitter
 from gym_serve.types.protocols.tokens import TOKEN_KEYS
@@ -45,6 +47,7 @@ class ResponseStream:
             "parallel_tool_calls": params.get("parallel_tool_calls", True),
         }
         self._splitter = ThinkSplitter() if parse_think else None
+        self._logprobs: list[JSON] | None = [] if asks_for_logprobs(params) else None
         self._number = 0
         self._started = False
         self._output: list[JSON] = []
@@ -70,6 +73,8 @@ class ResponseStream:
         further = {key: value for key, value in last.items() if key in _KNOWN_AT_END}
         if self._output:
             self._output[-1].update(further)
+        if self._logprobs:  # of what came after the last text
+            add_logprobs(self._output, {"content": self._logprobs})
         whole = {**response, "id": self._begun["id"], "output": self._output or list(said)}
         return events + self._numbered(iter([final_event(whole)])), whole
 
@@ -83,13 +88,14 @@ class ResponseStream:
     def _chunk(self, chunk: Mapping[str, Any]) -> Iterator[JSON]:
         if not self._started:
             self._started = True
-            created = chunk.get("created")
-            self._begun["created_at"] = float(created) if isinstance(created, int | float) else 0.0
+            self._begun["created_at"] = seconds(chunk.get("created")) or 0.0
             yield {"type": "response.created", "response": self._begun}
             yield {"type": "response.in_progress", "response": self._begun}
         choice: JSON = next((c for c in chunk.get("choices") or () if (c.get("index") or 0) == 0), {})
         delta = choice.get("delta")
         delta = delta if isinstance(delta, Mapping) else {}
+        if self._logprobs is not None:
+            self._logprobs += choice_logprobs(choice.get("logprobs"))
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(reasoning, str):
             yield from self._text("reasoning", reasoning)
@@ -117,8 +123,16 @@ class ResponseStream:
         part = item["summary" if kind == "reasoning" else "content"][0]
         field, event, index = _TEXTS[kind]
         part[field] += text
-        extra: JSON = {"logprobs": []} if kind == "message" else {}
+        extra: JSON = {"logprobs": self._new_logprobs(part)} if kind == "message" else {}
         yield {"type": event, **self._place(), index: 0, "delta": text, **extra}
+
+    def _new_logprobs(self, part: JSON) -> list[JSON]:
+        """Those that came since the last text, which is the first that they can stand on."""
+        if not self._logprobs:
+            return []
+        new, self._logprobs = self._logprobs, []
+        part["logprobs"] = [*part.get("logprobs", ()), *new]
+        return new
 
     def _call(self, part: Mapping[str, Any]) -> Iterator[JSON]:
         index = part.get("index")

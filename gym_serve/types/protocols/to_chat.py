@@ -2,7 +2,7 @@
 
 Reasoning, message and function_call items in a row are one turn of the model, so they fold into one
 assistant message; an output or another role ends the turn. Nothing that the model is to see is lost:
-every reasoning block, text and call arrives. What chat cannot say is an error, not a gap.
+every reasoning block, text, refusal and call arrives. What chat cannot say is an error, not a gap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.parts import chat_content, content_text
+from gym_serve.types.protocols.logprobs import includes_logprobs
+from gym_serve.types.protocols.parts import chat_content, content_refusal, content_text
 from gym_serve.types.protocols.think import split_think, wrap_think
 from gym_serve.types.protocols.tokens import item_tokens
 from gym_serve.types.protocols.tools import chat_response_format, chat_tool_choice, chat_tools
@@ -60,8 +61,10 @@ def responses_to_chat(
         BadRequest: something that chat has no form for, with its place in the body.
     """
     messages = _messages(params.get("input"), reasoning, token_ids)
-    if params.get("instructions"):
-        messages = _with_instructions(str(params["instructions"]), messages)
+    if instructions := params.get("instructions"):
+        if not isinstance(instructions, str):
+            raise BadRequest("instructions: a string is expected")
+        messages = _with_instructions(instructions, messages)
     chat: JSON = {"messages": messages}
     chat.update((key, value) for key, value in params.items() if key not in _RESPONSES_ONLY)
     if params.get("model") is not None:
@@ -77,6 +80,8 @@ def responses_to_chat(
         chat["response_format"] = response_format
     if isinstance(text, Mapping) and text.get("verbosity") is not None:
         chat["verbosity"] = text["verbosity"]
+    if includes_logprobs(params):
+        chat["logprobs"] = True
     _set_tools(chat, params)
     return chat
 
@@ -137,6 +142,7 @@ class _Turn:
     def clear(self) -> None:
         self.begun = False
         self.text: list[str] = []
+        self.refusal = ""
         self.reasoning: list[str] = []
         self.calls: list[JSON] = []
         self.tokens: JSON | None = None
@@ -148,6 +154,7 @@ class _Turn:
             if item.get("role") != "assistant":
                 return _other_message(item, where)
             self.add_text(content_text(item.get("content")))
+            self.refusal += content_refusal(item.get("content"))
         elif kind == "reasoning":
             self.add_reasoning(_reasoning_texts(item))
         elif kind == "function_call":
@@ -176,7 +183,12 @@ class _Turn:
         if not self.begun:
             return
         # Templates of thinking models want a string beside reasoning, null only beside calls alone.
-        content = "".join(self.text) or ("" if self.reasoning else None)
+        text = "".join(self.text)
+        content: Any = text or ("" if self.reasoning else None)
+        if self.refusal:
+            # Among the parts of the content, as templates show the model those, and no field of another name.
+            said = [{"type": "text", "text": text}] if text else []
+            content = [*said, {"type": "refusal", "refusal": self.refusal}]
         message: JSON = {"role": "assistant", "content": content}
         if self.calls:
             message["tool_calls"] = self.calls

@@ -6,12 +6,14 @@ after the last tool output. Calls before that were already run, and must not be 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import new_id
+from gym_serve.types.protocols.logprobs import answer_logprobs
+from gym_serve.types.protocols.parts import content_refusal, content_text
 from gym_serve.types.protocols.to_chat import responses_to_chat
 from gym_serve.types.protocols.usage import chat_usage
 from gym_serve.types.requests import JSON
@@ -34,31 +36,34 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
     output = response.get("output")
     if not isinstance(output, list) or response.get("error"):
         raise Unavailable(f"the response failed: {str(response.get('error') or response)[:200]}")
-    message = _final_message(output)
+    start = len(output)
+    while start > 0 and _is_answer(output[start - 1]):
+        start -= 1
+    message = _final_message(output[start:])
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, Mapping) else None
     finish = _FINISH.get(str(reason)) or ("tool_calls" if message.get("tool_calls") else "stop")
-    created = response.get("created_at")
+    logprobs = answer_logprobs(output[start:])
     return {
         "id": new_id("chatcmpl"),
         "object": "chat.completion",
-        "created": int(created) if isinstance(created, int | float) and math.isfinite(created) else 0,
+        "created": int(seconds(response.get("created_at")) or 0),
         "model": response.get("model") or (chat or {}).get("model") or "",
-        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}],
         "usage": chat_usage(response.get("usage")),
     }
 
 
-def _final_message(output: list[Any]) -> JSON:
-    start = len(output)
-    while start > 0 and _is_answer(output[start - 1]):
-        start -= 1
+def _final_message(answer: list[Any]) -> JSON:
     # The assistant items of an input fold in the same way.
-    messages = responses_to_chat({"input": output[start:]}, reasoning="field", token_ids=True)["messages"]
+    messages = responses_to_chat({"input": answer}, reasoning="field", token_ids=True)["messages"]
     message: JSON = messages[0] if messages else {"role": "assistant", "content": None}
-    if message["content"] is None and "tool_calls" not in message:
+    refusal = content_refusal(message["content"]) or None
+    if refusal:
+        message["content"] = content_text(message["content"]) or None
+    elif message["content"] is None and "tool_calls" not in message:
         message["content"] = ""
-    return {**message, "refusal": None}
+    return {**message, "refusal": refusal}
 
 
 def _is_answer(item: Any) -> bool:

@@ -13,10 +13,14 @@ import orjson
 
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols.items import new_id
-from gym_serve.types.protocols.parts import content_text
+from gym_serve.types.protocols.parts import content_refusal, content_text
 from gym_serve.types.requests import JSON
 
-__all__ = ["error_message", "response_to_message"]
+__all__ = ["INVALID_JSON", "error_message", "response_to_message", "tool_input"]
+
+INVALID_JSON = "INVALID_JSON"
+"""Key under which the arguments of a call stand that are no JSON object, as a block must have one; it is the
+one in Anthropic's documentation of fine-grained tool streaming."""
 
 _STOPS = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 _ERRORS = {
@@ -45,20 +49,14 @@ def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) ->
     output = response.get("output")
     if not isinstance(output, list) or response.get("error"):
         raise Unavailable(f"the response failed: {str(response.get('error') or response)[:200]}")
-    start = len(output)
-    while start > 0 and is_answer(output[start - 1]):
-        start -= 1
-    content: list[JSON] = []
-    for item in output[start:]:
-        content += blocks_of(item)
+    content = [block for item in _answer_of(output) for block in blocks_of(item)]
     return {
         "id": new_id("msg"),
         "type": "message",
         "role": "assistant",
         "model": response.get("model") or body.get("model") or "",
         "content": content,
-        "stop_reason": stop_reason(response, content),
-        "stop_sequence": None,
+        **stop_of(response, content),
         "usage": message_usage(response.get("usage")),
     }
 
@@ -74,8 +72,15 @@ def error_message(status: int, error: Mapping[str, Any]) -> JSON:
     return {"type": "error", "error": {**error, "type": kind}}
 
 
-def is_answer(item: Any) -> bool:
-    """Whether an item is what the model said last, and no tool's output."""
+def _answer_of(output: list[Any]) -> list[Any]:
+    """What the model said last: the items after the last tool output."""
+    start = len(output)
+    while start > 0 and _is_answer(output[start - 1]):
+        start -= 1
+    return output[start:]
+
+
+def _is_answer(item: Any) -> bool:
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
 
@@ -84,8 +89,9 @@ def blocks_of(item: Mapping[str, Any]) -> list[JSON]:
     """The content blocks of an assistant's item."""
     kind = item.get("type", "message")
     if kind == "message":
-        text = content_text(item.get("content"))
-        return [{"type": "text", "text": text, "citations": None}] if text else []
+        content = item.get("content")
+        texts = map(_said, content) if isinstance(content, list) else [content_text(content)]
+        return [{"type": "text", "text": text, "citations": None} for text in texts if text]
     if kind == "reasoning":
         return _thinking(item)
     call_id = str(item.get("call_id") or item.get("id") or new_id("toolu"))
@@ -97,6 +103,10 @@ def blocks_of(item: Mapping[str, Any]) -> list[JSON]:
             "input": tool_input(item.get("arguments")),
         }
     ]
+
+
+def _said(part: Any) -> str:
+    return content_text([part]) + content_refusal([part])
 
 
 def _thinking(item: Mapping[str, Any]) -> list[JSON]:
@@ -111,20 +121,37 @@ def _thinking(item: Mapping[str, Any]) -> list[JSON]:
 
 
 def tool_input(arguments: Any) -> JSON:
-    """The arguments of a call as an object; what is none stands under ``_raw``, as a block must have one."""
+    """The arguments of a call as an object; what is none stands under `INVALID_JSON`."""
+    text = arguments if isinstance(arguments, str) else ""
     try:
-        decoded = orjson.loads(arguments) if isinstance(arguments, str) and arguments else {}
-    except orjson.JSONDecodeError:
-        return {"_raw": arguments}
-    return decoded if isinstance(decoded, dict) else {"_raw": arguments}
+        decoded = orjson.loads(text) if text else {}
+        orjson.dumps(decoded)
+    except (orjson.JSONDecodeError, TypeError):  # the latter for what is nested too deeply to be sent on
+        return {INVALID_JSON: text}
+    # So does an object of just this form, or it could not be told from one that is none.
+    return decoded if isinstance(decoded, dict) and decoded.keys() != {INVALID_JSON} else {INVALID_JSON: text}
 
 
-def stop_reason(response: Mapping[str, Any], content: list[JSON]) -> str:
-    """Why it ended."""
+def stop_of(response: Mapping[str, Any], content: list[JSON]) -> JSON:
+    """Why it ended: ``stop_reason`` and ``stop_sequence``."""
     details = response.get("incomplete_details")
-    reason = details.get("reason") if isinstance(details, Mapping) else None
-    called = any(block["type"] == "tool_use" for block in content)
-    return _STOPS.get(str(reason)) or ("tool_use" if called else "end_turn")
+    reason = _STOPS.get(str(details.get("reason"))) if isinstance(details, Mapping) else None
+    sequence = None
+    if reason is None:
+        if any(block["type"] == "tool_use" for block in content):
+            reason = "tool_use"
+        elif _refuses(response.get("output")):
+            reason = "refusal"
+        elif isinstance(sequence := response.get("stop_sequence"), str):
+            reason = "stop_sequence"
+        else:
+            reason, sequence = "end_turn", None
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _refuses(output: Any) -> bool:
+    answer = _answer_of(output) if isinstance(output, list) else []
+    return any(content_refusal(item.get("content")) for item in answer)
 
 
 def message_usage(usage: Any) -> JSON:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.protocols.fields import json_text
 from gym_serve.types.protocols.items import messages_to_items
+from gym_serve.types.protocols.logprobs import LOGPROBS
 from gym_serve.types.protocols.sampling import metadata_object
 from gym_serve.types.protocols.tools import responses_text_format, responses_tool_choice, responses_tools
 from gym_serve.types.requests import JSON
@@ -19,6 +19,7 @@ _SAME = ("model", "service_tier", "store", "temperature", "top_logprobs", "top_p
 _CONVERTED = frozenset(
     {
         "chat_template_kwargs",
+        "logprobs",
         "max_completion_tokens",
         "max_tokens",
         "messages",
@@ -64,6 +65,8 @@ def chat_to_params(chat: Mapping[str, Any], *, parse_think: bool = True, token_i
     limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
     if limit is not None:
         params["max_output_tokens"] = limit
+    if chat.get("logprobs"):
+        params["include"] = [LOGPROBS]
     if chat.get("reasoning_effort") is not None:
         params["reasoning"] = {"effort": chat["reasoning_effort"]}
     text = {"format": responses_text_format(chat.get("response_format")), "verbosity": chat.get("verbosity")}
@@ -85,5 +88,5 @@ def _metadata(chat: Mapping[str, Any]) -> JSON:
         raise BadRequest(f"chat_template_kwargs is an object, not {type(template).__name__}")
     for key, explicit in (("extra_body", further), ("chat_template_kwargs", template)):
         if explicit:
-            metadata[key] = orjson.dumps({**metadata_object(given, key), **explicit}).decode()
+            metadata[key] = json_text({**metadata_object(given, key), **explicit}, key)
     return metadata

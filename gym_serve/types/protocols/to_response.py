@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.types.errors import Unavailable
+from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import assistant_items, message_item, new_id
+from gym_serve.types.protocols.logprobs import add_logprobs, asks_for_logprobs
 from gym_serve.types.protocols.tokens import completion_tokens
 from gym_serve.types.protocols.usage import responses_usage
 from gym_serve.types.requests import JSON
@@ -41,9 +43,13 @@ def chat_to_response(
 ) -> JSON:
     """The Response for a chat completion.
 
+    Where the backend says which of the request's stop sequences ended the generation, that is its
+    ``stop_sequence``: no field of OpenAI's, but Anthropic's clients ask for it.
+
     Args:
         completion: answer of ``POST /v1/chat/completions``; its first choice counts.
-        params: the Responses body that it answers; the Response repeats its settings.
+        params: the Responses body that it answers; the Response repeats its settings, and has log
+            probabilities where it asks for them.
         parse_think: take ``<think>`` tags in the text as reasoning.
         token_ids: put the token bundle on the last output item, where the backend sent all of it.
 
@@ -51,18 +57,25 @@ def chat_to_response(
         Unavailable: the backend's answer is malformed, or it gave the generation up.
     """
     choice = check_completion(completion)
-    output = assistant_items(choice["message"], parse_think=parse_think)
+    try:
+        output = assistant_items(choice["message"], parse_think=parse_think)
+    except BadRequest as error:
+        raise Unavailable(f"the backend's answer cannot be read: {error.message}") from None
+    if asks_for_logprobs(params):
+        add_logprobs(output, choice.get("logprobs"))
     if token_ids:
         output[-1].update(completion_tokens(completion) or {})
-    created = completion.get("created")
-    return _response(
+    created = seconds(completion.get("created"))
+    response = _response(
         params,
         output,
         reason=_INCOMPLETE.get(str(choice.get("finish_reason"))),
         model=params.get("model") or completion.get("model"),
-        created_at=float(created) if isinstance(created, int | float) else time.time(),
+        created_at=time.time() if created is None else created,
         usage=responses_usage(completion.get("usage")),
     )
+    stop = choice.get("stop_reason", choice.get("matched_stop"))  # of vLLM and of SGLang
+    return {**response, "stop_sequence": stop} if isinstance(stop, str) else response
 
 
 def context_overflow_response(params: Mapping[str, Any]) -> JSON:

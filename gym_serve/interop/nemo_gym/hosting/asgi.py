@@ -8,6 +8,7 @@ opens (task groups, cancel scopes) has to be closed by the task that opened it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -56,19 +57,25 @@ class AsgiApp:
         if self._life is not None:
             await self._life
 
-    async def post(self, path: str, body: Any, cookies: httpx.Cookies) -> Answer:
+    async def post(
+        self, path: str, body: Any, cookies: httpx.Cookies, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """A POST request with a JSON body.
 
         Args:
             path: of the route, escaped.
             body: anything that JSON can hold.
             cookies: sent with it; those that the answer sets are put there.
+            headers: sent with it.
 
         Raises:
             Exception: whatever the application does not catch.
         """
         request = httpx.Request(
-            "POST", f"{_BASE}{path}", content=encode(body), headers={"content-type": "application/json"}
+            "POST",
+            f"{_BASE}{path}",
+            content=encode(body),
+            headers={**(headers or {}), "content-type": "application/json"},
         )
         cookies.set_cookie_header(request)
         response = await self._transport.handle_async_request(request)

@@ -1,22 +1,31 @@
 """From an import path and settings to one of NeMo Gym's servers: everything that imports `nemo_gym`.
 
-NeMo Gym starts a server in the server's own folder, so its settings name files relative to that. Here many
-servers may share a process: settings that name a file or folder there become absolute paths.
+NeMo Gym starts a server as a script in the server's own folder. So its settings name files relative to that:
+here those that name a file or folder there become absolute paths, as many servers may share a process. And
+its code may import its neighbours by their bare names (``import utils``): the folder goes to the front of the
+import path, as Python does for a script, and a second server whose neighbours have the same names is refused.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import SecretStr, ValidationError
+
 from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers, ServerAnswer
 from gym_serve.types.errors import GraphError
 
-__all__ = ["make_server", "with_paths"]
+__all__ = ["make_server", "with_paths", "with_secrets"]
+
+_FOLDERS: list[Path] = []
+"""The folders of this process's hosted servers, on the import path."""
 
 
 def make_server(path: str, settings: Mapping[str, Any], name: str, servers: GraphServers) -> Any:
@@ -43,6 +52,7 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
         ) from None
     module_name, _, class_name = path.partition(":")
     try:
+        _add_folder(module_name)
         module = importlib.import_module(module_name)
         cls = getattr(module, class_name) if class_name else _only_server(module, base.SimpleResourcesServer)
     except GraphError:
@@ -57,8 +67,31 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
             {**placed, **with_paths(settings, folder)}
         )
         return cls(config=config, server_client=_client(servers))
+    except ValidationError as error:  # its own words would quote the settings, secrets too
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        problems = [f"{'.'.join(map(str, ('config', *e['loc'])))}: {path}: {e['msg']}" for e in found]
+        raise GraphError(problems) from None
     except Exception as error:
         raise GraphError(f"config: {path}: {type(error).__name__}: {error}") from error
+
+
+def with_secrets(settings: Mapping[str, Any], secrets: Mapping[str, SecretStr]) -> dict[str, Any]:
+    """``settings`` with each secret at its path of keys and indices; those in the way of a path are replaced."""
+    filled: dict[str, Any] = dict(settings)
+    for path, secret in secrets.items():
+        filled = _with_secret(filled, path.split("."), secret.get_secret_value())
+    return filled
+
+
+def _with_secret(value: Any, keys: list[str], secret: str) -> Any:
+    if not keys:
+        return secret
+    key, *below = keys
+    if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+        at = int(key)
+        return [*value[:at], _with_secret(value[at], below, secret), *value[at + 1 :]]
+    held = value if isinstance(value, Mapping) else {}
+    return {**held, key: _with_secret(held.get(key), below, secret)}
 
 
 def with_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -71,6 +104,28 @@ def _with_path(key: str, value: Any, folder: Path) -> Any:
         return with_paths(value, folder)
     is_path = isinstance(value, str) and value != "" and any(word in key for word in ("path", "dir", "file"))
     return str(folder / value) if is_path and (folder / value).exists() else value
+
+
+def _add_folder(module_name: str) -> None:
+    """Put the folder of a server's module on the import path.
+
+    Raises:
+        GraphError: another server of this process has neighbours of the same names.
+    """
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None or (folder := Path(spec.origin).parent) in _FOLDERS:
+        return
+    for other in _FOLDERS:
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            is_neighbour = "." not in name and file is not None and Path(file).is_relative_to(other)
+            if is_neighbour and ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
+                raise GraphError(
+                    f"server: {module_name} and the server in {other} both have a module {name!r} of their own; "
+                    "give each a deployment of its own: take one of them out of inline"
+                )
+    _FOLDERS.append(folder)
+    sys.path.insert(0, str(folder))
 
 
 def _only_server(module: ModuleType, base: type) -> Any:

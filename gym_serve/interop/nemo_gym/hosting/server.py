@@ -16,11 +16,12 @@ from typing import Any
 
 import httpx
 import orjson
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from gym_serve.interop.nemo_gym.hosting.asgi import Answer, AsgiApp
-from gym_serve.interop.nemo_gym.hosting.construction import make_server
+from gym_serve.interop.nemo_gym.hosting.construction import make_server, with_secrets
 from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers
+from gym_serve.interop.nemo_gym.hosting.mcp import McpTools, session_headers
 from gym_serve.interop.nemo_gym.hosting.tools import Route, is_any, posts_of, tool_path
 from gym_serve.servers import Operation, Reply, ResourcesServer
 from gym_serve.servers.clients import Model
@@ -56,31 +57,39 @@ class NemoGym(ResourcesServer):
         config: dict[str, Any] = Field(default_factory=dict)
         """The server's settings, as in NeMo Gym's config; its network settings are not needed. Paths are
         relative to the server's folder."""
+        secrets: dict[str, SecretStr] = Field(default_factory=dict)
+        """Those of its settings that nobody must read, by their paths in ``config``: ``tavily_api_key``,
+        ``search.api_key``."""
         servers: dict[str, Model] = Field(default_factory=dict)
         """The models that it calls: NeMo Gym's name of each, and the graph's."""
 
     config: Config
 
     class Session:
-        """The cookies of a session."""
+        """The cookies of a session, and the headers that name it over MCP."""
 
         def __init__(self) -> None:
             self.cookies = httpx.Cookies()
+            self.mcp_headers: dict[str, str] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._app: AsgiApp | None = None
         self._routes: dict[str, Route] = {}
+        self._mcp: McpTools | None = None
+        self._mcp_tools: list[JSON] = []
 
-    def make_app(self) -> Any:
-        """The server's web application.
+    def make_app(self) -> tuple[Any, str | None]:
+        """The server's web application, and the path of its tools over MCP if it has some.
 
         Raises:
             GraphError: see `make_server`.
         """
         config = self.config
         servers = GraphServers(config.servers, f"servers of {self.name}")
-        return make_server(config.server, config.config, self.name, servers).setup_webserver()
+        settings = with_secrets(config.config, config.secrets)
+        server = make_server(config.server, settings, self.name, servers)
+        return server.setup_webserver(), getattr(server, "mcp_url_path", None)
 
     async def start(self) -> None:
         """Make the server and start its application.
@@ -88,9 +97,13 @@ class NemoGym(ResourcesServer):
         Raises:
             GraphError: it cannot be made.
         """
-        app = AsgiApp(await asyncio.to_thread(self.make_app))
+        made, mcp_path = await asyncio.to_thread(self.make_app)
+        app = AsgiApp(made)
         await app.start()
         self._app, self._routes = app, posts_of(app.app)
+        if mcp_path is not None:
+            self._mcp = McpTools(app, mcp_path)
+            self._mcp_tools = await self._mcp.tools()
         await super().start()
 
     async def stop(self) -> None:
@@ -124,6 +137,10 @@ class NemoGym(ResourcesServer):
             operations["close"] = Operation(operations["close_session"].handler, "End an episode")
         if "step" in self._routes:
             operations["step"] = Operation(self._op_step, "Take a step", verify, {"type": "object"})
+        for tool in self._mcp_tools:
+            name = tool["name"]
+            summary = tool["description"].partition("\n")[0] or f"Tool {name}"
+            operations[f"tools/{name}"] = Operation(self._mcp_tool(name), summary, tool["parameters"])
         for name, route in self._routes.items():
             if not is_any(name) and tool_path(self._routes, name):
                 operations[f"tools/{name}"] = Operation(self._tool(name), route.summary, route.request)
@@ -149,7 +166,11 @@ class NemoGym(ResourcesServer):
         async def begin(call: SessionCall[Any]) -> Reply:
             if route not in self._routes:
                 return Reply.of({})
-            return Reply.of(self._json(await self._post(route, row, call.session.state)))
+            answer = self._json(await self._post(route, row, call.session.state))
+            if self._mcp is None:
+                return Reply.of(answer)
+            call.session.state.mcp_headers = session_headers(answer)
+            return Reply.of({**answer, "tools": self._mcp_tools})
 
         return await self._open_and_call(self.Session(), begin)
 
@@ -185,6 +206,18 @@ class NemoGym(ResourcesServer):
                 except Exception as error:
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
                 return Reply(answer.status, _as_json(answer.body))
+
+            return await self._in(use)
+
+        return handler
+
+    def _mcp_tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
+        async def handler(body: Any) -> Reply:
+            async def use(call: SessionCall[Any]) -> Reply:
+                assert self._mcp is not None  # started
+                with metering(call.session.meter, "tool"):
+                    text = await self._mcp.call(name, body, call.session.state.mcp_headers)
+                return Reply(200, _as_json(text.encode("utf-8", "replace")))
 
             return await self._in(use)
 

@@ -1,0 +1,67 @@
+"""Costs by kind of process of a Ray that this process has started, Ray's own processes and ours.
+
+`Census` of `processes` is for the costs of rollouts and sums Ray up; here Ray is what is looked into.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+
+__all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind"]
+
+# By a part of the command line. Workers give themselves a title once they know what they are for.
+_KINDS = {
+    "ray::ServeController": "Serve controller",
+    "ray::ProxyActor": "Serve proxy",
+    "ray::ServeReplica:": "replicas",
+    "ray::IDLE": "idle workers",
+    "default_worker.py": "idle workers",
+    "gcs_server": "GCS",
+    "dashboard/dashboard.py": "dashboard",
+    "dashboard/agent.py": "dashboard agent",
+    "runtime_env/agent/main.py": "runtime_env agent",
+    "autoscaler/_private/monitor.py": "autoscaler monitor",
+    "log_monitor.py": "log monitor",
+}
+
+
+def cpu_by_kind() -> dict[str, float]:
+    """CPU seconds so far, with those of children that have ended."""
+    return _summed(lambda process: sum(process.cpu_times()[:4]))
+
+
+def pss_mb_by_kind() -> dict[str, float]:
+    """Memory in MB; pages that processes share count once in all."""
+    return _summed(lambda process: process.memory_full_info().pss / 1e6)
+
+
+def count_by_kind() -> dict[str, int]:
+    """How many processes there are."""
+    return dict(Counter(kind for kind, _ in _read(lambda process: 0.0)))
+
+
+def kind_of(command: str) -> str:
+    """The kind of a process by its command line."""
+    # The raylet's holds the command lines of all that it may start.
+    if command.split(" ", 1)[0].endswith("raylet"):
+        return "raylet"
+    return next((kind for part, kind in _KINDS.items() if part in command), "other")
+
+
+def _summed(read: Callable[[psutil.Process], float]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for kind, value in _read(read):
+        sums[kind] += value
+    return dict(sums)
+
+
+def _read(read: Callable[[psutil.Process], float]) -> Iterator[tuple[str, float]]:
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+            kind = "driver" if process == own else kind_of(" ".join(process.cmdline()))
+            yield kind, read(process)

@@ -1,0 +1,117 @@
+"""`McpTools`: the tools that a hosted server has over MCP, called in this process.
+
+NeMo Gym's `MCPResourcesServer` answers streamable HTTP without connections: each request is one JSON-RPC
+message, answered by JSON, with a header from ``/seed_session`` that names the session. So no MCP client is
+needed, nor a version of its library that fits the server's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+
+from gym_serve.interop.nemo_gym.hosting.asgi import AsgiApp
+from gym_serve.servers.tools import is_tool_name
+from gym_serve.types.errors import GraphError, ToolFailed
+from gym_serve.types.requests import JSON
+
+__all__ = ["McpTools", "session_headers"]
+
+_ACCEPT = {"accept": "application/json, text/event-stream"}  # MCP asks for both, whatever is answered
+
+
+class McpTools:
+    """The tools of one server.
+
+    Args:
+        app: the server's application.
+        path: of MCP there.
+    """
+
+    def __init__(self, app: AsgiApp, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def tools(self) -> list[JSON]:
+        """All tools, as a row has them (OpenAI's function tools).
+
+        Raises:
+            GraphError: the server does not tell them, or one has a name that cannot be a route's.
+        """
+        found: list[JSON] = []
+        cursor: JSON = {}
+        while True:
+            answer = await self._ask("tools/list", cursor, {})
+            result = answer.get("result")
+            if not isinstance(result, dict):
+                raise GraphError(f"server: it does not tell its tools over MCP: {_message(answer)}")
+            found += [_function(tool) for tool in result["tools"]]
+            if not result.get("nextCursor"):
+                break
+            cursor = {"cursor": result["nextCursor"]}
+        odd = [tool["name"] for tool in found if not is_tool_name(tool["name"])]
+        if odd:
+            raise GraphError(f"server: tools over MCP cannot be called {', '.join(map(repr, odd))}")
+        return found
+
+    async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
+        """Call a tool.
+
+        Args:
+            name: one of `tools`.
+            arguments: what the model gave it; the server checks them.
+            headers: of the session, see `session_headers`.
+
+        Returns:
+            the text of its answer.
+
+        Raises:
+            ToolFailed: it failed or refused its arguments.
+        """
+        answer = await self._ask("tools/call", {"name": name, "arguments": arguments}, headers)
+        result = answer.get("result")
+        if not isinstance(result, dict):
+            raise ToolFailed(_message(answer))
+        text = "\n".join(_text(part) for part in result.get("content") or ())
+        if result.get("isError"):
+            raise ToolFailed(text or f"{name} failed")
+        return text
+
+    async def _ask(self, method: str, params: JSON, headers: dict[str, str]) -> JSON:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = await self._app.post(self._path, body, httpx.Cookies(), {**_ACCEPT, **headers})
+        try:
+            decoded = orjson.loads(answer.body)
+        except orjson.JSONDecodeError:
+            decoded = None
+        return decoded if isinstance(decoded, dict) else {"error": {"message": repr(answer.body[:500])}}
+
+
+def session_headers(seeded: Any) -> dict[str, str]:
+    """The headers that name the session, as ``/seed_session`` answered them; none without MCP."""
+    told = seeded.get("mcp") if isinstance(seeded, dict) else None
+    headers = told.get("headers") if isinstance(told, dict) else None
+    return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
+
+
+def _function(tool: JSON) -> JSON:
+    return {
+        "type": "function",
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool.get("inputSchema") or {"type": "object"},
+        "strict": False,
+    }
+
+
+def _text(part: JSON) -> str:
+    """A part of a result; the model is told of what is no text."""
+    text = part.get("text")
+    return text if isinstance(text, str) else f"[{part.get('type')}]"
+
+
+def _message(answer: JSON) -> str:
+    error = answer.get("error")
+    return str(error.get("message") if isinstance(error, dict) else answer)[:1000]

@@ -1,0 +1,87 @@
+"""The three protocols of a model: what its operations do with a body, whether a stream is asked for or not.
+
+A model is whatever has the methods of `Answering`: a `ModelServer`, and one whose calls are recorded
+(`gym_serve.servers.capture`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from gym_serve.servers.context import current
+from gym_serve.servers.streaming import Streaming, plain, stream_chat, stream_messages, stream_responses
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.protocols import message_to_params, response_to_message
+from gym_serve.types.requests import JSON
+
+__all__ = ["PROTOCOLS", "Answering", "WireProtocol"]
+
+
+class Answering(Streaming, Protocol):
+    """What a model has to have."""
+
+    async def responses(self, body: JSON) -> JSON:
+        """See `gym_serve.servers.model.ModelServer`."""
+        ...
+
+    async def chat_completions(self, body: JSON) -> JSON:
+        """See `gym_serve.servers.model.ModelServer`."""
+        ...
+
+
+class WireProtocol(NamedTuple):
+    """A way to ask a model.
+
+    Attributes:
+        summary: its name.
+        request: JSON schema of the body.
+        answer: answers a body, in parts where the caller takes them (`CallContext.emit`).
+    """
+
+    summary: str
+    request: JSON
+    answer: Callable[[Answering, Any], Awaitable[JSON]]
+
+
+async def _responses(model: Answering, body: Any) -> JSON:
+    if not isinstance(body, dict) or not isinstance(body.get("input"), str | list):
+        raise InvalidRequest("input: a string or a list of items is missing")
+    emit = current().emit
+    if emit is None or not body.get("stream"):
+        return await model.responses(plain(body))
+    return await stream_responses(model, body, emit)
+
+
+async def _chat(model: Answering, body: Any) -> JSON:
+    _check_messages(body)
+    emit = current().emit
+    if emit is None or not body.get("stream"):
+        return await model.chat_completions(plain(body))
+    return await stream_chat(model, body, emit)
+
+
+async def _messages(model: Answering, body: Any) -> JSON:
+    _check_messages(body)
+    emit = current().emit
+    if emit is None or not body.get("stream"):
+        response = await model.responses(message_to_params(body))
+    else:
+        response = await stream_messages(model, body, emit)
+    return response_to_message(response, body)
+
+
+def _check_messages(body: Any) -> None:
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise InvalidRequest("messages: a list of messages is missing")
+
+
+_INPUT = {"type": "object", "required": ["input"], "properties": {"input": {}}}
+_MESSAGES = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
+
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "v1/responses": WireProtocol("OpenAI Responses", _INPUT, _responses),
+    "v1/chat/completions": WireProtocol("OpenAI Chat Completions", _MESSAGES, _chat),
+    "v1/messages": WireProtocol("Anthropic Messages", _MESSAGES, _messages),
+}
+"""By operation."""

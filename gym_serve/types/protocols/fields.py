@@ -1,0 +1,32 @@
+"""Values of fields that come from elsewhere, checked: whatever they are, only a `BadRequest` comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from gym_serve.types.errors import BadRequest
+
+__all__ = ["json_text", "seconds"]
+
+
+def json_text(value: Any, where: str) -> str:
+    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size.
+
+    Raises:
+        BadRequest: it has no JSON form, or is nested too deeply.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"{where}: this cannot be written as JSON: {error}") from None
+
+
+def seconds(value: Any) -> float | None:
+    """A moment as a finite number; None for anything else."""
+    try:
+        moment = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return moment if math.isfinite(moment) else None

@@ -1,0 +1,153 @@
+"""An API of models and the HTTP face of a graph in front of it, both on loopback, in one thread without Ray.
+
+The face is the real `Gateway`; only the edges are inline. So a test can hold the official clients against it,
+and see at the other end what the API was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+import uvicorn
+from aiohttp import web
+from pydantic import SecretStr
+from starlette.requests import Request
+
+from gym_serve.graph import gateway, resolve
+from gym_serve.graph.spec import GraphSpec
+from gym_serve.routing.inline import InlineEdge
+from gym_serve.servers import Host
+
+__all__ = ["Gate", "Loopback"]
+
+JSON = dict[str, Any]
+T = TypeVar("T")
+
+
+class Gate:
+    """A place in a stream where the API waits until `Loopback.open` lets it go on."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+
+class Loopback:
+    """The API answers every request with ``reply(path, body)``.
+
+    That is a JSON value, a (status, JSON value, headers), a list of the events of a stream, which may have
+    gates and `ConnectionError` (the connection breaks) among them, or None: no answer at all.
+
+    Attributes:
+        url: address of the face.
+        requests: (path, body) of every request that the API got.
+        gone: set when a client of the API went away while it was answered.
+    """
+
+    def __init__(self, models: Callable[[str], JSON], auth_token: str | None = None) -> None:
+        self.reply: Callable[[str, JSON], Any] = lambda path, body: None
+        self.requests: list[tuple[str, JSON]] = []
+        self.gone = threading.Event()
+        self.url = ""
+        self._models = models
+        self._token = None if auth_token is None else SecretStr(auth_token)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Loopback:
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def open(self, gate: Gate) -> None:
+        """Let the streams that wait at a gate go on."""
+        self._loop.call_soon_threadsafe(gate.event.set)
+
+    @property
+    def asked(self) -> JSON:
+        """The body of the last request that the API got."""
+        return self.requests[-1][1]
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=0)
+        app.router.add_post("/{path:.*}", self._answer)
+        self._api = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._api.setup()
+        await web.TCPSite(self._api, "127.0.0.1", 0).start()
+        models = self._models(f"http://127.0.0.1:{self._api.addresses[0][1]}/v1")
+        graph = resolve(GraphSpec(models=models))
+        self._hosts = {
+            n: Host(node.cls(name=n, **node.settings)) for n, node in graph.nodes.items() if node.cls
+        }
+        for host in self._hosts.values():
+            await host.start()
+        plan = gateway.GatewayPlan.of(graph)
+        self._gateway = _InlineGateway(gateway.GatewayPlan(plan.nodes, self._token, None), self._hosts)
+        config = uvicorn.Config(self._serve, port=0, log_level="error", lifespan="off", interface="asgi3")
+        self._face = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._face.serve())
+        while not self._face.started:
+            await asyncio.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self._face.servers[0].sockets[0].getsockname()[1]}"
+
+    async def _stop(self) -> None:
+        self._face.should_exit = True
+        await self._serving
+        for host in self._hosts.values():
+            await host.stop()
+        await self._api.cleanup()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        response = await self._gateway(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        self.requests.append((request.path, body))
+        reply = self.reply(request.path, body)
+        try:
+            if reply is None:
+                await asyncio.Event().wait()
+            if isinstance(reply, list):
+                return await self._stream(request, reply)
+        except (asyncio.CancelledError, ConnectionError):
+            self.gone.set()
+            raise
+        status, answer, headers = reply if isinstance(reply, tuple) else (200, reply, {})
+        return web.Response(
+            status=status, body=orjson.dumps(answer), content_type="application/json", headers=headers
+        )
+
+    async def _stream(self, request: web.Request, events: list[Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            if isinstance(event, Gate):
+                await event.event.wait()
+            elif isinstance(event, ConnectionError):
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            else:
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+class _InlineGateway(gateway.Gateway):
+    def __init__(self, plan: gateway.GatewayPlan, hosts: dict[str, Host]) -> None:
+        super().__init__(gateway.GatewayPlan({}, plan.auth_token, None), {})
+        self._plan = plan
+        self._edges.update({name: InlineEdge(host) for name, host in hosts.items()})
