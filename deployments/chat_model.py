@@ -14,7 +14,7 @@ from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, current
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import BadRequest
+from gym_serve.types.errors import BadRequest, NotFound
 from gym_serve.types.protocols import (
     ReasoningForm,
     apply_sampling,
@@ -124,6 +124,17 @@ class ChatModel(ModelServer):
         first, *others = completion["choices"]
         first = {**first, "message": {**first["message"], **tokens}}
         return {**completion, "choices": [first, *others]}
+
+    async def count_tokens(self, body: JSON) -> int:
+        """See `ModelServer.count_tokens`; by the endpoint's ``/tokenize``, as vLLM has it."""
+        chat = self._backend_body(responses_to_chat(body, reasoning=self.config.reasoning_input))
+        try:
+            tokens = await self._tokens(chat, current().within(self.config.timeout))
+        except BadRequest as error:
+            raise NotFound(f"{self.name} cannot count tokens: {error.message}") from None
+        if not isinstance(tokens, list):
+            raise NotFound(f"{self.name} cannot count tokens: its endpoint has no /tokenize as vLLM does")
+        return len(tokens)
 
     async def _complete(self, chat: JSON, on_chunk: OnEvent | None) -> JSON | None:
         """The backend's completion; None where the prompt does not fit its context.

@@ -60,7 +60,7 @@ class _Pause(BaseModel):
 class EngineModel(ModelServer):
     """Base class of the models with an engine inside.
 
-    A subclass writes `complete`, `render`, `load`, `pause` and `resume`.
+    A subclass writes `complete`, `render`, `running`, `load`, `pause` and `resume`.
     """
 
     class Config(ModelServer.Config):
@@ -112,6 +112,11 @@ class EngineModel(ModelServer):
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         """Tokens of ``messages`` and the opening of the next turn, with the tools of ``chat``."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> int:
+        """Generations that the engine has to do, those included that wait in it."""
         raise NotImplementedError
 
     async def load(self, weights: Path | bytes) -> None:
@@ -219,6 +224,7 @@ class EngineModel(ModelServer):
         answer = {"type": "object"}
         tokenize = Operation(self._op_tokenize, "Tokens of a conversation", {"type": "object"}, answer)
         operations["tokenize"] = tokenize
+        operations["load"] = Operation(self._op_load, "Generations in the engine", None, answer)
         if self.config.weight_updates:
             update, pause = _Update.model_json_schema(), _Pause.model_json_schema()
             operations |= {
@@ -234,15 +240,9 @@ class EngineModel(ModelServer):
     async def _answer(self, chat: JSON, on_chunk: OnEvent | None) -> JSON | None:
         if self._broken is not None:
             raise Unavailable(self._broken)
-        config = self.config
-        body = apply_sampling(
-            inline_audio(chat),
-            extra_body=config.extra_body,
-            chat_template_kwargs=config.chat_template_kwargs,
-            overrides=config.sampling_overrides,
-        )
+        body = self._merged(chat)
         prompt = None
-        if config.return_token_ids:
+        if self.config.return_token_ids:
             if body.get("n") not in (None, 1):
                 raise BadRequest("n: token ids are returned for one choice only; see return_token_ids")
             prompt = await self.prompt_of(body)
@@ -252,15 +252,37 @@ class EngineModel(ModelServer):
             check_completion(completion)
         return completion
 
+    def _merged(self, chat: JSON) -> JSON:
+        """A body with the sampling of row and deployment."""
+        config = self.config
+        return apply_sampling(
+            inline_audio(chat),
+            extra_body=config.extra_body,
+            chat_template_kwargs=config.chat_template_kwargs,
+            overrides=config.sampling_overrides,
+        )
+
+    async def _prompt(self, chat: JSON) -> list[int]:
+        return await self.prompt_of(chat) or await self.render(chat, chat["messages"])
+
     async def prompt_of(self, chat: JSON) -> list[int] | None:
         """The prompt that continues the tokens in a body's messages; None where there are none."""
         return await continued_prompt(chat["messages"], lambda m: self.render(chat, m), self.ends)
 
+    async def count_tokens(self, body: JSON) -> int:
+        """See `ModelServer.count_tokens`."""
+        config = self.config
+        chat = responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
+        return len(await self._prompt(self._merged(chat)))
+
     async def _op_tokenize(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
             raise InvalidRequest("messages: a list of messages is missing")
-        tokens = await self.prompt_of(body) or await self.render(body, body["messages"])
+        tokens = await self._prompt(body)
         return {"tokens": tokens, "count": len(tokens)}
+
+    async def _op_load(self, body: Any) -> JSON:
+        return {"running": self.running, "weight_version": self.weight_version}
 
     async def _op_update(self, body: Any) -> JSON:
         update = _checked(_Update, body)

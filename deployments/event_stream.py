@@ -40,18 +40,20 @@ async def read_events(
     last: Any = None
     rest = b""
     data: list[bytes] = []
+    size = 0
     async for chunk in content:
         *lines, rest = (rest + chunk).split(b"\n")
         for raw in lines:
             line = raw.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
+                size += len(line)
             elif not line and data:
-                event, data = b"\n".join(data), []
+                event, data, size = b"\n".join(data), [], 0
                 if event != _DONE:
                     last = _decoded(url, event)
                     await on_event(last)
-        if len(rest) > _MAX_EVENT:
+        if size + len(rest) > _MAX_EVENT:
             raise Unavailable(f"{url} sent an event of over {_MAX_EVENT} bytes")
     if last is None:
         raise Unavailable(f"{url} answered a stream without any event")

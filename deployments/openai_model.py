@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, SecretStr
 
+from gym_serve.deployments.chat_streams import joined, streamed_chat
 from gym_serve.deployments.endpoints import EndpointConfig
 from gym_serve.deployments.endpoints.settings import Urls
 from gym_serve.deployments.upstream import Upstream
@@ -15,10 +16,9 @@ from gym_serve.servers.context import current
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 from gym_serve.types.protocols import (
+    FINAL_EVENTS,
     TOKEN_KEYS,
-    ChunkJoiner,
     apply_sampling,
-    chat_chunks,
     context_overflow_response,
     response_events,
     response_to_chat,
@@ -86,11 +86,13 @@ class OpenAIModel(ModelServer):
     async def _responses(self, body: JSON, on_event: OnEvent | None) -> JSON:
         body = {**body, "input": _without_tokens(body.get("input"))}
         response = await self._post("/responses", body, on_event)
-        if on_event is not None and isinstance(response, dict) and "response" in response:
-            response = response["response"] or {}  # of the last event
+        if on_event is not None and isinstance(response, dict) and "type" in response:
+            if response["type"] not in FINAL_EVENTS:
+                raise Unavailable(f"the stream ended before its answer, with {str(response['type'])[:100]!r}")
+            response = response.get("response") or {}
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
-        if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+        if not isinstance(response, dict) or not _are_objects(response.get("output")):
             raise Unavailable(f"the answer is no Response: {str(response)[:200]}")
         error = response.get("error")
         if isinstance(error, Mapping):
@@ -101,18 +103,10 @@ class OpenAIModel(ModelServer):
         return await self._chat(body, None)
 
     async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
-        joiner = ChunkJoiner()
-
-        async def joined(chunk: JSON) -> None:
-            joiner.add(chunk)
-            await on_chunk(chunk)
-
-        completion = await self._chat({**body, "stream_options": {"include_usage": True}}, joined)
-        if joiner.begun:
-            return joiner.completion()
-        for chunk in chat_chunks(completion, include_usage=False):  # the API did not stream after all
-            await on_chunk(chunk)
-        return completion
+        asked = {**body, "stream_options": {"include_usage": True}}
+        return await streamed_chat(
+            lambda passed_on: joined(lambda on_event: self._chat(asked, on_event), passed_on), on_chunk
+        )
 
     async def _chat(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
         completion = await self._post("/chat/completions", body, on_chunk)
@@ -139,6 +133,10 @@ class OpenAIModel(ModelServer):
         return await self._upstream.post(path, request, call, on_event=on_event)
 
 
+def _are_objects(output: Any) -> bool:
+    return isinstance(output, list) and all(isinstance(item, dict) for item in output)
+
+
 def _check_event(event: Any) -> None:
     """Raises what a stream tells of a failure."""
     if not isinstance(event, dict):
@@ -147,7 +145,8 @@ def _check_event(event: Any) -> None:
         raise _error_of(event)
     response = event.get("response")
     if event.get("type") == "response.failed" and isinstance(response, dict):
-        raise _error_of(response.get("error") or {})
+        error = response.get("error")
+        raise _error_of(error if isinstance(error, Mapping) else {"message": error})
 
 
 def _without_tokens(items: Any) -> Any:

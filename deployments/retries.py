@@ -6,11 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
-
-from pydantic import SecretStr
 
 from gym_serve.servers.context import CallContext
 from gym_serve.types.errors import BadRequest, GymError, Overloaded, Unavailable, error_from_body
@@ -52,18 +50,17 @@ async def with_retries(
         await asyncio.sleep(pause)
 
 
-def failure(url: str, status: int, headers: Mapping[str, str], text: str, api_key: SecretStr) -> GymError:
+def failure(url: str, status: int, headers: Mapping[str, str], text: str, secrets: Iterable[str]) -> GymError:
     """The error for a backend's HTTP status of 400 or more.
 
     Args:
         url: what was called.
         headers: of the answer; ``Retry-After`` counts.
         text: its body.
-        api_key: taken out of the message, should the backend repeat it.
+        secrets: taken out of the message, should the backend repeat them.
     """
-    key = api_key.get_secret_value()
-    if key:
-        text = text.replace(key, "***")
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
     try:
         body = json.loads(text)
     except ValueError:

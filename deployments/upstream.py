@@ -1,81 +1,40 @@
-"""HTTP calls to the backend of a model: errors, retries, deadlines and streams, for every model deployment.
+"""`Upstream`: the calls to the backend of a model, for every model deployment: where they go, and how often.
 
-- A backend's failure becomes one of the error tree, which says whether it may be tried again.
 - Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or as
   long as the backend asks for (``Retry-After``), and never past the call's deadline. Repeating a
-  model call is safe: it has no effect but its answer.
+  model call is safe: it has no effect but its answer. A stream is not tried again once one of its events
+  was passed on.
 - Where nobody is at an endpoint, the call goes to another one at once (`gym_serve.deployments.endpoints`).
-- A prompt that does not fit the context is an answer (None), not an error.
-- Cancelling the call closes the connection, on which engines stop generating.
-- A stream is an answer like any other, whose events are passed on as they come; once one of them was, it
-  is not tried again.
-- The key is in the request's header and nowhere else.
+- Rate limits hold before a call leaves; a slow call may be made at a second endpoint as well.
+
+One request and its answer are `gym_serve.deployments.connections`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
-import aiohttp
 import orjson
 
-from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, hedged
-from gym_serve.deployments.event_stream import is_event_stream, read_events
-from gym_serve.deployments.proxies import proxy_of
-from gym_serve.deployments.retries import failure, with_retries
+from gym_serve.deployments.connections import Answer, Connections, Request
+from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
+from gym_serve.deployments.retries import with_retries
 from gym_serve.servers.context import CallContext
 from gym_serve.servers.edge import trimmed
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import (
-    BadRequest,
-    DeadlineExceeded,
-    Overloaded,
-    Unavailable,
-)
-from gym_serve.types.protocols import is_context_overflow
+from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 
 __all__ = ["Upstream"]
 
-_CONNECT_SECONDS = 10.0
-_PROBE_SECONDS = 5.0
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
 
 
-class _Request(NamedTuple):
-    """What all attempts of a call have in common; ``tokens`` is an estimate, for the rate limits."""
-
-    path: str
-    data: bytes
-    call: CallContext
-    below_v1: bool
-    on_event: OnEvent | None
-    tokens: int
-
-
-class _Answer(NamedTuple):
-    """The body of an answer, or the last event of a stream; neither where the prompt does not fit."""
-
-    url: str
-    body: bytes | None
-    last: Any = None
-
-    def decoded(self) -> Any:
-        if self.body is None:
-            return self.last
-        try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
-            shown = self.body[:200]
-            raise Unavailable(f"{self.url} answered what is no JSON ({error}): {shown!r}") from None
-
-
 class Upstream:
-    """The connections to the endpoints of a model.
+    """The endpoints of a model.
 
     Args:
         config: of the server.
@@ -83,42 +42,30 @@ class Upstream:
 
     def __init__(self, config: EndpointConfig) -> None:
         self.pool = EndpointPool(config.base_url)
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(config)
         self._watch: asyncio.Task[None] | None = None
         self.configure(config)
 
     def configure(self, config: EndpointConfig) -> None:
         """Change the settings; calls under way end where they began."""
-        key = config.api_key.get_secret_value()
-        bearer = config.api_key_header.lower() == "authorization"
         self._config = config
-        self._headers = {
-            "Content-Type": "application/json",
-            config.api_key_header: f"Bearer {key}" if bearer else key,
-            **{name: value.get_secret_value() for name, value in config.headers.items()},
-        }
-        self._query = f"?{urlencode(config.query)}" if config.query else ""
+        self._connections.configure(config)
         self.pool.set(config.base_url, config.requests_per_minute, config.tokens_per_minute)
-        if self._session is not None:
+        if self._connections.are_open:
             self._start_watch()
 
     async def start(self) -> None:
-        """Open the connection pool; needs a running event loop."""
-        # The caller bounds its concurrency: a second limit here would only hide a queue.
-        connector = aiohttp.TCPConnector(limit=0)
-        # No cookies: a balancer's would draw the calls of all episodes to one engine.
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        """Open the connections; needs a running event loop."""
+        await self._connections.open()
         self._start_watch()
 
     async def stop(self) -> None:
-        """Close all connections."""
+        """Close them."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._connections.close()
 
     async def post(
         self,
@@ -157,16 +104,20 @@ class Upstream:
             await on_event(event)
             begun = True
 
-        request = _Request(path, data, call, below_v1, None if on_event is None else first, tokens)
+        request = Request(path, data, call, below_v1, None if on_event is None else first, tokens)
+
+        def repeatable() -> bool:
+            return not begun
+
         answer = await with_retries(
-            lambda: self._attempt(request),
+            lambda: self._attempt(request, repeatable),
             max_retries=self._config.max_retries,
             call=call,
-            repeatable=lambda: not begun,
+            repeatable=repeatable,
         )
         return answer.decoded()
 
-    async def _attempt(self, request: _Request) -> _Answer:
+    async def _attempt(self, request: Request, repeatable: Callable[[], bool]) -> Answer:
         """Where nobody is at an endpoint, it goes on at the next one."""
         while True:
             endpoint = self.pool.pick(request.call.affinity, time.monotonic())
@@ -176,33 +127,37 @@ class Upstream:
                 return await self._hedged(endpoint, request, self._config.hedge_after)
             except Unavailable:
                 now = time.monotonic()
-                if endpoint.breaker.allows(now) or self.pool.other(endpoint, now) is None:
+                elsewhere = repeatable() and self.pool.other(endpoint, now) is not None
+                if endpoint.breaker.allows(now) or not elsewhere:
                     raise
 
-    async def _hedged(self, endpoint: Endpoint, request: _Request, after: float) -> _Answer:
-        def second() -> Coroutine[Any, Any, _Answer] | None:
+    async def _hedged(self, endpoint: Endpoint, request: Request, after: float) -> Answer:
+        def second() -> Coroutine[Any, Any, Answer] | None:
             other = self.pool.other(endpoint, time.monotonic())
             return None if other is None else self._exchange(other, request)
 
         return await hedged(self._exchange(endpoint, request), second, after)
 
-    async def _exchange(self, endpoint: Endpoint, request: _Request) -> _Answer:
-        if endpoint.limit is None:
-            return await self._send(endpoint, request)
-        await self._wait(endpoint, request)
-        answer = await self._send(endpoint, request)
-        if endpoint.limit.counts_tokens:
-            endpoint.limit.settle(request.tokens, _tokens_of(answer, request.tokens))
+    async def _exchange(self, endpoint: Endpoint, request: Request) -> Answer:
+        limit = endpoint.limit  # that of now: the settings may change meanwhile
+        endpoint.calls += 1  # those that wait for its limits included
+        try:
+            if limit is None:
+                return await self._connections.send(endpoint, request)
+            await self._wait(endpoint, limit, request)
+            answer = await self._connections.send(endpoint, request)
+        finally:
+            endpoint.calls -= 1
+        if limit.counts_tokens:
+            limit.settle(request.tokens, _tokens_of(answer, request.tokens))
         return answer
 
-    async def _wait(self, endpoint: Endpoint, request: _Request) -> None:
+    async def _wait(self, endpoint: Endpoint, limit: RateLimit, request: Request) -> None:
         """Wait until the rate limits let a call begin.
 
         Raises:
             Overloaded: that is after its deadline.
         """
-        limit = endpoint.limit
-        assert limit is not None
         wait = limit.reserve(time.monotonic(), request.tokens)
         left = request.call.timeout()
         if left is not None and wait >= left:
@@ -215,49 +170,6 @@ class Upstream:
                 limit.cancel(request.tokens)
                 raise
 
-    async def _send(self, endpoint: Endpoint, request: _Request) -> _Answer:
-        if self._session is None:
-            raise Unavailable("the connections are not open: call start() first")
-        base, breaker = endpoint.url, endpoint.breaker
-        url = (base if request.below_v1 else base.removesuffix("/v1")) + request.path + self._query
-        left = request.call.timeout()
-        if left == 0.0:  # To aiohttp, 0 means no limit.
-            raise DeadlineExceeded(f"no time left for a call of {url}")
-        timeout = aiohttp.ClientTimeout(total=left, sock_connect=_CONNECT_SECONDS)
-        breaker.began(time.monotonic())
-        endpoint.calls += 1
-        try:
-            async with self._session.post(
-                url, data=request.data, headers=self._headers, timeout=timeout, proxy=proxy_of(base)
-            ) as response:
-                status, headers = response.status, response.headers
-                if status < 400 and request.on_event is not None and is_event_stream(headers):
-                    last = await read_events(url, response.content.iter_any(), request.on_event)
-                    breaker.succeeded()
-                    return _Answer(url, None, last)
-                text = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            breaker.failed(time.monotonic(), gone=True)
-            raise Unavailable(f"no connection to {url}: {error}") from None
-        except asyncio.TimeoutError:
-            breaker.failed(time.monotonic())
-            raise DeadlineExceeded(f"no answer from {url} in time") from None
-        except (aiohttp.ClientError, OSError) as error:
-            breaker.failed(time.monotonic())
-            raise Unavailable(f"{url} broke off: {type(error).__name__}: {error}") from None
-        finally:
-            endpoint.calls -= 1
-        if status >= 500:
-            breaker.failed(time.monotonic())
-        else:
-            breaker.succeeded()
-        if status < 400:
-            return _Answer(url, text)
-        shown = text.decode("utf-8", "replace")
-        if is_context_overflow(status, shown):
-            return _Answer(url, None)
-        raise failure(url, status, headers, shown, self._config.api_key)
-
     def _start_watch(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
@@ -267,24 +179,8 @@ class Upstream:
 
     async def _look_after(self, interval: float) -> None:
         while True:
-            await asyncio.gather(*map(self._probe, self.pool.endpoints))
+            await asyncio.gather(*map(self._connections.probe, self.pool.endpoints))
             await asyncio.sleep(interval)
-
-    async def _probe(self, endpoint: Endpoint) -> None:
-        assert self._session is not None
-        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
-        url = f"{endpoint.url}/models{self._query}"
-        try:
-            async with self._session.get(
-                url, headers=self._headers, timeout=timeout, proxy=proxy_of(endpoint.url)
-            ) as response:
-                well = response.status < 500  # a 404 comes from somebody who is there
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
-            well = False
-        if well:
-            endpoint.breaker.succeeded()
-        else:
-            endpoint.breaker.failed(time.monotonic(), gone=True)
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
@@ -300,7 +196,7 @@ def _limit_of(body: Mapping[str, Any]) -> int:
     return given if type(given) is int and given > 0 else 0
 
 
-def _tokens_of(answer: _Answer, otherwise: int) -> int:
+def _tokens_of(answer: Answer, otherwise: int) -> int:
     """The tokens that a call took, as its answer says."""
     try:
         found = answer.decoded()

@@ -5,6 +5,9 @@
     half open ──(it was answered)──> closed
     half open ──(it failed)──> open, for twice as long
 
+A look at the endpoint (a health check) tells whether somebody is there, and no more: one that answers looks but
+fails calls stays open.
+
 Pure: it owns no clock and no task. A trial whose caller gave up blocks nothing: after another pause the next
 one is let through. (M. Nygard, *Release It!*, 2007, names the pattern.)
 """
@@ -25,6 +28,7 @@ class Breaker:
         self._pause = _PAUSE
         self._until: float | None = None
         self._trial = False
+        self._gone = False
 
     @property
     def until(self) -> float:
@@ -48,6 +52,15 @@ class Breaker:
             self._pause = _PAUSE
             self._until = None
             self._trial = False
+            self._gone = False
+
+    def looked(self, now: float, *, there: bool) -> None:
+        """A look at the endpoint, which is no call, found somebody there, or nobody."""
+        if not there:
+            self._gone = True
+            self._until = max(self.until, now + self._pause)
+        elif self._gone:
+            self.succeeded()
 
     def failed(self, now: float, *, gone: bool = False) -> None:
         """A call failed on the endpoint's side.
@@ -56,6 +69,7 @@ class Breaker:
             gone: nobody is there; no need to wait for more failures.
         """
         self._failures += 1
+        self._gone = gone
         if self._until is None:
             if gone or self._failures >= _FAILURES:
                 self._until = now + self._pause

@@ -10,7 +10,12 @@ from gym_serve.servers import ModelServer
 
 __all__ = ["EndpointConfig", "Urls"]
 
-_Url = Annotated[str, StringConstraints(pattern=r"^https?://."), AfterValidator(lambda url: url.rstrip("/"))]
+# Neither a query, which would swallow the path, nor credentials, which belong into headers.
+_Url = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
+    AfterValidator(lambda url: url.rstrip("/")),
+]
 
 
 def _as_list(value: Any) -> Any:
@@ -37,7 +42,8 @@ class EndpointConfig(ModelServer.Config):
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Further headers of every request."""
     query: dict[str, str] = Field(default_factory=dict)
-    """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``."""
+    """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``. A key has its place in ``api_key`` or
+    ``headers``: what is here is shown."""
     timeout: float = Field(600.0, gt=0)
     """Seconds for one call, its retries included."""
     max_retries: int = Field(3, ge=0)
@@ -49,6 +55,7 @@ class EndpointConfig(ModelServer.Config):
     """Seconds between two looks at each endpoint (``GET {base_url}/models``), so that no call has to find
     out that it is gone. By default a call finds out, and goes to another one."""
     requests_per_minute: float | None = Field(None, gt=0)
-    """Limit of each endpoint, for each replica of this server: further calls wait."""
+    """Limit of each endpoint: further calls wait. Each replica of this server counts for itself: with
+    ``num_replicas: n``, give an n-th of what the endpoint allows."""
     tokens_per_minute: float | None = Field(None, gt=0)
     """Likewise for tokens, prompt and answer together."""

@@ -111,7 +111,11 @@ class HarnessAgent(AgentServer):
         if trajectories:
             main, *branches = trajectories
             episode.adopt(main["response"])
-            episode.fields |= {"captured_input": main["input"], "branches": branches}
+            episode.fields |= {
+                "captured_input": main["input"],
+                "captured_context": main["context"],
+                "branches": branches,
+            }
 
     def _drop(self, recording: Recording) -> None:
         """Drop the capture in a task of its own, so that a cancelled episode frees it as well."""

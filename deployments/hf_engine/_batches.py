@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from gym_serve.deployments.hf_engine._grammar import Constraint
 from gym_serve.deployments.hf_engine._rows import Row, draw
 from gym_serve.deployments.hf_engine.sampling import Sampling
-from gym_serve.types.errors import Unavailable
+from gym_serve.types.errors import GymError, Unavailable
 
 __all__ = ["Batches"]
 
@@ -100,6 +101,7 @@ class Batches:
         prompt: list[int],
         sampling: Sampling,
         limit: int,
+        constraint: Constraint | None = None,
         on_tokens: Callable[[Row], Awaitable[None]] | None = None,
     ) -> Row:
         """The finished generation; cancelling the call ends it.
@@ -108,15 +110,17 @@ class Batches:
             prompt: token ids.
             sampling: how to sample.
             limit: most tokens to produce.
+            constraint: of the tokens that it may take.
             on_tokens: is called with the row whenever it has grown. The row does not wait for it.
 
         Raises:
+            BadRequest: the constraint cannot be held.
             Unavailable: the engine broke, or stopped.
         """
         if not self.alive:
             raise Unavailable("the engine has stopped")
         grown = None if on_tokens is None else asyncio.Event()
-        row = Row(prompt, sampling, limit, self._loop.create_future(), grown)
+        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)
         with self._wake:
             self._waiting.append(row)
             self._wake.notify()
@@ -134,6 +138,12 @@ class Batches:
     def alive(self) -> bool:
         """Whether it can generate."""
         return self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        """Generations that have not ended, those included that wait for their first token."""
+        rows = {*self._waiting, *(row for batch in self._batches for row in batch.rows)}
+        return sum(not row.done.done() for row in rows)
 
     async def pause(self, *, abort: bool = False) -> None:
         """Wait for the step that runs, and start no other; ``abort`` ends all rows."""
@@ -160,7 +170,7 @@ class Batches:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        error: BaseException | None = None
+        error: GymError | None = None
         try:
             while not self._closed:
                 with self._wake:
@@ -169,7 +179,7 @@ class Batches:
                     if not self._closed:
                         self._turn()
         except Exception as broken:  # whatever torch raises: the health check tells, the replica restarts
-            error = broken
+            error = Unavailable(f"the engine broke: {type(broken).__name__}: {broken}")
         self._end_all("abort", error)
 
     def _busy(self) -> bool:
@@ -188,9 +198,10 @@ class Batches:
                 row = batch.rows[i]
                 row.tokens.append(token)
                 row.log_probs.append(log_prob)
+                refused = row.constraint.take(token) if row.constraint is not None else None
                 row.finish = self._finish(row)
-                if row.finish:
-                    self._settle(row)
+                if row.finish or refused is not None:
+                    self._settle(row, refused)
                 elif not row.done.cancelled():
                     kept.append(i)
                     if row.grown is not None:
@@ -199,7 +210,7 @@ class Batches:
         self._batches = [batch for batch in self._batches if batch.rows]
 
     def _finish(self, row: Row) -> str:
-        if row.tokens[-1] in self._ends and not row.sampling.ignore_eos:
+        if row.tokens[-1] in self._ends and (row.constraint is not None or not row.sampling.ignore_eos):
             return "stop"
         if stops := row.sampling.stop:
             recent = self._decode(row.tokens[-8 - max(map(len, stops)) :])
@@ -207,7 +218,7 @@ class Batches:
                 return "stop"
         return "length" if len(row.tokens) >= row.limit else ""
 
-    def _end_all(self, finish: str, error: BaseException | None = None) -> None:
+    def _end_all(self, finish: str, error: GymError | None = None) -> None:
         rows = [*self._waiting, *(row for batch in self._batches for row in batch.rows)]
         self._waiting.clear()
         self._batches.clear()
@@ -215,7 +226,7 @@ class Batches:
             row.finish = finish
             self._settle(row, error)
 
-    def _settle(self, row: Row, error: BaseException | None = None) -> None:
+    def _settle(self, row: Row, error: GymError | None = None) -> None:
         def settle() -> None:
             if row.grown is not None:
                 row.grown.set()
@@ -224,6 +235,6 @@ class Batches:
             if error is None:
                 row.done.set_result(None)
             else:
-                row.done.set_exception(Unavailable(f"the engine broke: {type(error).__name__}: {error}"))
+                row.done.set_exception(error)
 
         self._loop.call_soon_threadsafe(settle)

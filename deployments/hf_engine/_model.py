@@ -86,7 +86,8 @@ def _plain(message: JSON) -> JSON:
     """A message as templates want it: text as a string, arguments of calls as objects."""
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        parts = [part for part in content if isinstance(part, dict)]
+        content = "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
     plain = {**message, "content": content}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{**c, "function": _decoded(c["function"])} for c in calls]

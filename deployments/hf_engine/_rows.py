@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gym_serve.deployments.hf_engine._grammar import Constraint
 from gym_serve.deployments.hf_engine.sampling import Sampling
 
 __all__ = ["Row", "draw"]
@@ -21,6 +22,7 @@ class Row:
         sampling: how to sample.
         limit: most tokens to produce.
         done: set when it has ended.
+        constraint: of the tokens that it may take.
         grown: set whenever it has got another token, and at its end; None where nobody follows it.
         tokens, log_probs: what was produced, each with its natural-log probability.
         finish: ``stop``, ``length`` or ``abort``.
@@ -30,6 +32,7 @@ class Row:
     sampling: Sampling
     limit: int
     done: asyncio.Future[None]
+    constraint: Constraint | None = None
     grown: asyncio.Event | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -50,6 +53,8 @@ def draw(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float]]
     scores = logits.float()
     for i, row in enumerate(rows):
         _bias(scores[i], row.sampling)
+        if row.constraint is not None:
+            row.constraint.forbid(scores[i])
     temperatures = torch.tensor([row.sampling.temperature or 1.0 for row in rows])
     scores = scores / temperatures.to(scores)[:, None]
     for i, row in enumerate(rows):

@@ -11,7 +11,8 @@ from gym_serve.types.errors import BadRequest
 
 __all__ = ["Sampling"]
 
-_MISSING = ("response_format", "structured_outputs", "guided_json", "guided_regex", "top_logprobs")
+_MISSING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")
+"""What vLLM knows, or knew once, and this engine does not."""
 
 
 def _as_list(value: Any) -> Any:
@@ -48,8 +49,7 @@ class Sampling(BaseModel):
             BadRequest: one that this engine lacks, or a value that makes no sense.
         """
         for key in _MISSING:
-            asked = chat.get(key)
-            if asked and not (isinstance(asked, Mapping) and asked.get("type") == "text"):
+            if chat.get(key):
                 raise BadRequest(f"{key}: hf_engine cannot do that; use vllm_engine")
         if chat.get("n") not in (None, 1):
             raise BadRequest("n: hf_engine gives one choice for a call")

@@ -2,8 +2,8 @@
 
 It starts in some seconds where vLLM needs half a minute, and its default is a tiny model that is made on
 the spot. Tokens in, tokens out, log probabilities, tool calls, versions of weights: all that a trainer's
-loop needs to be tried out. It has no constrained decoding and no paged cache: policies worth training run
-on `vllm_engine`.
+loop needs to be tried out, structured outputs included. It has no paged cache: policies worth training
+run on `vllm_engine`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.deployments.hf_engine._batches import Batches
+    from gym_serve.deployments.hf_engine._grammar import Grammars
     from gym_serve.deployments.hf_engine._rows import Row
 
 __all__ = ["HFEngine"]
@@ -57,6 +58,7 @@ class HFEngine(EngineModel):
         self._tokenizer: Any = None
         self._context = self._vocabulary = 0
         self._batches: Batches | None = None
+        self._grammars: Grammars | None = None
 
     async def start(self) -> None:
         """Load the model.
@@ -65,7 +67,7 @@ class HFEngine(EngineModel):
             GraphError: the packages of the extra are missing.
         """
         try:
-            from gym_serve.deployments.hf_engine import _batches, _model
+            from gym_serve.deployments.hf_engine import _batches, _grammar, _model
         except ImportError as error:
             raise GraphError(f"hf_engine needs {error.name}: pip install 'gym-serve[hf]'") from None
         config = self.config
@@ -75,6 +77,7 @@ class HFEngine(EngineModel):
         self._context = config.max_model_len or int(model.config.max_position_embeddings)
         self._vocabulary = int(model.config.vocab_size)
         self.ends = _model.end_tokens(model, tokenizer)
+        self._grammars = _grammar.Grammars(tokenizer, self._vocabulary, self.ends)
         self._batches = _batches.Batches(model, self.ends, tokenizer.decode, config.max_batch)
 
     async def stop(self) -> None:
@@ -98,14 +101,18 @@ class HFEngine(EngineModel):
         if room < 1 or not prompt:
             return None
         limit = min(room, sampling.max_tokens or room)
+        assert self._grammars is not None
+        constraint = await asyncio.to_thread(self._grammars.constraint, chat)
         head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
         if on_chunk is None:
-            return self._completion(head, chat, await self._engine.generate(prompt, sampling, limit))
+            return self._completion(
+                head, chat, await self._engine.generate(prompt, sampling, limit, constraint)
+            )
         calls = _may_call(chat)
         ends = [*sampling.stop, *([CALL_OPENING] if calls else [])]
         text = TextStream(self._decode, ends, strip=calls)
         stream = Stream(head, text, partial(self._scores, chat), on_chunk)
-        row = await self._engine.generate(prompt, sampling, limit, stream.grown)
+        row = await self._engine.generate(prompt, sampling, limit, constraint, stream.grown)
         completion = self._completion(head, chat, row)
         await stream.end(row, completion)
         return completion
@@ -123,6 +130,11 @@ class HFEngine(EngineModel):
         model = self._engine.model
         tensors = await asyncio.to_thread(_model.new_weights, model, weights)
         model.load_state_dict(tensors, strict=False)
+
+    @property
+    def running(self) -> int:
+        """See `EngineModel.running`."""
+        return self._engine.running
 
     async def pause(self, mode: PauseMode) -> None:
         """See `EngineModel.pause`."""

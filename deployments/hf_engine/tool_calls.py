@@ -10,10 +10,10 @@ import orjson
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
-__all__ = ["CALL_OPENING", "split_calls"]
+__all__ = ["CALL_CLOSE", "CALL_OPENING", "split_calls"]
 
 CALL_OPENING = "<tool_call>"
-_CLOSE = "</tool_call>"
+CALL_CLOSE = "</tool_call>"
 
 
 def split_calls(text: str) -> tuple[str, list[JSON]]:
@@ -22,16 +22,16 @@ def split_calls(text: str) -> tuple[str, list[JSON]]:
     calls: list[JSON] = []
     at = 0
     while (start := text.find(CALL_OPENING, at)) >= 0:
-        end = text.find(_CLOSE, start)
+        end = text.find(CALL_CLOSE, start)
         if end < 0:
             break
         call = _call(text[start + len(CALL_OPENING) : end])
         if call is None:
-            rest.append(text[at : end + len(_CLOSE)])
+            rest.append(text[at : end + len(CALL_CLOSE)])
         else:
             rest.append(text[at:start])
             calls.append(call)
-        at = end + len(_CLOSE)
+        at = end + len(CALL_CLOSE)
     rest.append(text[at:])
     left = "".join(rest)
     return (left.rstrip() if calls else left), calls

@@ -11,7 +11,7 @@ import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-__all__ = ["Engine", "is_cpu", "start_engine"]
+__all__ = ["Engine", "is_cpu", "start_engine", "unfinished"]
 
 # Read by vLLM when it is imported. Measured on two cores: pinned threads fight for one core, and a
 # third process doubles the time to start.
@@ -77,6 +77,11 @@ async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
     app.state.server = SimpleNamespace()  # vLLM's error handler tells its web server to exit
     tied = bool(getattr(llm.model_config.hf_text_config, "tie_word_embeddings", False))
     return Engine(llm, app, _ends(llm), tied and is_cpu())
+
+
+def unfinished(llm: Any) -> int:
+    """Requests that the engine has to do, waiting ones included."""
+    return int(llm.output_processor.get_num_unfinished_requests())
 
 
 def _parser() -> tuple[Any, Any]:

@@ -177,6 +177,8 @@ class VLLMEngine(EngineModel):
         body["model"] = self._model_of(chat)
         if not body.get("top_logprobs"):
             body.pop("top_logprobs", None)
+        else:
+            body["logprobs"] = True  # Responses implies it, chat refuses the one without the other
         if self.config.return_token_ids:
             body |= {"return_token_ids": True, "logprobs": True}
         if prompt is not None:
@@ -215,6 +217,13 @@ class VLLMEngine(EngineModel):
             await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
         if self.config.runner == "generate":
             await llm.reset_prefix_cache()
+
+    @property
+    def running(self) -> int:
+        """See `EngineModel.running`."""
+        from gym_serve.deployments.vllm_engine._vllm import unfinished
+
+        return unfinished(self._engine.llm)
 
     async def pause(self, mode: PauseMode) -> None:
         """See `EngineModel.pause`."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gym_serve.environments.function_calls import arguments_of, same_value
+from gym_serve.environments.function_calls import arguments_of, decoded_arguments, same_value
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.metrics import MetricSpec, Score
 
@@ -47,7 +47,7 @@ class XlamVerdict(Verdict):
     num_correct: int
     """Number of expected calls that were made."""
     predicted_calls: list[dict[str, Any]]
-    """The model's calls: ``{"name", "arguments"}``; arguments that cannot be read are ``{}``."""
+    """The model's calls: ``{"name", "arguments"}``; arguments that are no JSON are ``{}``."""
 
 
 class XlamFc(ResourcesServer):
@@ -60,7 +60,13 @@ class XlamFc(ResourcesServer):
         """Pair the expected calls with those that were made."""
         expected = request.expected_answers
         calls = request.response.function_calls
-        predicted = [{"name": call.get("name"), "arguments": arguments_of(call) or {}} for call in calls]
+        predicted = [
+            {
+                "name": call.get("name"),
+                "arguments": {} if (given := decoded_arguments(call)) is None else given,
+            }
+            for call in calls
+        ]
         correct = _paired([[i for i, call in enumerate(predicted) if _fits(call, one)] for one in expected])
         return XlamVerdict(
             reward=float(correct == len(expected) == len(predicted)),
@@ -72,7 +78,7 @@ class XlamFc(ResourcesServer):
 
 
 def _fits(call: dict[str, Any], expected: ExpectedCall) -> bool:
-    arguments = call["arguments"]
+    arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
     return call["name"] == expected.name and all(
         key in arguments and same_value(arguments[key], value) for key, value in expected.arguments.items()
     )

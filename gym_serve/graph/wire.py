@@ -60,6 +60,7 @@ STREAMED = frozenset({"v1/responses", "v1/chat/completions", "v1/messages"})
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """For streams; the latter is nginx's."""
 
+_OF_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
 _MEDIA_TYPE = "application/json"
 
@@ -176,7 +177,7 @@ def failed(error: GymError) -> Response:
 
 def in_form_of(path: str, response: Response) -> Response:
     """A response as the protocol of its path has it: failures of Anthropic's Messages have their own form."""
-    if response.status_code < 400 or not path.rstrip("/").endswith("/v1/messages"):
+    if response.status_code < 400 or not path.rstrip("/").endswith(_OF_ANTHROPIC):
         return response
     try:
         body = orjson.loads(bytes(response.body))

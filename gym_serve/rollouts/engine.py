@@ -25,7 +25,7 @@ from gym_serve.rollouts.stamps import STAMPS, is_failure, retried
 from gym_serve.servers.metrics import LATENCY_FIELD
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import failed_rollout
+from gym_serve.types.rows import failed_rollout, without_failure
 
 __all__ = ["Engine", "EngineOptions", "Run", "jobs_of", "stream"]
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("gym_serve")
 Run = Callable[[JSON], Awaitable[JSON]]
 """One episode of a row; cancelling it cancels the episode. This is where submission would be batched."""
 
-_PATIENCE = 3600.0  # seconds of being pushed back without a `timeout`: an agent's own default for an episode
+_PATIENCE = 3600.0  # seconds, without a `timeout`: an agent's own default for an episode
 _OPEN_PER_PLACE = 4  # jobs that wait for a retry or for their turn do not take the place of a running one
 
 
@@ -48,6 +48,9 @@ class EngineOptions:
         timeout: seconds for one attempt, None for no limit but the servers' own. An overloaded graph
             may push a rollout back for as long (for an hour with None) before that is a failed attempt.
         backoff: how long a retry waits.
+
+    Raises:
+        InvalidRequest: a number out of its range.
     """
 
     concurrency: int = 128
@@ -58,6 +61,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.attempts < 1:
             raise InvalidRequest("concurrency and attempts: at least 1 is meant")
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an attempt may be pushed back, or the comparison of a group may take."""
+        return _PATIENCE if self.timeout is None else self.timeout
 
 
 class Attempt(NamedTuple):
@@ -131,8 +139,7 @@ class Engine:
         commit: Callable[[JSON, JSON], None] = lambda row, rollout: None,
         dropped: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        patience = _PATIENCE if options.timeout is None else options.timeout
-        self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, patience)
+        self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, options.patience)
         self._jobs = jobs
         self._run = run
         self._options = options
@@ -221,7 +228,7 @@ class Engine:
             self.scheduler.add(job)
 
     async def _attempt(self, job: Job) -> JSON:
-        row = retried(job.row, job.attempt)
+        row = _row_of(job)
         started = time.monotonic()
         try:
             rollout = _checked(await asyncio.wait_for(self._run(row), self._options.timeout))
@@ -268,4 +275,9 @@ def _failure(rollout: JSON) -> Failure | None:
 
 def _cancelled(job: Job) -> JSON:
     """The failure of an attempt that was cancelled from elsewhere (the loop of its calls has stopped)."""
-    return failed_rollout(retried(job.row, job.attempt), Unavailable("the call was cancelled"))
+    return failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
+
+
+def _row_of(job: Job) -> JSON:
+    """The row of the job's next attempt; one from a file of failures leaves its failure behind."""
+    return retried(without_failure(job.row), job.attempt)

@@ -7,6 +7,7 @@ stragglers of settled groups, asks the environment to compare what is left, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
@@ -17,10 +18,12 @@ from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import is_failure
 from gym_serve.servers.usage import USAGE_FIELD, Meter
-from gym_serve.types.errors import GymError
+from gym_serve.types.errors import DeadlineExceeded, GymError
 from gym_serve.types.requests import JSON
 
 __all__ = ["Compare", "groups"]
+
+logger = logging.getLogger("gym_serve")
 
 Compare = Callable[[JSON, JSON, Meter], Awaitable[JSON | None]]
 """Takes a group's row, the body of ``POST /compare``, and a meter that counts what models use for it: its
@@ -114,12 +117,19 @@ async def _compared(
     while True:
         meter = Meter()
         try:
-            answer = await compare(group.row, compare_request(group), meter)
+            comparing = compare(group.row, compare_request(group), meter)
+            answer = await asyncio.wait_for(comparing, options.patience)
             return group if answer is None else with_comparison(group, answer)
         except GymError as error:
-            failed += 1
-            if not error.retryable or failed == options.attempts:
-                return without_comparison(group, error)
+            failure = error
+        except (asyncio.TimeoutError, TimeoutError):
+            failure = DeadlineExceeded(f"no answer within {options.patience:g} s")
+        except Exception as error:
+            logger.exception("the group of row %s could not be compared", group.task_index)
+            failure = GymError(f"{type(error).__name__}: {error}")
         finally:
             spend({USAGE_FIELD: meter.to_json()})
+        failed += 1
+        if not failure.retryable or failed == options.attempts:
+            return without_comparison(group, failure)
         await asyncio.sleep(options.backoff.seconds(failed))

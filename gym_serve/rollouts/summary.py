@@ -28,6 +28,7 @@ __all__ = ["MOST_ASKED", "Aggregate", "SpecOf", "summarize_run"]
 logger = logging.getLogger("gym_serve")
 
 MOST_ASKED = 20_000
+_ASKED_SECONDS = 600.0
 
 Aggregate = Callable[[str, list[JSON]], Awaitable[JSON]]
 """Asks an agent for the metrics of its rollouts (``POST /aggregate_metrics``)."""
@@ -107,13 +108,19 @@ class _Agent:
     async def metrics(self, name: str, aggregate: Aggregate | None) -> tuple[JSON, Iterable[JSON]]:
         """The metrics without those of the groups, and those of the groups."""
         if aggregate is not None and self._keep:
+            # A foreign agent may have no such route: the statistics are worth having all the same.
             try:
-                answer = await aggregate(name, [*self._scored.values(), *self._failed.values()])
-                groups = answer[_GROUPS]
-                return {key: value for key, value in answer.items() if key != _GROUPS}, groups
-            except (GymError, KeyError, TypeError, AttributeError) as error:
-                # A foreign agent may have no such route: the statistics are worth having all the same.
-                logger.warning("%s gave no metrics, they are computed here: %s", name, error)
+                asked = aggregate(name, [*self._scored.values(), *self._failed.values()])
+                answer = await asyncio.wait_for(asked, _ASKED_SECONDS)
+                groups = answer.get(_GROUPS) if isinstance(answer, dict) else None
+                if isinstance(groups, list):
+                    return {key: value for key, value in answer.items() if key != _GROUPS}, groups
+                problem = f"{_GROUPS}: a list is missing"
+            except GymError as error:
+                problem = error.message
+            except (asyncio.TimeoutError, TimeoutError):
+                problem = f"no answer within {_ASKED_SECONDS:g} s"
+            logger.warning("%s gave no metrics, they are computed here: %s", name, problem)
         overall = await asyncio.to_thread(self._aggregator.overall)
         return overall, self._aggregator.iter_group_metrics()
 

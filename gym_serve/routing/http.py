@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
+from urllib.parse import quote
 
 import httpx
 import httpx_aiohttp
@@ -40,7 +41,7 @@ class HttpEdge:
                 transport=httpx_aiohttp.AiohttpTransport(limits=httpx.Limits(max_connections=None)),
                 headers=self._headers,
             )
-        headers = {"content-type": "application/json", "x-request-id": call.request_id}
+        headers = {"content-type": b"application/json", "x-request-id": call.request_id.encode()}
         headers |= _session_headers(call)
         method = "GET" if call.op in _GETS else "POST"
         tool = call.op.removeprefix("tools/") if call.op.startswith("tools/") else None
@@ -82,12 +83,14 @@ _NO_ROUTE = b"/-/routes for available routes"
 """Serve's proxy says this of every path until it has learnt which applications run."""
 
 
-def _session_headers(call: Call) -> dict[str, str]:
+def _session_headers(call: Call) -> dict[str, bytes]:
     if call.session is None:
-        return {"x-session-affinity": call.affinity} if call.affinity else {}
+        # A row may name its rollout in any script.
+        return {"x-session-affinity": quote(call.affinity, ":").encode()} if call.affinity else {}
+    session = call.session.encode()
     if call.session.startswith(_COOKIE):
-        return {"cookie": call.session.removeprefix(_COOKIE)}
-    return {"x-session-id": call.session, "cookie": f"gym_session={call.session}"}
+        return {"cookie": session.removeprefix(_COOKIE.encode())}
+    return {"x-session-id": session, "cookie": b"gym_session=" + session}
 
 
 def _session_of(answer: httpx.Response, before: str | None) -> str | None:

@@ -16,11 +16,20 @@ import orjson
 from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.edge import Reply
+from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.tools import is_tool_name
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
-from gym_serve.types.errors import DeadlineExceeded, GymError, Retryable, SessionNotFound, Unavailable
-from gym_serve.types.protocols import usage_sum
+from gym_serve.types.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    GymError,
+    InvalidRequest,
+    Retryable,
+    SessionNotFound,
+    Unavailable,
+)
+from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
+from gym_serve.types.protocols.sampling import metadata_object
 from gym_serve.types.requests import JSON
 
 __all__ = ["Episode"]
@@ -29,7 +38,6 @@ T = TypeVar("T")
 
 _NOT_THE_TOOL = frozenset({404, 409, 429, 502, 503, 504})  # where it may be the server that failed
 
-_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _MAX_ARGUMENTS = 1 << 20  # characters; longer ones are a runaway generation, not a tool call
 
 
@@ -41,6 +49,9 @@ class Episode:
         model: the policy.
         resources: tools and verifier.
         timeouts: seconds by stage (seed, model, tool, verify, close).
+
+    Raises:
+        InvalidRequest: the row's ``metadata`` cannot take its ``extra_body`` or ``chat_template_kwargs``.
 
     Attributes:
         row: the row, never changed.
@@ -107,7 +118,7 @@ class Episode:
         self._last = response
         self._usages.append(response.get("usage"))
         self.items += turn
-        if any(_TOKENS[0] in item for item in turn):
+        if any(TOKEN_KEYS[0] in item for item in turn):
             self._input = [_without_tokens(item) for item in self._input]
         self._input = self._input + turn
         return turn
@@ -192,8 +203,8 @@ class Episode:
 
     async def _tool_output(self, name: Any, arguments: Any) -> str:
         # Everything here was written by the model: nothing of it is trusted.
-        declared = not self._declared or name in self._declared
-        if not isinstance(name, str) or not declared or not is_tool_name(name):
+        known = isinstance(name, str) and is_tool_name(name)
+        if not known or (self._declared and name not in self._declared):
             return _error(f"There is no tool named {str(name)[:100]!r}.")
         if not isinstance(arguments, str) or len(arguments) > _MAX_ARGUMENTS:
             return _error(f"Invalid tool call arguments: longer than {_MAX_ARGUMENTS} characters, or no text")
@@ -203,7 +214,10 @@ class Episode:
             return _error(f"Invalid tool call arguments: {type(error).__name__}('{error}')")
         if not isinstance(values, dict):
             return _error(f"Invalid tool call arguments: expected a JSON object, got {type(values).__name__}")
-        reply: Reply = await self.stage("tool", lambda: self._call_tool(name, values))
+        try:
+            reply: Reply = await self.stage("tool", lambda: self._call_tool(name, values))
+        except RecursionError:  # what can be read is not always shallow enough to be written
+            return _error("Invalid tool call arguments: nested too deeply")
         return reply.body.decode("utf-8", "replace")
 
     async def _call_tool(self, name: str, values: JSON) -> Reply:
@@ -223,8 +237,9 @@ def _is_function(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str)
 
 
-def _names(tools: list[JSON]) -> set[Any]:
-    return {tool.get("name") for tool in tools if tool.get("type", "function") == "function"}
+def _names(tools: list[JSON]) -> set[str]:
+    functions = (tool for tool in tools if tool.get("type", "function") == "function")
+    return {name for tool in functions if isinstance(name := tool.get("name"), str)}
 
 
 def _error(message: str) -> str:
@@ -232,9 +247,9 @@ def _error(message: str) -> str:
 
 
 def _without_tokens(item: JSON) -> JSON:
-    if _TOKENS[0] not in item:
+    if TOKEN_KEYS[0] not in item:
         return item
-    return {key: value for key, value in item.items() if key not in _TOKENS}
+    return {key: value for key, value in item.items() if key not in TOKEN_KEYS}
 
 
 def _with_extras(row: JSON) -> JSON:
@@ -242,8 +257,12 @@ def _with_extras(row: JSON) -> JSON:
     params: JSON = dict(row["responses_create_params"])
     for key in ("extra_body", "chat_template_kwargs"):
         if isinstance(extra := row.get(key), dict):
-            metadata = dict(params.get("metadata") or {})
-            stored = orjson.loads(metadata[key]) if metadata.get(key) else {}
-            metadata[key] = orjson.dumps({**stored, **extra}).decode()
-            params["metadata"] = metadata
+            metadata = params.get("metadata") or {}
+            if not isinstance(metadata, dict):
+                raise InvalidRequest("responses_create_params.metadata: an object is meant")
+            try:
+                stored = metadata_object(metadata, key)
+            except BadRequest as error:
+                raise InvalidRequest(f"responses_create_params.{error.message}") from None
+            params["metadata"] = {**metadata, key: encode({**stored, **extra}).decode()}
     return params

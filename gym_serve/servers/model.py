@@ -22,11 +22,12 @@ from gym_serve.servers.capture.recording import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.edge import Reply
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import BadRequest
+from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.protocols import (
     chat_chunks,
     chat_to_params,
     chat_to_response,
+    message_to_params,
     response_events,
     response_to_chat,
     responses_to_chat,
@@ -34,6 +35,8 @@ from gym_serve.types.protocols import (
 from gym_serve.types.requests import JSON
 
 __all__ = ["ModelServer"]
+
+COUNT_TOKENS = "v1/messages/count_tokens"
 
 
 class ModelServer(Server):
@@ -117,6 +120,15 @@ class ModelServer(Server):
             await on_chunk(chunk)
         return completion
 
+    async def count_tokens(self, body: JSON) -> int:
+        """How many tokens the prompt of a body of ``POST /v1/responses`` has.
+
+        Raises:
+            NotFound: this server cannot count them.
+            Rejected, Retryable: as `responses`.
+        """
+        raise NotFound(f"{self.name} cannot count tokens: only models whose engine is at hand can")
+
     def model_names(self) -> list[str]:
         """Names for ``GET /v1/models``; the server's own name by default."""
         return [self.name]
@@ -129,6 +141,7 @@ class ModelServer(Server):
                 op: Operation(partial(protocol.answer, self), protocol.summary, protocol.request, answer)
                 for op, protocol in PROTOCOLS.items()
             },
+            **{op: self._counting() for op in (COUNT_TOKENS, f"{OPEN}/{COUNT_TOKENS}")},
             "v1/models": Operation(self._op_models, "The models of this server", None, answer, "GET"),
             OPEN: Operation(self._op_open, "Record the calls of an external harness", None, answer),
             TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, answer, "GET"),
@@ -148,6 +161,16 @@ class ModelServer(Server):
     @property
     def live_sessions(self) -> int:
         return len(self.captures)
+
+    def _counting(self) -> Operation:
+        request = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
+        answer = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}}
+        return Operation(self._op_count_tokens, "Tokens of an Anthropic Messages request", request, answer)
+
+    async def _op_count_tokens(self, body: Any) -> JSON:
+        if not isinstance(body, dict):
+            raise InvalidRequest("an object with messages is meant")
+        return {"input_tokens": await self.count_tokens(message_to_params(body))}
 
     async def _op_models(self, body: Any) -> JSON:
         now = int(time.time())

@@ -223,7 +223,7 @@ class ResourcesServer(Server):
                 state = await restore(snapshot)
             else:
                 state = await asyncio.to_thread(restore, snapshot)
-        except (GymError, asyncio.CancelledError):
+        except GymError:
             raise
         except Exception as error:
             raise InvalidRequest(f"restore failed: {type(error).__name__}: {error}") from error
@@ -240,7 +240,7 @@ class ResourcesServer(Server):
                     verdict = await call.run(self.verify, request, *arguments)
                 fields = Verdict.model_validate(verdict).model_dump(mode="json")
                 return Reply.of({**fields, USAGE_FIELD: meter.take()} if meter else fields)
-            except (GymError, asyncio.CancelledError, asyncio.TimeoutError):
+            except GymError:
                 raise
             except Exception as error:
                 raise VerifierFailed(f"the verifier failed: {type(error).__name__}: {error}") from error
@@ -260,7 +260,7 @@ class ResourcesServer(Server):
         meter = Meter()
         try:
             with metering(meter, "compare"):
-                comparison = await self._compared(request)
+                comparison = await self._rewards_of(request)
             reply = Reply.of(comparison.model_dump(mode="json"))
         except GymError as error:
             error.server = error.server or self.name
@@ -270,10 +270,10 @@ class ResourcesServer(Server):
             return reply
         return reply._replace(body=encode({**orjson.loads(reply.body), USAGE_FIELD: meter.to_json()}))
 
-    async def _compared(self, request: CompareRequest) -> Comparison:
+    async def _rewards_of(self, request: CompareRequest) -> Comparison:
         try:
             comparison = Comparison.model_validate(await self.compare(request))
-        except (GymError, asyncio.CancelledError, asyncio.TimeoutError):
+        except GymError:
             raise
         except Exception as error:
             raise VerifierFailed(f"compare failed: {type(error).__name__}: {error}") from error
@@ -313,7 +313,7 @@ class ResourcesServer(Server):
                     with metering(call.session.meter, "tool"):
                         result = await call.run(method, **values, **session)
                     return Reply(200, spec.returns.dump_json(result))
-                except (GymError, asyncio.CancelledError, asyncio.TimeoutError):
+                except GymError:
                     raise
                 except Exception as error:
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error

@@ -54,6 +54,7 @@ __all__ = [
     "error_from_body",
 ]
 
+_LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
 _BY_CODE: dict[str, type[GymError]] = {}
 _E = TypeVar("_E", bound="GymError")
 
@@ -239,7 +240,10 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         message,
         server=error.get("server") or server,
         stage=error.get("stage"),
-        retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,
+        # A foreign server may say anything: NaN, or an integer that no float holds.
+        retry_after=float(retry_after)
+        if isinstance(retry_after, int | float) and 0 <= retry_after <= _LONGEST_WAIT
+        else None,
     )
 
 

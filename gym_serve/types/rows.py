@@ -9,7 +9,21 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["ResponsesParams", "check_params", "check_row", "failed_rollout"]
+__all__ = ["ResponsesParams", "check_params", "check_row", "failed_rollout", "without_failure"]
+
+_OF_ATTEMPT = frozenset(
+    {
+        "_ng_attempt_index",
+        "_ng_failure_class",
+        "_ng_failure_terminal",
+        "error",
+        "failure",
+        "mask_sample",
+        "model_usage",
+        "response",
+        "reward",
+    }
+)
 
 
 class ResponsesParams(BaseModel):
@@ -106,3 +120,17 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
             **({"retry_after": error.retry_after} if error.retry_after is not None else {}),
         },
     }
+
+
+def without_failure(row: JSON) -> JSON:
+    """The row of a failed rollout that is to be tried again; any other row as it is.
+
+    A mark of the failure that stayed would turn the reward of the next attempt into a failure.
+    """
+    if not row.get("_ng_failure_class"):
+        return row
+    fresh = {key: value for key, value in row.items() if key not in _OF_ATTEMPT}
+    config = fresh.pop("instance_config", None)
+    if isinstance(config, dict):
+        config = {key: value for key, value in config.items() if key != "mask_sample"}
+    return {**fresh, "instance_config": config} if config else fresh

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -410,6 +411,16 @@ async def test_pool_gives_fresh_ones(name: SandboxName) -> None:
         await pool.stop()
     with pytest.raises(Unavailable, match="not running"):
         await pool.take()
+
+
+async def test_packages_below_tmp(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a virtual environment lies there, the sandbox's own /tmp must not hide it."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "shelf_of_tmp.py").write_text("BOOKS = 3\n")
+    monkeypatch.syspath_prepend(str(packages))
+    python = await start()
+    assert (await execute(python, "import shelf_of_tmp\nshelf_of_tmp.BOOKS")).result == "3"
 
 
 async def test_pool_is_ready_before_it_is_asked(name: SandboxName) -> None:

@@ -52,6 +52,8 @@ async def test_example_row(row: dict[str, Any]) -> None:
         ("3π", "3\\pi"),
         ("ﬁve", "five"),
         ("inf", "infinity"),
+        ("0", "-0"),
+        ("8", "8\\mathrm{mm}"),
     ],
 )
 def test_the_same_answer(expected: str, answer: str) -> None:
@@ -60,7 +62,14 @@ def test_the_same_answer(expected: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     ("expected", "answer"),
-    [("100", "99.5"), ("60%", "60"), ("12 kg", "12"), ("£1,250", "1250"), ("1000000", "1,000,000")],
+    [
+        ("100", "99.5"),
+        ("60%", "60"),
+        ("12 kg", "12"),
+        ("£1,250", "1250"),
+        ("1000000", "1,000,000"),
+        ("8 km", "$8$"),
+    ],
 )
 def test_a_number_next_to_the_expected_one(expected: str, answer: str) -> None:
     assert similarity(expected, answer) == NEAR
@@ -75,6 +84,7 @@ def test_a_number_next_to_the_expected_one(expected: str, answer: str) -> None:
         ("5 cm", "5 km"),
         ("$5", "£5"),
         ("60%", "$60"),
+        ("$60", "60 km"),
         ("-3", "3"),
         ("0", "0.001"),
         ("Kansas", "AR"),

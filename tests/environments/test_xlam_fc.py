@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems
 
-from gym_serve.environments.function_calls import arguments_of, same_value
+from gym_serve.environments.function_calls import MAX_DEPTH, arguments_of, same_value
 from gym_serve.environments.xlam_fc import XlamFc
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -52,6 +52,12 @@ async def test_a_row_without_expectations_wants_no_call() -> None:
     ]
 
 
+async def test_arguments_that_are_no_object_are_shown_and_count_as_none() -> None:
+    row = {"expected_answers": [{"name": "f", "arguments": {"0": "x"}}]}
+    verdict = await Bench(XlamFc()).verify(row, [called("f", '["x"]')])
+    assert (verdict["reward"], verdict["predicted_calls"]) == (0.0, [{"name": "f", "arguments": ["x"]}])
+
+
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
@@ -81,6 +87,14 @@ def test_a_value_equals_itself_after_a_round_trip(value: Any) -> None:
 def test_any_arguments_are_read_or_not(arguments: Any) -> None:
     found = arguments_of({"arguments": arguments})
     assert found is None or isinstance(found, dict)
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 1, MAX_DEPTH, 500, 100_000])
+async def test_a_deep_nest_is_scored(levels: int) -> None:
+    arguments = '{"a": ' + "[" * levels + "]" * levels + "}"
+    verdict = await Bench(XlamFc()).verify({"expected_answers": [{"name": "f"}]}, [called("f", arguments)])
+    assert verdict["reward"] == 1.0
+    assert (verdict["predicted_calls"][0]["arguments"] == {}) is (levels >= MAX_DEPTH)
 
 
 async def test_a_stored_response_can_be_scored_again() -> None:

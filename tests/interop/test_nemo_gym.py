@@ -386,10 +386,14 @@ def test_a_type_of_the_same_name_that_is_something_else_is_hosted(tmp_path: Path
 
 
 def test_only_models_can_be_called_by_a_hosted_server(tmp_path: Path) -> None:
-    text = HOSTED.replace("{type: responses_api_models, name: judge}", "{type: resources_servers, name: quiz}")
+    text = HOSTED.replace(
+        "{type: responses_api_models, name: judge}", "{type: resources_servers, name: quiz}"
+    )
     write(tmp_path, "resources_servers/riddles/riddle_app.py", "")
     problems = problems_of(tmp_path, QUIZ + text + POLICY)
-    assert problems == ["resources.riddles.servers.quiz: 'quiz' is a resources server, where a model is meant"]
+    assert problems == [
+        "resources.riddles.servers.quiz: 'quiz' is a resources server, where a model is meant"
+    ]
 
 
 def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:

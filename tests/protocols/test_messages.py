@@ -34,6 +34,98 @@ def test_a_turn_survives(content):
     assert message["stop_reason"] == ("tool_use" if content and _called(content) else "end_turn")
 
 
+ARGUMENTS = st.sampled_from(['{"x": 1}', "{}", "{oops", "[1]", '{"INVALID_JSON": "{"}'])
+REASONING = st.tuples(st.lists(TEXT, max_size=3), st.none() | TEXT).map(
+    lambda r: {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": text} for text in r[0]],
+        "encrypted_content": r[1],
+    }
+)
+MESSAGE = st.lists(
+    TEXT.map(lambda text: {"type": "output_text", "text": text})
+    | TEXT.map(lambda text: {"type": "refusal", "refusal": text}),
+    max_size=2,
+).map(lambda content: {"type": "message", "role": "assistant", "content": content})
+FUNCTION_CALL = st.tuples(TEXT, TEXT, ARGUMENTS).map(
+    lambda c: {"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]}
+)
+
+
+def read(items):
+    """What a verifier or a trainer reads of an answer; that a text refuses is said by the stop reason."""
+    seen = []
+    for item in items:
+        if item["type"] == "reasoning":
+            signature = item.get("encrypted_content")
+            seen += [("thought", part["text"], signature) for part in item["summary"]]
+            seen += [("hidden", signature)] if signature and not item["summary"] else []
+        elif item["type"] == "message":
+            seen += [("said", part.get("text") or part.get("refusal")) for part in item["content"]]
+        else:
+            seen.append(("called", item["call_id"], item["name"], item["arguments"]))
+    return seen
+
+
+@given(st.lists(REASONING | MESSAGE | FUNCTION_CALL, max_size=6))
+def test_an_answer_survives(answer):
+    message = response_to_message({"output": answer}, {"model": "m"})
+    Message.model_validate(message)
+    back = message_to_params({"messages": [{"role": "assistant", "content": message["content"]}]})["input"]
+    assert read(back) == read(answer)
+    signatures = [item["encrypted_content"] for item in answer if item.get("encrypted_content")]
+    if len(set(signatures)) == len(signatures):  # each is of one item
+        assert [item["encrypted_content"] for item in back if item.get("encrypted_content")] == signatures
+    refused = any(part["type"] == "refusal" for item in answer for part in item.get("content", ()))
+    if not _called(message["content"]):
+        assert message["stop_reason"] == ("refusal" if refused else "end_turn")
+
+
+PICTURE = st.sampled_from(
+    [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+        {"type": "image", "source": {"type": "url", "url": "https://host/a.png"}},
+    ]
+)
+PARTS = st.lists(PICTURE | TEXT.map(lambda text: {"type": "text", "text": text}), max_size=3)
+RESULT = st.tuples(TEXT, TEXT | PARTS, st.booleans()).map(
+    lambda r: {"type": "tool_result", "tool_use_id": r[0], "content": r[1], "is_error": r[2]}
+)
+
+
+def shown(part):
+    if part["type"] == "text":
+        return part["text"]
+    source = part["source"]
+    return source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
+
+
+def told(content):
+    """The texts and images of Responses content."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return [part.get("text") or part.get("image_url") for part in parts if part != {"text": ""}]
+
+
+@given(st.lists(PICTURE | RESULT | TEXT.map(lambda text: {"type": "text", "text": text}), max_size=5))
+def test_results_and_images_arrive(content):
+    items = message_to_params({"messages": [{"role": "user", "content": content}]})["input"]
+    results = [block for block in content if block["type"] == "tool_result"]
+    outputs = [item for item in items if item["type"] == "function_call_output"]
+    assert [item["call_id"] for item in outputs] == [block["tool_use_id"] for block in results]
+    for item, block in zip(outputs, results, strict=True):
+        assert item["status"] == ("incomplete" if block["is_error"] else "completed")
+        given_ = block["content"]
+        wanted = [given_] if isinstance(given_, str) else list(map(shown, given_))
+        if all(isinstance(part, str) or part["type"] == "text" for part in given_):
+            assert "".join(told(item["output"])) == "".join(wanted)
+        else:
+            assert told(item["output"]) == wanted
+    said = [part for item in items if item["type"] == "message" for part in told(item["content"])]
+    assert said == [shown(block) for block in content if block["type"] != "tool_result"]
+    chat = responses_to_chat({"input": items})["messages"]
+    assert len(chat) == len(items)
+
+
 def _called(content):
     return any(block["type"] == "tool_use" for block in content)
 

@@ -24,9 +24,9 @@ from gym_serve.types.protocols import (
 
 # Tags in a text mean reasoning; a text about tags cannot be told from them.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=8)
-BUNDLE = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=2).map(
-    lambda ids: dict(zip(TOKEN_KEYS, (ids, ids, [-0.5] * len(ids)), strict=True))
-)
+BUNDLE = st.none() | st.tuples(
+    st.lists(st.integers(0, 9), min_size=1, max_size=2), st.sampled_from([{}, {"routed_experts": [[0, 1]]}])
+).map(lambda t: {**dict(zip(TOKEN_KEYS, (t[0], t[0], [-0.5] * len(t[0])), strict=True)), **t[1]})
 
 
 def with_bundle(item, bundle):
@@ -40,20 +40,35 @@ REASONING = st.lists(TEXT, max_size=3).map(
         "summary": [{"type": "summary_text", "text": t} for t in texts],
     }
 )
-MESSAGE = TEXT.map(
-    lambda text: {
-        "type": "message",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": text, "annotations": []}],
-    }
+SAID = TEXT.map(lambda text: {"type": "output_text", "text": text, "annotations": []})
+REFUSAL = TEXT.map(lambda text: {"type": "refusal", "refusal": text})
+MESSAGE = st.lists(SAID | REFUSAL, max_size=2).map(
+    lambda content: {"type": "message", "role": "assistant", "content": content}
 )
+URL = st.sampled_from(["https://host/a", "data:image/png;base64,AA"])
+PART = (
+    TEXT.map(lambda text: {"type": "input_text", "text": text})
+    | st.tuples(URL, st.sampled_from(["auto", "low"])).map(
+        lambda i: {"type": "input_image", "image_url": i[0], "detail": i[1]}
+    )
+    | st.sampled_from(["wav", "mp3"]).map(
+        lambda form: {"type": "input_audio", "input_audio": {"data": "AA", "format": form}}
+    )
+    | URL.map(lambda url: {"type": "input_video", "video_url": url})
+    | st.dictionaries(
+        st.sampled_from(["file_data", "file_id", "filename"]), st.sampled_from(["a", "b"]), min_size=1
+    )
+    .filter(lambda file: file.keys() != {"filename"})
+    .map(lambda file: {"type": "input_file", **file})
+)
+CONTENT = TEXT | st.lists(PART, max_size=3)
 CALL = st.tuples(st.sampled_from("abc"), TEXT, TEXT).map(
     lambda c: {"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]}
 )
-OUTPUT = st.tuples(st.sampled_from("abc"), TEXT).map(
+OUTPUT = st.tuples(st.sampled_from("abc"), CONTENT).map(
     lambda o: {"type": "function_call_output", "call_id": o[0], "output": o[1]}
 )
-OTHER = st.tuples(st.sampled_from(["user", "system", "developer"]), TEXT).map(
+OTHER = st.tuples(st.sampled_from(["user", "system", "developer"]), CONTENT).map(
     lambda m: {"type": "message", "role": m[0], "content": m[1]}
 )
 ASSISTANT = st.tuples(REASONING | MESSAGE | CALL, BUNDLE).map(lambda pair: with_bundle(*pair))
@@ -69,14 +84,17 @@ def view(items, blocks):
     seen, turn = [], None
     for item in [*items, None]:
         if item is not None and is_assistant(item):
-            turn = turn or {"reasoning": [], "text": "", "calls": [], "tokens": None}
+            turn = turn or {"reasoning": [], "text": "", "refusal": "", "calls": [], "tokens": None}
             if item["type"] == "reasoning":
                 turn["reasoning"] += [part["text"] for part in item["summary"] if part["text"]]
             elif item["type"] == "message":
-                turn["text"] += "".join(part["text"] for part in item["content"])
+                turn["text"] += "".join(part.get("text", "") for part in item["content"])
+                turn["refusal"] += "".join(part.get("refusal", "") for part in item["content"])
             else:
                 turn["calls"].append((item["call_id"], item["name"], item["arguments"]))
-            turn["tokens"] = {k: item[k] for k in TOKEN_KEYS if k in item} or turn["tokens"]
+            turn["tokens"] = {k: item[k] for k in (*TOKEN_KEYS, "routed_experts") if k in item} or turn[
+                "tokens"
+            ]
             continue
         if turn:
             seen.append({**turn, "reasoning": blocks(turn["reasoning"])})

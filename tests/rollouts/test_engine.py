@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.rollouts import AT_ONCE, JSON, FakeAgent, keys, rows, scored
+from support.rollouts import AT_ONCE, JSON, FakeAgent, keys, row, rows, scored
 
 from gym_serve.rollouts import EngineOptions, Expansion, Order, expand, jobs_of, stream
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
+from gym_serve.types.rows import failed_rollout
 
 
 async def streamed(
@@ -166,6 +167,25 @@ async def test_a_bug_ends_one_rollout_and_not_the_run(
     found = await streamed(broken, 3)
     assert sorted(r["number"] for r in found if "failure" in r) == [1]
     assert len(found) == 3
+
+
+async def test_a_row_from_a_file_of_failures_leaves_its_failure_behind() -> None:
+    """What the agent is given, and what comes of it, say nothing of the attempt before."""
+    asked: list[JSON] = []
+
+    async def echo(row: JSON) -> JSON:
+        asked.append(row)
+        return {**row, "reward": 0.5}
+
+    error = Unavailable("the model was away", stage="model")
+    given = {**row(0), "instance_config": {"mine": 1}}
+    failed = failed_rollout({**given, "_ng_attempt_index": 2}, error, {"output": []})
+    groups = expand([failed], Expansion(), problem=pytest.fail)
+    ((_, found),) = [pair async for pair in stream(jobs_of(groups), echo, EngineOptions())]
+    assert {key: asked[0].get(key) for key in failed} == {**dict.fromkeys(failed), **given}
+    assert found["reward"] == 0.5
+    assert not found.keys() & {"failure", "error", "mask_sample", "_ng_failure_class", "response"}
+    assert found["instance_config"] == {"mine": 1}
 
 
 async def test_the_row_and_its_stamps_survive_an_agent_that_forgets_them() -> None:

@@ -113,12 +113,25 @@ async def test_compare_is_tried_again() -> None:
         ([{"rewards": [1, float("inf")]}] * 3, "no finite numbers"),
         ([{"rewards": [1, None]}] * 3, "no finite numbers"),
         (["text"] * 3, "answered no 2 rewards"),
+        ([KeyError("rewards")], "KeyError: 'rewards'"),
     ],
 )
 async def test_a_group_that_cannot_be_compared_is_not_usable(answers: list[Any], said: str) -> None:
     (group,) = await grouped(FakeAgent(), rows(1), Judge(*answers), size=2)
     assert not group.usable
     assert said in (group.reason or "")
+
+
+async def test_a_compare_that_never_answers_is_given_up() -> None:
+    async def compare(row: JSON, body: JSON, meter: Meter) -> JSON:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    expanded = expand(rows(1), Expansion(repeats=2), problem=pytest.fail)
+    engine = EngineOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
+    (group,) = [g async for g in groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), engine, compare)]
+    assert not group.usable
+    assert "compare failed: no answer within 0.05 s" in (group.reason or "")
 
 
 async def test_a_group_that_is_too_small_is_not_compared() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,28 @@ async def test_many_rollouts_are_not_sent_around(outputs: Outputs, monkeypatch: 
         raise AssertionError("nobody asks")
 
     assert await summarize_run(outputs, aggregate, lambda agent: SPEC) == asked
+
+
+async def never(agent: str, rollouts: list[JSON]) -> JSON:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def broken(agent: str, rollouts: list[JSON]) -> JSON:
+    return {**aggregate_metrics(rollouts, SPEC), "group_level_metrics": None}
+
+
+async def nonsense(agent: str, rollouts: list[JSON]) -> Any:
+    return ["no metrics"]
+
+
+@pytest.mark.parametrize("aggregate", [never, broken, nonsense])
+async def test_an_agent_that_gives_no_metrics_costs_none(
+    outputs: Outputs, aggregate: summary.Aggregate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = await summarize_run(outputs, None, lambda agent: SPEC)
+    monkeypatch.setattr(summary, "_ASKED_SECONDS", 0.05)
+    assert await summarize_run(outputs, aggregate, lambda agent: SPEC) == computed
 
 
 async def test_a_run_without_results(tmp_path: Path) -> None:

@@ -35,6 +35,41 @@ async def test_a_proxy_that_has_just_started_knows_no_graph_yet() -> None:
         await call(web.Response(status=404, text=NO_ROUTE))
 
 
+@pytest.mark.parametrize(
+    ("session", "affinity", "sent"),
+    [
+        (None, "Aufgabe-1", {"x-session-affinity": "Aufgabe-1"}),
+        (None, "日本-0", {"x-session-affinity": "%E6%97%A5%E6%9C%AC-0"}),
+        (None, "a\r\nx-other: b", {"x-session-affinity": "a%0D%0Ax-other:%20b"}),
+        ("r.é", None, {"x-session-id": "r.é", "cookie": "gym_session=r.é"}),
+        ("cookie:a=é", None, {"cookie": "a=é"}),
+    ],
+)
+async def test_keys_and_sessions_in_any_script_are_delivered(
+    session: str | None, affinity: str | None, sent: dict[str, str]
+) -> None:
+    got: dict[str, str] = {}
+
+    async def handle(request: web.Request) -> web.Response:
+        got.update(request.headers)
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        (await edge.call(Call("run", b"{}", session, affinity=affinity))).json()
+    finally:
+        await edge.close()
+        await runner.cleanup()
+    got = {name.lower(): value for name, value in got.items()}
+    assert {name: got.get(name) for name in sent} == sent
+    assert "x-other" not in got
+
+
 async def test_any_other_404_is_final() -> None:
     with pytest.raises(NotFound):
         await call(

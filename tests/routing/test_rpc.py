@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from gym_serve.routing.rpc import Address, Broken, Channel, Listener, Silent, Undelivered, Unreachable
+from gym_serve.routing.rpc.messages import LOAD, Notification
+from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.servers.edge import Call, Reply
 
 Dispatch = Callable[[Call], Awaitable[Reply]]
@@ -193,3 +195,21 @@ async def test_who_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.MonkeyP
     # Its kernel accepts the connection, and the process never does.
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(Silent):
         await Channel.open(Address("127.0.0.1", busy.getsockname()[1], "token"))
+
+
+async def test_nobody_waits_for_what_a_broken_connection_will_never_take() -> None:
+    taken = asyncio.Event()
+
+    async def send(frame: bytes) -> None:
+        taken.set()
+        await asyncio.Event().wait()  # a peer that reads no more
+
+    outbox = Outbox(send)
+    writer = asyncio.create_task(outbox.run())
+    outbox.put(Notification(LOAD, [1]))
+    await taken.wait()
+    stopping = asyncio.create_task(outbox.flush())
+    writer.cancel()  # as a connection does when it breaks
+    await asyncio.wait_for(stopping, 10)
+    outbox.put(Notification(LOAD, [2]))
+    await asyncio.wait_for(outbox.flush(), 10)

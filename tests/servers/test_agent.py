@@ -116,6 +116,27 @@ async def test_a_name_that_the_row_does_not_declare_is_no_tool() -> None:
     assert rollout["reward"] == 0
 
 
+@pytest.mark.parametrize("name", [["ring"], {"name": "ring"}, 7, None, "a b", "../verify"])
+async def test_a_name_that_is_none_is_no_tool(name: Any) -> None:
+    row = {"responses_create_params": {"input": "go", "tools": [{"type": "function", "name": "ring"}]}}
+    rollout = await agent(FakeModel([call(name)], [say("x")]), Bell()).run(row)
+    assert "no tool named" in rollout["response"]["output"][1]["output"]
+    assert rollout["reward"] == 0
+
+
+async def test_arguments_that_are_too_deep_to_be_sent_on_are_told_to_the_model() -> None:
+    deep = '{"times": ' + 1000 * "[" + 1000 * "]" + "}"
+    rollout = await agent(FakeModel([call("ring", deep)], [call("ring")], [say("x")]), Bell()).run(ROW)
+    assert "nested too deeply" in rollout["response"]["output"][1]["output"]
+    assert rollout["reward"] == 1
+
+
+async def test_a_tool_without_a_usable_name_declares_nothing() -> None:
+    tools = [{"type": "function", "name": ["ring"]}, {"type": "function", "name": "ring"}]
+    row = {"responses_create_params": {"input": "go", "tools": tools}}
+    assert (await agent(FakeModel([call("ring")], [say("x")]), Bell()).run(row))["reward"] == 1
+
+
 async def test_tools_run_one_after_the_other_unless_parallel_is_asked_for() -> None:
     calls = [call("ring_slowly", call_id=f"c{n}") for n in range(5)]
     for parallel in (False, True):
@@ -175,6 +196,15 @@ async def test_responses_is_a_whole_episode_without_seed_or_verify() -> None:
         ({}, "responses_create_params"),
         ({"responses_create_params": {"input": "x", "temprature": 1, "topp": 1}}, "temprature"),
         ({"responses_create_params": {"input": 7}}, "input"),
+        ({"responses_create_params": {"input": "x", "metadata": "abc"}, "extra_body": {"seed": 1}}, "metadata"),
+        (
+            {"responses_create_params": {"input": "x", "metadata": {"extra_body": "{"}}, "extra_body": {}},
+            r"metadata\.extra_body",
+        ),
+        (
+            {"responses_create_params": {"input": "x", "metadata": {"extra_body": "[1]"}}, "extra_body": {}},
+            r"metadata\.extra_body",
+        ),
         ([], "JSON object"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from typing import Annotated, Literal
 
@@ -121,6 +122,26 @@ async def test_a_tool_that_breaks_says_so() -> None:
     error = orjson.loads(reply.body)["error"]
     assert (reply.status, error["code"]) == (422, "tool_failed")
     assert "RuntimeError: out of paper" in error["message"]
+
+
+async def test_a_time_out_of_its_own_is_a_failure_like_any_other() -> None:
+    """Of the tool, or of the verifier: the deadline of the call itself has not passed."""
+
+    class Slow(ResourcesServer):
+        @tool
+        async def look(self) -> str:
+            return await asyncio.wait_for(asyncio.sleep(60, "there"), 0.01)
+
+        async def verify(self, request: VerifyRequest) -> Verdict:
+            raise TimeoutError("the grader did not answer")
+
+    host = Host(Slow())
+    reply = await call(host, "look", {})
+    assert (reply.status, orjson.loads(reply.body)["error"]["code"]) == (422, "tool_failed")
+    reply = await host.dispatch(Call("verify", b'{"response": {"output": []}}'))
+    error = orjson.loads(reply.body)["error"]
+    assert (reply.status, error["code"]) == (503, "verifier_failed")
+    assert "the grader did not answer" in error["message"]
 
 
 async def test_an_unknown_tool_names_the_nearest_and_no_route() -> None:

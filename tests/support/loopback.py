@@ -7,6 +7,7 @@ and see at the other end what the API was asked.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -95,12 +96,13 @@ class Loopback:
             await host.start()
         plan = gateway.GatewayPlan.of(graph)
         self._gateway = _InlineGateway(gateway.GatewayPlan(plan.nodes, self._token, None), self._hosts)
-        config = uvicorn.Config(self._serve, port=0, log_level="error", lifespan="off", interface="asgi3")
-        self._face = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._face.serve())
-        while not self._face.started:
-            await asyncio.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._face.servers[0].sockets[0].getsockname()[1]}"
+        # It listens at once, so that nobody has to wait for the server behind it.
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._face = uvicorn.Server(
+            uvicorn.Config(self._serve, log_level="error", lifespan="off", interface="asgi3")
+        )
+        self._serving = asyncio.create_task(self._face.serve(sockets=[listening]))
 
     async def _stop(self) -> None:
         self._face.should_exit = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,33 +160,29 @@ async def test_a_cancelled_call_leaves_its_batch(hf: HFEngine) -> None:
         await long
     await _greedy(hf)
     await hf.pause("keep")  # between two steps
-    left = [row for batch in hf._engine._batches for row in batch.rows]
+    left = hf.running
     await hf.resume()
-    assert left == []
-
-
-def _running(hf: HFEngine) -> int:
-    return sum(len(batch.rows) for batch in hf._engine._batches)
+    assert left == 0
 
 
 async def test_a_stream_tells_what_the_answer_tells(hf: HFEngine) -> None:
     for prompt in ("hi", "What is the weather?", "é🌦"):
         body = {"input": prompt, "max_output_tokens": 60, "temperature": 0}
-        await check_stream(hf, body, lambda: _running(hf))
+        await check_stream(hf, body, lambda: hf.running)
     stop = json.dumps({"stop": ["e", "th"], "seed": 3})
     body = {"input": "hi", "max_output_tokens": 60, "metadata": {"extra_body": stop}, "tools": TOOLS}
-    await check_stream(hf, body, lambda: _running(hf))
+    await check_stream(hf, body, lambda: hf.running)
 
 
 async def test_a_stream_with_a_call(hf: HFEngine, force_call: Any) -> None:
     extra = json.dumps(force_call(random.Random(0)))
     body = {"input": "hi", "max_output_tokens": 200, "metadata": {"extra_body": extra}, "tools": TOOLS}
-    response = await check_stream(hf, body, lambda: _running(hf))
+    response = await check_stream(hf, body, lambda: hf.running)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
 async def test_who_leaves_a_stream_ends_its_generation(hf: HFEngine) -> None:
-    await check_hanging_up(hf, lambda: _running(hf))
+    await check_hanging_up(hf, lambda: hf.running)
 
 
 async def test_a_prompt_over_the_context_is_an_empty_answer(hf: HFEngine) -> None:
@@ -200,7 +197,13 @@ async def test_a_prompt_over_the_context_is_an_empty_answer(hf: HFEngine) -> Non
         {"temperature": -1},
         {"temperature": "hot"},
         {"max_output_tokens": 0},
-        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "nonsense"}}}},
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"pattern": "(?=x)"}}}},
+        {"metadata": {"extra_body": json.dumps({"structured_outputs": {"regex": "(a"}})}},
+        {"metadata": {"extra_body": json.dumps({"structured_outputs": {"choice": []}})}},
+        {"metadata": {"extra_body": json.dumps({"guided_json": {"type": "object"}})}},
+        {"tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "name": "get_time"}},
         {"metadata": {"chat_template_kwargs": json.dumps({"chat_template": "{{ 1 }}"})}},
         {"input": [_turn([1, 2, 9999])]},
         {"metadata": {"extra_body": json.dumps({"stop": ["a"] * 99})}},
@@ -217,6 +220,53 @@ async def test_what_it_cannot_do_is_a_bad_request(hf: HFEngine, wrong: dict[str,
         await hf.responses({"input": "hi", **wrong})
 
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["right", "wrong"]}, "points": {"type": "integer", "maximum": 99}},
+    "required": ["verdict", "points"],
+    "additionalProperties": False,
+}
+
+
+async def test_an_answer_by_a_schema(hf: HFEngine) -> None:
+    text = {"format": {"type": "json_schema", "name": "verdict", "schema": _SCHEMA, "strict": True}}
+    bodies = [{"input": f"Is it right? {n}", "text": text, "temperature": 1.0} for n in range(8)]
+    free = [{"input": "hi", "max_output_tokens": 20}] * 4  # in the same batches
+    *answers, _, _, _, _ = await asyncio.gather(*map(hf.responses, [*bodies, *free]))
+    for response in answers:
+        said = json.loads(response["output"][-1]["content"][0]["text"])
+        assert said["verdict"] in ("right", "wrong")
+        assert said["points"] <= 99
+        assert all(log_prob <= 0 for log_prob in response["output"][-1]["generation_log_probs"])
+    await check_stream(hf, {**bodies[0], "temperature": 0}, lambda: hf.running)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"choice": ["yes", 'no "x"', "né"]}, 'yes|no "x"|né'),
+        ({"regex": "[ab]{3}c?"}, "[ab]{3}c?"),
+        ({"grammar": 'start: "a"+ "b"'}, "a+b"),
+        ({"json": {"type": "boolean"}}, "true|false"),
+    ],
+)
+async def test_an_answer_in_a_form(hf: HFEngine, constraint: dict[str, Any], pattern: str) -> None:
+    extra = json.dumps({"structured_outputs": constraint, "ignore_eos": True})
+    body = {"input": "hi", "temperature": 1.0, "max_output_tokens": 400, "metadata": {"extra_body": extra}}
+    for response in await asyncio.gather(*(hf.responses(body) for _ in range(4))):
+        assert response["status"] == "completed"
+        assert re.fullmatch(pattern, response["output"][-1]["content"][0]["text"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+async def test_a_call_that_is_asked_for(hf: HFEngine, choice: Any) -> None:
+    body = {"input": "hi", "tools": TOOLS, "tool_choice": choice, "max_output_tokens": 2000}
+    for response in await asyncio.gather(*(hf.responses(body) for _ in range(3))):
+        (call,) = response["output"]
+        assert call["name"] == "get_weather"
+        assert isinstance(json.loads(call["arguments"])["city"], str)
+
+
 async def test_chat_completions_and_operations(hf: HFEngine) -> None:
     host = Host(hf)
     messages = [{"role": "user", "content": "hi"}]
@@ -228,3 +278,5 @@ async def test_chat_completions_and_operations(hf: HFEngine) -> None:
     tokens = (await host.dispatch(Call("tokenize", json.dumps({"messages": messages}).encode()))).json()
     assert tokens["tokens"] == one["prompt_token_ids"]
     assert (await host.dispatch(Call("weights/pause", b'{"mode": "now"}'))).status == 422
+    load = (await host.dispatch(Call("load"))).json()
+    assert load == {"running": 0, "weight_version": hf.weight_version}

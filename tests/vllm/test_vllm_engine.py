@@ -150,13 +150,13 @@ async def test_a_cancelled_call_frees_its_place(vllm: VLLMEngine) -> None:
 async def test_a_stream_tells_what_the_answer_tells(vllm: VLLMEngine) -> None:
     for prompt in ("hi", "What is the weather?", "é🌦"):
         body = {"input": prompt, "max_output_tokens": 60, "temperature": 0}
-        await check_stream(vllm, body, lambda: _running(vllm))
+        await check_stream(vllm, body, lambda: vllm.running)
 
 
 async def test_a_stream_with_a_call(vllm: VLLMEngine) -> None:
     extra = json.dumps({**_force_call(random.Random(0)), "seed": 1})
     body = {"input": "hi", "max_output_tokens": 200, "metadata": {"extra_body": extra}, "tools": TOOLS}
-    response = await check_stream(vllm, body, lambda: _running(vllm))
+    response = await check_stream(vllm, body, lambda: vllm.running)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
@@ -174,12 +174,7 @@ async def test_a_stream_that_is_refused_or_over_the_context(vllm: VLLMEngine) ->
 
 
 async def test_who_leaves_a_stream_ends_its_generation(vllm: VLLMEngine) -> None:
-    await check_hanging_up(vllm, lambda: _running(vllm))
-
-
-def _running(vllm: VLLMEngine) -> int:
-    count: int = vllm._engine.llm.output_processor.get_num_unfinished_requests()
-    return count
+    await check_hanging_up(vllm, lambda: vllm.running)
 
 
 async def test_an_engine_argument_that_does_not_exist() -> None:

@@ -3,7 +3,8 @@
 A step is a message of the system or the user, or one model call with its tool calls, what they
 returned, and its tokens. Nothing is left out: failed rollouts are trajectories as well (``extra`` holds
 the reward, the failure and every further key of the rollout), and what has no field of its own is in
-the ``extra`` of its step: arguments that are no JSON object, and media that are not at a URL.
+the ``extra`` of its step: arguments that are no JSON object, and media that are not at a URL. The branches of a
+harness's rollout are ``subagent_trajectories``, each a trajectory of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def atif_trajectory(rollout: Rollout) -> JSON:
     made = given + _steps(steps(rollout))
     numbered = [{"step_id": number, **step} for number, step in enumerate(made, 1)]
     agent = {"name": rollout.agent, "version": "unknown", "model_name": rollout.model}
-    return {
+    trajectory = {
         "schema_version": _VERSION,
         "session_id": rollout.id,
         "trajectory_id": rollout.id,
@@ -42,6 +43,9 @@ def atif_trajectory(rollout: Rollout) -> JSON:
         "final_metrics": {**_usage(rollout.response.get("usage")), "total_steps": len(numbered)},
         "extra": rollout.extras,
     }
+    if branches := [atif_trajectory(branch) for branch in rollout.conversations() if branch is not rollout]:
+        trajectory["subagent_trajectories"] = branches
+    return trajectory
 
 
 def _steps(messages: list[Step]) -> list[JSON]:

@@ -75,7 +75,7 @@ def conversation(
     """
     _check_choice("reasoning", reasoning, get_args(ReasoningForm))
     _check_choice("arguments", arguments, get_args(ArgumentsForm))
-    completion = _chat({"input": rollout.output}, "response.output", reasoning)
+    completion = _chat({"input": rollout.output[rollout.context :]}, "response.output", reasoning)
     while completion and _teaches_nothing(completion[-1]):
         completion.pop()
     if not completion:
@@ -89,7 +89,7 @@ def conversation(
 
 
 def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> list[JSON]:
-    """The row's instructions and input.
+    """The instructions and input, and what else was there before the model's first own turn.
 
     Raises:
         NotExportable: an item that chat has no form for, or no message at all.
@@ -97,12 +97,13 @@ def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> 
     params = {key: rollout.params.get(key) for key in ("input", "instructions")}
     messages = _chat(params, "responses_create_params", reasoning)
     if not messages:
-        raise NotExportable("no_prompt", "the row's input is empty")
-    return messages
+        raise NotExportable("no_prompt", "the input is empty")
+    context = {"input": rollout.output[: rollout.context]}
+    return messages + (_chat(context, "response.output", reasoning) if rollout.context else [])
 
 
 def steps(rollout: Rollout) -> list[Step]:
-    """The episode, message by message, all of it.
+    """The episode, message by message, all of it that is not in `prompt_messages`.
 
     An assistant message ends where its model call did: at the item with the token bundle, else where
     a tool output or another role follows.
@@ -117,7 +118,7 @@ def steps(rollout: Rollout) -> list[Step]:
         found.extend(Step(message, bundle) for message in _chat({"input": turn}, "response.output", "field"))
         turn.clear()
 
-    for i, item in enumerate(rollout.output):
+    for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
         if not _is_assistants(item):
             close()
             found.extend(map(Step, _chat({"input": [item]}, f"response.output from item {i}", "field")))

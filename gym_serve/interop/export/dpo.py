@@ -1,7 +1,8 @@
 """DPO chat data: ``{"prompt", "chosen", "rejected", "tools"?, ...}`` with lists of messages, one pair a line.
 
 The conversational preference format of TRL, Axolotl and others. TRL and OpenRLHF have Parquet of the
-same pairs as well: ``kind="preference"`` of the formats ``trl`` and ``openrlhf``.
+same pairs as well: ``kind="preference"`` of the formats ``trl`` and ``openrlhf``. Of a harness's rollout, the
+conversation that was verified stands in a pair: a reward of the whole does not compare its branches.
 """
 
 from __future__ import annotations

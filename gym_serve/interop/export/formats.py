@@ -11,10 +11,10 @@ from typing import Any
 
 from gym_serve.interop.export.atif import atif_trajectory
 from gym_serve.interop.export.dpo import dpo_records
-from gym_serve.interop.export.nemo_rl import nemo_rl_records
+from gym_serve.interop.export.nemo_rl import nemo_rl_record
 from gym_serve.interop.export.openrlhf import openrlhf_records, openrlhf_schema
 from gym_serve.interop.export.parquet import parquet
-from gym_serve.interop.export.report import ExportReport, Records, Tally, each
+from gym_serve.interop.export.report import ExportReport, Records, Tally, each, whole
 from gym_serve.interop.export.rollout import NotExportable, Rollout
 from gym_serve.interop.export.sft import sft_record
 from gym_serve.interop.export.sinks import Sink, json_files, json_lines
@@ -51,12 +51,12 @@ class Exporter:
 
 _ALL = (
     ("verl", "verl: RLHFDataset and MultiTurnSFTDataset", verl_records, parquet(verl_schema)),
-    ("nemo_rl", "NeMo RL: message logs with training tokens", nemo_rl_records, json_lines),
+    ("nemo_rl", "NeMo RL: message logs with training tokens", each(nemo_rl_record), json_lines),
     ("openrlhf", "OpenRLHF: RL prompts, SFT or preferences", openrlhf_records, parquet(openrlhf_schema)),
     ("trl", "TRL (datasets): SFT, preferences or tokens", trl_records, parquet(trl_schema)),
     ("sft", "SFT conversations in OpenAI's format", each(sft_record), json_lines),
     ("dpo", "DPO pairs: each task's best rollout against its worst", dpo_records, json_lines),
-    ("atif", "ATIF trajectories of Harbor", each(atif_trajectory), json_files("trajectory_id")),
+    ("atif", "ATIF trajectories of Harbor", whole(atif_trajectory), json_files("trajectory_id")),
     ("verifiers", "verifiers 0.4: traces.jsonl", verifiers_records, json_lines),
 )
 
@@ -120,6 +120,7 @@ def export(
         masked=tally.masked,
         records=tally.records,
         dropped=tally.dropped,
+        dropped_branches=tally.dropped_branches,
         notes=tuple(tally.notes),
     )
 

@@ -31,6 +31,10 @@ class MessageGraph:
         self._timestamp = timestamp
         self._path: list[int] = []
 
+    def begin(self) -> None:
+        """Begin another conversation, from a root of its own."""
+        self._path = []
+
     def add(self, message: JSON) -> None:
         """A message that the model was given."""
         self._append(message)

@@ -6,21 +6,21 @@ generation (role ``assistant``), ``input_message_log`` is its first message, and
 rollout without the tokens that the log holds. The keys that its GRPO batch has in addition stand
 beside them: ``agent_ref``, ``length``, ``total_reward``, ``loss_multiplier`` and ``mask_sample``.
 
+Each conversation of a harness's rollout is a line, with the reward of the whole; ``branch`` is 0 in that of the
+one that was verified. The lines of a rollout share ``_rowidx``, so that a baseline can count it once.
+
 A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the loss, but counts its
 reward in the group's baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from gym_serve.interop.export.report import Tally
 from gym_serve.interop.export.rollout import NotExportable, Rollout
 from gym_serve.interop.export.tokens import TokenTurn, token_turns
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
 
-__all__ = ["message_log", "nemo_rl_record", "nemo_rl_records"]
+__all__ = ["message_log", "nemo_rl_record"]
 
 
 def message_log(turns: list[TokenTurn]) -> list[JSON]:
@@ -34,7 +34,7 @@ def message_log(turns: list[TokenTurn]) -> list[JSON]:
 
 
 def nemo_rl_record(rollout: Rollout) -> JSON:
-    """A rollout as NeMo RL's result.
+    """A rollout, or a branch of one, as NeMo RL's result.
 
     Raises:
         NotExportable: it has no usable tokens, or no reward.
@@ -46,29 +46,22 @@ def nemo_rl_record(rollout: Rollout) -> JSON:
             rollout.require_trainable()  # why it has none
         raise
     output = [_without_logged_tokens(item) for item in rollout.output]
+    raw = {key: value for key, value in rollout.raw.items() if key != "branches"}  # lines of their own
     record: JSON = {
         "message_log": log,
         "input_message_log": log[:1],
-        "full_result": {**rollout.raw, "response": {**rollout.response, "output": output}},
+        "full_result": {**raw, "response": {**rollout.response, "output": output}},
         "agent_ref": rollout.raw.get("agent_ref") or {"type": "responses_api_agents", "name": rollout.agent},
         "length": len(log[0]["token_ids"]),
         "total_reward": rollout.reward,
         "loss_multiplier": 0.0 if rollout.masked else 1.0,
         "mask_sample": rollout.masked,
     }
+    if rollout.branch or rollout.raw.get("branches"):
+        record["branch"] = rollout.branch
     if "_rowidx" in rollout.raw:
         record["_rowidx"] = rollout.raw["_rowidx"]
     return record
-
-
-def nemo_rl_records(rollouts: Iterable[Rollout], tally: Tally) -> Iterator[JSON]:
-    """The lines of all rollouts that have tokens."""
-    for rollout in rollouts:
-        record = tally.attempt(nemo_rl_record, rollout)
-        if record is not None:
-            tally.exported += 1
-            tally.masked += record["mask_sample"]
-            yield record
 
 
 def _without_logged_tokens(item: JSON) -> JSON:

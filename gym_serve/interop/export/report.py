@@ -1,4 +1,8 @@
-"""What an export did: every rollout that was read is either in the output or counted with a reason."""
+"""What an export did: every rollout that was read is either in the output or counted with a reason.
+
+A rollout with several conversations (see `Rollout.conversations`) is in the output if one of them is; those that
+are not are counted apart.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 from gym_serve.interop.export.rollout import NotExportable, Rollout
 from gym_serve.types.requests import JSON
 
-__all__ = ["Dropped", "ExportReport", "Tally", "each"]
+__all__ = ["Dropped", "ExportReport", "Tally", "each", "whole"]
 
 _MAX_REASONS = 100  # names of failures come from the file: a hostile one must not fill the memory
 
@@ -42,6 +46,8 @@ class ExportReport:
     """Lines, rows or files written; a preference pair holds two rollouts."""
     dropped: dict[str, Dropped] = field(default_factory=dict)
     """Why rollouts were left out, by reason."""
+    dropped_branches: dict[str, Dropped] = field(default_factory=dict)
+    """Why conversations of exported rollouts were left out, by reason."""
     notes: tuple[str, ...] = ()
     """What the reader of the output should know."""
 
@@ -58,14 +64,12 @@ class Tally:
     masked: int = 0
     records: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
+    dropped_branches: dict[str, Dropped] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def drop(self, reason: str, rollout_id: str, detail: str) -> None:
         """Count a rollout as left out."""
-        if reason not in self.dropped and len(self.dropped) >= _MAX_REASONS:
-            reason = "other"
-        known = self.dropped.setdefault(reason, Dropped(0, rollout_id, detail[:500]))
-        known.count += 1
+        _count(self.dropped, reason, rollout_id, detail)
 
     def reading(self, rollouts: Iterable[Any]) -> Iterator[Rollout]:
         """The rollouts that can be read; the rest is counted."""
@@ -85,13 +89,52 @@ class Tally:
             self.drop(error.reason, rollout.id, error.message)
             return None
 
+    def attempt_all(self, convert: Callable[..., JSON], rollout: Rollout, **options: Any) -> Iterator[JSON]:
+        """``convert`` of the rollout and of each of its branches; counts the rollout, and what is left out.
+
+        The mask of a rollout is that of its branches.
+        """
+        records: list[JSON] = []
+        failures: list[tuple[Rollout, NotExportable]] = []
+        for conversation in rollout.conversations():
+            try:
+                records.append(convert(conversation, **options))
+            except NotExportable as error:
+                failures.append((conversation, error))
+        if not records:
+            _, error = failures[0]
+            self.drop(error.reason, rollout.id, error.message)
+            return
+        self.exported += 1
+        self.masked += rollout.masked
+        for conversation, error in failures:
+            _count(self.dropped_branches, error.reason, conversation.id, error.message)
+        yield from records
+
+
+def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: str) -> None:
+    if reason not in dropped and len(dropped) >= _MAX_REASONS:
+        reason = "other"
+    dropped.setdefault(reason, Dropped(0, rollout_id, detail[:500])).count += 1
+
 
 Records = Callable[..., Iterator[JSON]]
 """``(rollouts, tally, **options)`` -> the records of a format."""
 
 
 def each(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that turns each rollout into one record, by ``convert``."""
+    """The records of a format that turns each conversation into one record, by ``convert``."""
+
+    @wraps(convert)
+    def records(rollouts: Iterable[Rollout], tally: Tally, **options: Any) -> Iterator[JSON]:
+        for rollout in rollouts:
+            yield from tally.attempt_all(convert, rollout, **options)
+
+    return records
+
+
+def whole(convert: Callable[..., JSON]) -> Records:
+    """The records of a format that turns each rollout, with all its conversations, into one by ``convert``."""
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], tally: Tally, **options: Any) -> Iterator[JSON]:

@@ -3,12 +3,18 @@
 Rollouts come from files, so nothing of them is trusted: what does not follow the contract is a
 `NotExportable`, which `export` counts, and never another exception. After `Rollout.read` the whole
 rollout is known to be JSON, so that no writer fails halfway on a lone surrogate or a huge integer.
+
+The rollout of an external harness may hold several conversations: the one that was verified, and `branches`
+(sub-agents, dropped retries, a context before it was compacted). Each is a rollout of its own to a trainer, with
+the reward, the mask and the task of the whole. What the model said is in exactly one of them; where a branch
+goes on from another conversation, that part is its prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +26,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["NotExportable", "Rollout", "number"]
 
 _INT64 = 1 << 63
+_CAPTURED = ("branches", "captured_input", "captured_context")
 
 
 class NotExportable(InvalidRequest):
@@ -42,11 +49,15 @@ class Rollout:
     raw: JSON
     """All of it, unchanged."""
     params: JSON
-    """Its ``responses_create_params``."""
+    """Its ``responses_create_params``; of a harness, what that asked for in their place."""
     response: JSON
     """The Response of the episode; empty if it failed before the model's first answer."""
     output: list[JSON]
     """Every item of the episode, in order."""
+    context: int = 0
+    """How many of the first items are there only to be seen: they belong to another branch."""
+    branch: int = 0
+    """Which of the rollout's conversations this is: 0 is the one that was verified."""
 
     @classmethod
     def read(cls, raw: Any) -> Rollout:
@@ -68,7 +79,38 @@ class Rollout:
             response = {"output": []}
         if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
             raise NotExportable("no_response", "the rollout has no response with a list of output items")
-        return cls(raw, params, response, response["output"])
+        if "captured_input" not in raw:
+            return cls(raw, params, response, response["output"])
+        return cls._captured(raw, params, raw["captured_input"], response, raw.get("captured_context", 0), 0)
+
+    def conversations(self) -> Iterator[Rollout]:
+        """This rollout and its branches, each as a rollout; ids of branches end with ``.1``, ``.2``, ...
+
+        A branch that does not follow the contract is one without a prompt, which no format holds.
+        """
+        yield self
+        branches = self.raw.get("branches")
+        own = {k: v for k, v in self.raw.items() if k not in _CAPTURED}
+        for number, given in enumerate(branches if isinstance(branches, list) else (), 1):
+            branch = given if isinstance(given, dict) else {}
+            response = branch.get("response")
+            if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
+                response = {"output": []}
+            raw = {**own, "_ng_rollout_id": f"{self.id}.{number}", "branch": number, "response": response}
+            yield self._captured(
+                raw, self.params, branch.get("input"), response, branch.get("context", 0), number
+            )
+
+    @classmethod
+    def _captured(
+        cls, raw: JSON, params: JSON, given: Any, response: JSON, context: Any, branch: int
+    ) -> Rollout:
+        """A conversation of a harness, which has a prompt and tools of its own."""
+        asked = {**params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
+        if isinstance(response.get("tools"), list):
+            asked["tools"] = response["tools"]
+        at = context if type(context) is int and 0 < context <= len(response["output"]) else 0
+        return cls(raw, asked, response, response["output"], at, branch)
 
     @property
     def id(self) -> str:
@@ -81,7 +123,7 @@ class Rollout:
         """What the rollouts of one task share: its ``_ng_task_index``, else a digest of its prompt."""
         if self.task_index is not None:
             return str(self.task_index)
-        prompt = orjson.dumps(self.params, option=orjson.OPT_SORT_KEYS)
+        prompt = orjson.dumps(self.raw["responses_create_params"], option=orjson.OPT_SORT_KEYS)
         return hashlib.blake2b(prompt, digest_size=16).hexdigest()
 
     @property
@@ -140,8 +182,9 @@ class Rollout:
 
     @property
     def extras(self) -> JSON:
-        """Everything but the prompt and the response: stamps, the row's keys, the verifier's."""
-        return {k: v for k, v in self.raw.items() if k not in ("responses_create_params", "response")}
+        """Everything but the conversations: stamps, the row's keys, the verifier's."""
+        conversations = ("responses_create_params", "response", *_CAPTURED)
+        return {k: v for k, v in self.raw.items() if k not in conversations}
 
     def require_trainable(self) -> None:
         """Leave out what must not be learned from, for formats that have no mask.

@@ -84,7 +84,7 @@ def token_turns(rollout: Rollout) -> list[TokenTurn]:
     """
     turns: list[TokenTurn] = []
     seen: list[int] = []
-    for i, item in enumerate(rollout.output):
+    for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
         bundle = read_bundle(item, f"response.output[{i}]")
         if bundle is None or not bundle.generation:
             continue

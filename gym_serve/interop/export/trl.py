@@ -10,7 +10,8 @@ them. `load_dataset("parquet", data_files=...)` of three kinds:
 
 A completion of several turns holds tool outputs: train on it with ``assistant_only_loss=True``, as its
 default loss is on all of the completion.
-Failed and masked rollouts are left out: no dataset of TRL has a mask for a sample.
+Each conversation of a harness's rollout is an example, with the reward of the whole; pairs are made of those
+that were verified. Failed and masked rollouts are left out: no dataset of TRL has a mask for a sample.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A trace is a graph of messages, each with the tokens that it adds; as with a provider that returns token
 ids but no spans of messages, the new prompt tokens of a call stand with its assistant message. Where a
 prompt does not go on from the tokens before, the graph branches, as verifiers branches it, so that
-every path holds just what the model saw.
+every path holds just what the model saw. Each further conversation of a harness's rollout is a path from a root
+of its own.
 
 Failed rollouts are traces that are not ``ok``, with their error and no reward; a rollout that its
 environment masks is not ``trainable``. Trainers skip both.
@@ -65,9 +66,12 @@ def _trace(rollout: Rollout, task: JSON) -> JSON:
     failed = rollout.failure_class
     tools = [_tool(tool["function"]) for tool in tools_of(rollout)]
     graph = MessageGraph(tools, rollout.created_at)
-    for message in task["data"]["prompt"]:
-        graph.add(message)
-    calls = _add_episode(graph, steps(rollout), rollout)
+    calls: list[JSON] = []
+    for conversation in rollout.conversations():
+        graph.begin()
+        for message in prompt_messages(conversation):
+            graph.add(_message(message, {}))
+        calls += _add_episode(graph, steps(conversation), conversation)
     timed_out = bool(failed and failed.endswith("_timeout"))
     sampling = {theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()}
     config = {"model": rollout.model, "sampling": {k: v for k, v in sampling.items() if v is not None}}

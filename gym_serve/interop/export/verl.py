@@ -2,7 +2,8 @@
 
 ``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns;
 ``messages`` and ``tools`` those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` where
-the rollout has training tokens. Failed and masked rollouts are left out: neither reader has a mask.
+the rollout has training tokens. Each conversation of a harness's rollout is a row, with the reward of the whole;
+``extra_info.branch`` tells them apart, 0 is the one that was verified. Failed and masked rollouts are left out: neither reader has a mask.
 
 verl knows no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
 without adding a null to a schema; else ``tools`` is left out, with a note, rather than corrupted.
@@ -27,7 +28,9 @@ from gym_serve.types.requests import JSON
 
 __all__ = ["verl_records", "verl_rollout", "verl_schema", "verl_task"]
 
-_NOT_OF_THE_ROW = frozenset({"response", "reward", "mask_sample", "failure"})
+_NOT_OF_THE_ROW = frozenset(
+    {"response", "reward", "mask_sample", "failure", "branch", "branches", "captured_input", "captured_context"}
+)
 
 
 def verl_task(
@@ -64,13 +67,14 @@ def verl_task(
         "extra_info": {
             "split": split,
             "index": rollout.task_index,
+            "branch": rollout.branch,
             "row": orjson.dumps(row).decode(),
         },
     }
 
 
 def verl_rollout(rollout: Rollout, *, reasoning: ReasoningForm = "field", **task_options: Any) -> JSON:
-    """A rollout as a row for SFT, for RL, and with its tokens.
+    """A rollout, or a branch of one, as a row for SFT, for RL, and with its tokens.
 
     Raises:
         NotExportable: it failed, is masked, or has no form in verl.
@@ -133,11 +137,10 @@ def verl_records(
             record = tally.attempt(verl_task, rollout, **options)
             if record is not None:
                 tasks.add(rollout.task)
+                tally.exported += 1
+                yield record
         else:
-            record = tally.attempt(verl_rollout, rollout, reasoning=reasoning, **options)
-        if record is not None:
-            tally.exported += 1
-            yield record
+            yield from tally.attempt_all(verl_rollout, rollout, reasoning=reasoning, **options)
 
 
 def verl_schema(seen: Seen, tally: Tally) -> Any:
@@ -148,7 +151,9 @@ def verl_schema(seen: Seen, tally: Tally) -> Any:
         "prompt": message_list(seen.keys["prompt"]),
         "ability": pa.string(),
         "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
-        "extra_info": pa.struct({"split": pa.string(), "index": pa.int64(), "row": pa.string()}),
+        "extra_info": pa.struct(
+            {"split": pa.string(), "index": pa.int64(), "branch": pa.int64(), "row": pa.string()}
+        ),
     }
     if "images" in seen.filled:
         columns["images"] = pa.list_(pa.string())

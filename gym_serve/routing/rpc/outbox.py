@@ -27,12 +27,14 @@ class Outbox:
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
+        self._ended = False
 
     def put(self, message: Message) -> None:
         """Write ``message`` soon."""
         self._waiting.append(message)
         self._filled.set()
-        self._emptied.clear()
+        if not self._ended:
+            self._emptied.clear()
 
     async def run(self) -> None:
         """Write what comes, until cancelled or the connection breaks.
@@ -40,14 +42,18 @@ class Outbox:
         Raises:
             OSError: it broke.
         """
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            messages, self._waiting = self._waiting, []
-            await self._send(encode(messages))
-            if not self._waiting:
-                self._emptied.set()
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                messages, self._waiting = self._waiting, []
+                await self._send(encode(messages))
+                if not self._waiting:
+                    self._emptied.set()
+        finally:
+            self._ended = True
+            self._emptied.set()
 
     async def flush(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written, or nothing can be any more."""
         await self._emptied.wait()

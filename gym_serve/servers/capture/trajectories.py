@@ -25,8 +25,9 @@ def trajectories_of(nodes: list[Node]) -> list[JSON]:
         nodes: the calls, each after the one that it goes on with.
 
     Returns:
-        ``{"input": [items], "response": Response, "calls": int}`` each. ``response`` is that of the last
-        call, with all items of the conversation after ``input`` as its ``output``, and its chain's usage.
+        ``{"input": [items], "response": Response, "calls": int, "context": int}`` each. ``response`` is that
+        of the last call, with all items of the conversation after ``input`` as its ``output``, and its
+        chain's usage. The first ``context`` items of the output led up to the chain and are in another one.
     """
     chains = sorted(chains_of(nodes), key=lambda chain: -chain[-1].number)
     return [_trajectory(chain) for chain in chains]
@@ -69,9 +70,12 @@ def _trajectory(chain: list[Node]) -> JSON:
     path.reverse()
     trained = set(chain)
     output: list[JSON] = []
+    context = 0
     for node in path:
         if node.parent is not None:
             output += node.fresh
+        if node is chain[0]:
+            context = len(output)
         said = node.response["output"]
         output += said if node in trained else map(without_tokens, said)
     usage = usage_sum(node.response.get("usage") for node in chain)
@@ -79,4 +83,5 @@ def _trajectory(chain: list[Node]) -> JSON:
         "input": path[0].fresh,
         "response": {**chain[-1].response, "output": output, "usage": usage},
         "calls": len(chain),
+        "context": context,
     }

@@ -82,7 +82,7 @@ def with_bundle(items: list[JSON], parent: Node | None, begins: int) -> list[JSO
     """An input with the token bundle of the call that it goes on with, for an engine that takes tokens.
 
     A harness speaks in words. With the bundle on the assistant's last item, the engine's next prompt can
-    start with exactly the tokens that it saw and made. And it writes the arguments of calls in words of its own,
+    start with exactly the tokens that it saw and made. A harness also writes the arguments of calls anew,
     with other spaces: for an engine that does not take tokens, they are again what the model wrote.
     """
     if parent is None or not begins:

@@ -83,10 +83,12 @@ class Bubblewrap:
             *(self.program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"),
             *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"),
             *_system(),
+            # Before the packages: a virtual environment may lie below /tmp.
+            *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
             *_interpreter(),
             *("--ro-bind", str(_INSIDE), "/sandbox/inside"),
             *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
-            *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
+            *("--chdir", "/tmp", "--remount-ro", "/"),
             *_variables(),
             *("--", *_python(), *_START, "/sandbox"),
         ]

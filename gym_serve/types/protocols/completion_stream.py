@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import new_id
-from gym_serve.types.protocols.response_events import FINAL_EVENTS
+from gym_serve.types.protocols.logprobs import choice_logprobs
+from gym_serve.types.protocols.response_events import FINAL_EVENTS, event_object
 from gym_serve.types.protocols.to_completion import response_to_chat
 from gym_serve.types.requests import JSON
 
@@ -30,14 +32,14 @@ class CompletionStream:
     def __init__(self, chat: Mapping[str, Any]) -> None:
         self._chat = chat
         self._head: JSON = {}
-        self._calls: dict[Any, int] = {}
+        self._calls: dict[str, int] = {}
         self._reasoning: tuple[Any, ...] | None = None
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
         """The chunks that an event of a Responses stream leads to, in order.
 
         Raises:
-            Unavailable: the stream ends in a failure.
+            Unavailable: the stream ends in a failure, or the event is malformed.
         """
         if not self._head:
             self._head = self._begun(event.get("response"))
@@ -45,27 +47,31 @@ class CompletionStream:
         kind = str(event.get("type"))
         delta = event.get("delta")
         if kind in FINAL_EVENTS:
-            (choice,) = response_to_chat(event["response"], self._chat)["choices"]
+            (choice,) = response_to_chat(event_object(event, "response"), self._chat)["choices"]
             yield self._chunk({}, choice["finish_reason"])
-        elif kind == "response.output_item.added" and event["item"].get("type") == "function_call":
-            yield self._chunk({"tool_calls": [self._call(event)]})
+        elif kind == "response.output_item.added":
+            item = event_object(event, "item")
+            if item.get("type") == "function_call":
+                yield self._chunk({"tool_calls": [self._call(item, str(event.get("output_index")))]})
         elif not isinstance(delta, str) or not delta:
             return
         elif kind in _TEXTS:
-            yield self._chunk({_TEXTS[kind]: delta})
+            chunk = self._chunk({_TEXTS[kind]: delta})
+            if entries := choice_logprobs({"content": event.get("logprobs")}):
+                chunk["choices"][0]["logprobs"] = {"content": entries, "refusal": None}
+            yield chunk
         elif kind in _REASONING:
             yield self._chunk({"reasoning_content": self._separated(event, delta)})
         elif kind == "response.function_call_arguments.delta":
-            index = self._calls.get(event.get("output_index"), 0)
+            index = self._calls.get(str(event.get("output_index")), 0)
             yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": delta}}]})
 
     def _begun(self, response: Any) -> JSON:
         begun = response if isinstance(response, Mapping) else {}
-        created = begun.get("created_at")
         return {
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk",
-            "created": int(created) if isinstance(created, int | float) else 0,
+            "created": int(seconds(begun.get("created_at")) or 0),
             "model": begun.get("model") or str(self._chat.get("model") or ""),
         }
 
@@ -73,9 +79,8 @@ class CompletionStream:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         return {**self._head, "choices": [choice]}
 
-    def _call(self, event: Mapping[str, Any]) -> JSON:
-        index = self._calls.setdefault(event.get("output_index"), len(self._calls))
-        item = event["item"]
+    def _call(self, item: JSON, at: str) -> JSON:
+        index = self._calls.setdefault(at, len(self._calls))
         function = {"name": item.get("name") or "", "arguments": ""}
         return {"index": index, "id": item.get("call_id"), "type": "function", "function": function}
 

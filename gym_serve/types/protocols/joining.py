@@ -45,9 +45,15 @@ class ChunkJoiner:
             _add_choice(joined, choice)
 
     def completion(self) -> JSON:
-        """The completion."""
+        """The completion.
+
+        Raises:
+            Unavailable: the stream ended before the answer did: a part of one is not what the model says.
+        """
         choices = []
         for index, choice in sorted(self._choices.items()):
+            if choice["finish_reason"] is None:
+                raise Unavailable("the backend's stream ended in the middle of its answer")
             message: JSON = dict(choice["message"])
             if calls := message.pop("tool_calls"):
                 message["tool_calls"] = [calls[at] for at in sorted(calls)]

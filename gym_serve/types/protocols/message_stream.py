@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols.items import new_id
-from gym_serve.types.protocols.response_events import FINAL_EVENTS
+from gym_serve.types.protocols.response_events import FINAL_EVENTS, event_object
 from gym_serve.types.protocols.to_message import INVALID_JSON, blocks_of, message_usage, stop_of, tool_input
 from gym_serve.types.requests import JSON
 
@@ -62,12 +61,12 @@ class MessageStream:
         if kind in _DELTAS:
             yield from self._delta(event, *_DELTAS[kind])
         elif kind == "response.output_item.added":
-            yield from self._added(_object(event, "item"), event.get("output_index"))
+            yield from self._added(event_object(event, "item"), event.get("output_index"))
         elif kind == "response.output_item.done":
-            yield from self._done(_object(event, "item"))
+            yield from self._done(event_object(event, "item"))
         elif kind in FINAL_EVENTS:
             yield from self._stop()
-            response = _object(event, "response")
+            response = event_object(event, "response")
             delta = stop_of(response, self._content)
             yield {"type": "message_delta", "delta": delta, "usage": message_usage(response.get("usage"))}
             yield {"type": "message_stop"}
@@ -140,13 +139,6 @@ def _eager_tools(tools: Any) -> frozenset[str]:
     """Names of the tools whose input goes out as it comes."""
     listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
     return frozenset(str(tool.get("name")) for tool in listed if tool.get("eager_input_streaming") is True)
-
-
-def _object(event: Mapping[str, Any], key: str) -> JSON:
-    value = event.get(key)
-    if not isinstance(value, dict):
-        raise Unavailable(f"the backend's stream has a malformed {str(event.get('type'))[:100]}")
-    return value
 
 
 def message_events(message: Mapping[str, Any]) -> Iterator[JSON]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["FINAL_EVENTS", "final_event", "item_events", "response_events"]
+__all__ = ["FINAL_EVENTS", "event_object", "final_event", "item_events", "response_events"]
 
 FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The events that end a stream; each has the whole Response."""
@@ -48,6 +49,18 @@ def _events(response: Mapping[str, Any]) -> Iterator[JSON]:
     for index, item in enumerate(output):
         yield from item_events(item, index)
     yield final_event({**response, "output": output})
+
+
+def event_object(event: Mapping[str, Any], key: str) -> JSON:
+    """What an event has to have: its item, or the response.
+
+    Raises:
+        Unavailable: it has none (the events of an API come as they are).
+    """
+    value = event.get(key)
+    if not isinstance(value, dict):
+        raise Unavailable(f"the backend's stream has a malformed {str(event.get('type'))[:100]}")
+    return value
 
 
 def final_event(response: Mapping[str, Any]) -> JSON:

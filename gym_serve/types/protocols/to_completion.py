@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.types.errors import Unavailable
+from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import new_id
 from gym_serve.types.protocols.logprobs import answer_logprobs
@@ -56,7 +56,10 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
 
 def _final_message(answer: list[Any]) -> JSON:
     # The assistant items of an input fold in the same way.
-    messages = responses_to_chat({"input": answer}, reasoning="field", token_ids=True)["messages"]
+    try:
+        messages = responses_to_chat({"input": answer}, reasoning="field", token_ids=True)["messages"]
+    except BadRequest as error:
+        raise Unavailable(f"the response is malformed: {error.message}") from None
     message: JSON = messages[0] if messages else {"role": "assistant", "content": None}
     refusal = content_refusal(message["content"]) or None
     if refusal:

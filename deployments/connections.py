@@ -1,0 +1,192 @@
+"""`Connections`: one HTTP request to one endpoint of a model, and what its answer means.
+
+- A backend's failure becomes one of the error tree, which says whether it may be tried again; how calls to an
+  endpoint end is told to its breaker.
+- A prompt that does not fit the context is an answer, not an error.
+- A stream is an answer like any other, whose events are passed on as they come.
+- Cancelling a call closes its connection, on which engines stop generating.
+- The key is in the request's header and nowhere else: not in an error, which shows no query either, and not
+  at another host, as redirects are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import aiohttp
+import orjson
+
+from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
+from gym_serve.deployments.event_stream import is_event_stream, read_events
+from gym_serve.deployments.proxies import proxy_of
+from gym_serve.deployments.retries import failure
+from gym_serve.servers.context import CallContext
+from gym_serve.servers.streaming import OnEvent
+from gym_serve.types.errors import BadRequest, DeadlineExceeded, Unavailable
+from gym_serve.types.protocols import is_context_overflow
+
+__all__ = ["Answer", "Connections", "Request"]
+
+_CONNECT_SECONDS = 10.0
+_PROBE_SECONDS = 5.0
+_SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
+
+
+class Request(NamedTuple):
+    """A request, the same at every attempt.
+
+    Attributes:
+        path: below the base URL.
+        data: the body, as JSON.
+        call: its context.
+        below_v1: off for a path beside ``/v1``.
+        on_event: takes the decoded events of a stream.
+        tokens: how many it may take, as an estimate for the rate limits.
+    """
+
+    path: str
+    data: bytes
+    call: CallContext
+    below_v1: bool
+    on_event: OnEvent | None
+    tokens: int
+
+
+class Answer(NamedTuple):
+    """The body of an answer, or the last event of a stream; neither where the prompt does not fit."""
+
+    url: str
+    body: bytes | None
+    last: Any = None
+
+    def decoded(self) -> Any:
+        """What it says; None where the prompt does not fit.
+
+        Raises:
+            Unavailable: it is no JSON.
+        """
+        if self.body is None:
+            return self.last
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            shown = self.body[:200]
+            raise Unavailable(f"{self.url} answered what is no JSON ({error}): {shown!r}") from None
+
+
+class Connections:
+    """The connections of one model server.
+
+    Args:
+        config: of the server.
+    """
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self.configure(config)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether `open` was called, and `close` not yet."""
+        return self._session is not None
+
+    def configure(self, config: EndpointConfig) -> None:
+        """Change the settings; calls under way end as they began."""
+        key = config.api_key.get_secret_value()
+        bearer = config.api_key_header.lower() == "authorization"
+        further = {name: value.get_secret_value() for name, value in config.headers.items()}
+        self._secrets = [key, *(value for value in further.values() if len(value) >= _SHORTEST_SECRET)]
+        self._headers = {
+            "Content-Type": "application/json",
+            config.api_key_header: f"Bearer {key}" if bearer else key,
+            **further,
+        }
+        self._query = f"?{urlencode(config.query)}" if config.query else ""
+
+    async def open(self) -> None:
+        """Open the connection pool; needs a running event loop."""
+        # The caller bounds its concurrency: a second limit here would only hide a queue.
+        connector = aiohttp.TCPConnector(limit=0)
+        # No cookies: a balancer's would draw the calls of all episodes to one engine.
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(self, endpoint: Endpoint, request: Request) -> Answer:
+        """The answer of an endpoint.
+
+        Raises:
+            BadRequest: it refuses the request or the key; has the backend's message.
+            Overloaded, Unavailable: it has no room, is gone or broken, or a stream broke off.
+            DeadlineExceeded: there was no answer in time.
+        """
+        if self._session is None:
+            raise Unavailable("the connections are not open: call start() first")
+        base, breaker = endpoint.url, endpoint.breaker
+        url = (base if request.below_v1 else base.removesuffix("/v1")) + request.path
+        left = request.call.timeout()
+        if left == 0.0:  # To aiohttp, 0 means no limit.
+            raise DeadlineExceeded(f"no time left for a call of {url}")
+        timeout = aiohttp.ClientTimeout(total=left, sock_connect=_CONNECT_SECONDS)
+        breaker.began(time.monotonic())
+        try:
+            async with self._session.post(
+                f"{url}{self._query}",
+                data=request.data,
+                headers=self._headers,
+                timeout=timeout,
+                proxy=proxy_of(base),
+                allow_redirects=False,
+            ) as response:
+                status, headers = response.status, response.headers
+                if status < 300 and request.on_event is not None and is_event_stream(headers):
+                    last = await read_events(url, response.content.iter_any(), request.on_event)
+                    breaker.succeeded()
+                    return Answer(url, None, last)
+                text = await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            breaker.failed(time.monotonic(), gone=True)
+            raise Unavailable(f"no connection to {url}: {error}") from None
+        except asyncio.TimeoutError:
+            breaker.failed(time.monotonic())
+            raise DeadlineExceeded(f"no answer from {url} in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            breaker.failed(time.monotonic())
+            raise Unavailable(f"{url} broke off: {type(error).__name__}: {error}") from None
+        if status >= 500:
+            breaker.failed(time.monotonic())
+        else:
+            breaker.succeeded()
+        if status < 300:
+            return Answer(url, text)
+        if status < 400:
+            raise BadRequest(f"{url} redirects to {headers.get('Location')}: set base_url to where it leads")
+        shown = text.decode("utf-8", "replace")
+        if is_context_overflow(status, shown):
+            return Answer(url, None)
+        raise failure(url, status, headers, shown, self._secrets)
+
+    async def probe(self, endpoint: Endpoint) -> None:
+        """Look whether somebody is at an endpoint, and tell its breaker."""
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
+        url = f"{endpoint.url}/models{self._query}"
+        try:
+            async with self._session.get(
+                url,
+                headers=self._headers,
+                timeout=timeout,
+                proxy=proxy_of(endpoint.url),
+                allow_redirects=False,
+            ) as response:
+                well = response.status < 500  # a 404 comes from somebody who is there
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+            well = False
+        endpoint.breaker.looked(time.monotonic(), there=well)
