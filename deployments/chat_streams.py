@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
@@ -26,8 +25,7 @@ async def joined(ask: Callable[[OnEvent], Awaitable[Any]], on_chunk: OnEvent) ->
         on_chunk: takes each chunk, after it was checked.
 
     Raises:
-        Unavailable: a chunk is none, or tells of a failure; or the last one came before the answer's end, which
-            would be taken for the end of what the model had to say.
+        Unavailable: a chunk is none, or tells of a failure; or the last one came before the answer's end.
     """
     joiner = ChunkJoiner()
 
@@ -36,12 +34,7 @@ async def joined(ask: Callable[[OnEvent], Awaitable[Any]], on_chunk: OnEvent) ->
         await on_chunk(chunk)
 
     answer = await ask(add)
-    if not joiner.begun:
-        return answer
-    completion = joiner.completion()
-    if not completion["choices"] or any(choice["finish_reason"] is None for choice in completion["choices"]):
-        raise Unavailable("the backend's stream ended before its answer did")
-    return completion
+    return joiner.completion() if joiner.begun else answer
 
 
 async def streamed_chat(complete: Callable[[OnEvent], Awaitable[JSON]], on_chunk: OnEvent) -> JSON:

@@ -21,7 +21,7 @@ import orjson
 
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.event_stream import is_event_stream, read_events
-from gym_serve.deployments.proxies import proxy_of
+from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure
 from gym_serve.servers.context import CallContext
 from gym_serve.servers.streaming import OnEvent
@@ -159,7 +159,7 @@ class Connections:
             raise DeadlineExceeded(f"no answer from {url} in time") from None
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed(time.monotonic())
-            raise Unavailable(f"{url} broke off: {type(error).__name__}: {error}") from None
+            raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
         if status >= 500:
             breaker.failed(time.monotonic())
         else:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 from yarl import URL
 
-__all__ = ["proxy_of"]
+__all__ = ["proxy_of", "shown_error"]
 
 
 @lru_cache(maxsize=1024)
@@ -22,3 +23,10 @@ def proxy_of(base_url: str) -> URL | None:
     if named is None or url.host is None or proxy_bypass(url.host):
         return None
     return URL(named)
+
+
+def shown_error(error: Exception) -> str:
+    """What an HTTP error says, but for the URL in a proxy's refusal, which has its credentials in it."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP {error.status}: {error.message}"
+    return str(error)

@@ -5,8 +5,8 @@
     half open ──(it was answered)──> closed
     half open ──(it failed)──> open, for twice as long
 
-A look at the endpoint (a health check) tells whether somebody is there, and no more: one that answers looks but
-fails calls stays open.
+A look at the endpoint (a health check) tells whether somebody is there, and no more: for one that answers
+looks but fails calls it stays open.
 
 Pure: it owns no clock and no task. A trial whose caller gave up blocks nothing: after another pause the next
 one is let through. (M. Nygard, *Release It!*, 2007, names the pattern.)

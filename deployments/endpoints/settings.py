@@ -42,8 +42,8 @@ class EndpointConfig(ModelServer.Config):
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Further headers of every request."""
     query: dict[str, str] = Field(default_factory=dict)
-    """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``. A key has its place in ``api_key`` or
-    ``headers``: what is here is shown."""
+    """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``. A key has its place in ``api_key``
+    or ``headers``: what is here is shown."""
     timeout: float = Field(600.0, gt=0)
     """Seconds for one call, its retries included."""
     max_retries: int = Field(3, ge=0)

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from pydantic import SecretStr
 
-from gym_serve.deployments.proxies import proxy_of
+from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import retry_after
 from gym_serve.servers.context import current
 from gym_serve.servers.deadline import time_limit
@@ -96,7 +96,7 @@ class RemoteHttp:
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(f"{self.url} did not answer {op} in time") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{self.url} broke off: {type(error).__name__}: {error}") from None
+            raise Unavailable(f"{self.url} broke off: {type(error).__name__}: {shown_error(error)}") from None
         if cookies is not None:
             cookies.update({name: morsel.value for name, morsel in answer.cookies.items()})
         if answer.status >= 300:

@@ -7,9 +7,12 @@ application (`build_app`, `init_app_state`) and the engine (`AsyncLLM`) have sta
 
 from __future__ import annotations
 
+import difflib
 import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from gym_serve.types.errors import GraphError
 
 __all__ = ["Engine", "is_cpu", "start_engine", "unfinished"]
 
@@ -47,6 +50,9 @@ async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
     Args:
         words: vLLM's command line, without the program.
         on_ray: whether its workers run in the bundles of this replica's placement group.
+
+    Raises:
+        GraphError: there is no parser of a name.
     """
     if is_cpu():
         for name, value in _CPU_ENV.items():
@@ -61,6 +67,7 @@ async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
     make_arg_parser, validate_parsed_serve_args = _parser()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     validate_parsed_serve_args(args)
+    _check_parsers(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     context = UsageContext.OPENAI_API_SERVER
     config = engine_args.create_engine_config(usage_context=context)
@@ -71,9 +78,13 @@ async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
     llm = AsyncLLM.from_vllm_config(
         vllm_config=config, usage_context=context, disable_log_stats=engine_args.disable_log_stats
     )
-    tasks = await llm.get_supported_tasks()
-    app = build_app(args, tasks, llm.model_config)
-    await init_app_state(llm, app.state, args, tasks)
+    try:
+        tasks = await llm.get_supported_tasks()
+        app = build_app(args, tasks, llm.model_config)
+        await init_app_state(llm, app.state, args, tasks)
+    except BaseException:
+        llm.shutdown()  # or its process would stay
+        raise
     app.state.server = SimpleNamespace()  # vLLM's error handler tells its web server to exit
     tied = bool(getattr(llm.model_config.hf_text_config, "tie_word_embeddings", False))
     return Engine(llm, app, _ends(llm), tied and is_cpu())
@@ -90,6 +101,20 @@ def _parser() -> tuple[Any, Any]:
     except ImportError:
         from vllm.entrypoints.launchers import cli_args  # 0.32
     return cli_args.make_arg_parser, cli_args.validate_parsed_serve_args
+
+
+def _check_parsers(args: Any) -> None:
+    """vLLM itself would find out when the engine runs."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    managers = {"tool_call_parser": ToolParserManager, "reasoning_parser": ReasoningParserManager}
+    for setting, manager in managers.items():
+        name, known = getattr(args, setting, None), sorted(manager.list_registered())
+        if name and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
+            raise GraphError(f"{setting}: vLLM has no {name!r}{hint}")
 
 
 def _ends(llm: Any) -> frozenset[int]:

@@ -26,7 +26,7 @@ from gym_serve.deployments.vllm_engine.engine_args import command_line, problem_
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.servers.base import Operation
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import BadRequest, GraphError, InvalidRequest, Unavailable
+from gym_serve.types.errors import BadRequest, GraphError, InvalidRequest, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
 __all__ = ["VLLMEngine"]
@@ -68,7 +68,8 @@ class VLLMEngine(EngineModel):
         chat_template: str | None = None
         """File of a chat template to use instead of the model's."""
         lora_adapters: dict[str, str] = Field(default_factory=dict)
-        """Folders of LoRA adapters by name; a request names one as its ``model``."""
+        """Folders of LoRA adapters by name; a request names one as its ``model``, else it is answered by the
+        model without any."""
         drain_timeout: float = Field(30.0, ge=0)
         """Seconds that running generations get when the server stops."""
 
@@ -156,7 +157,7 @@ class VLLMEngine(EngineModel):
         if config.tool_call_parser is not None:
             arguments |= {"enable_auto_tool_choice": True, "tool_call_parser": config.tool_call_parser}
         if config.lora_adapters:
-            adapters = [f"{name}={path}" for name, path in config.lora_adapters.items()]
+            adapters = [{"name": name, "path": path} for name, path in config.lora_adapters.items()]
             arguments |= {"enable_lora": True, "lora_modules": adapters}
         return command_line({**arguments, **config.engine_args})
 
@@ -246,8 +247,18 @@ class VLLMEngine(EngineModel):
             await self._engine.llm.check_health()
 
     def _model_of(self, body: JSON) -> str:
-        model = body.get("model")
-        return model if isinstance(model, str) and model in self.config.lora_adapters else self.name
+        """The adapter that a request names, or the model itself.
+
+        Raises:
+            NotFound: there are adapters, and it names something else. (Without any, ``model`` says nothing:
+                data sets and agents put all sorts of names there.)
+        """
+        adapters, model = self.config.lora_adapters, body.get("model")
+        if not adapters or model in (None, "", self.name, self.config.model):
+            return self.name
+        if not isinstance(model, str) or model not in adapters:
+            raise NotFound(f"model: {str(model)[:100]!r} is none of {', '.join(self.model_names())}")
+        return model
 
     def _passed_on(self, op: str) -> Any:
         async def handler(body: Any) -> Any:

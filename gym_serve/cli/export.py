@@ -132,8 +132,6 @@ def _print(report: ExportReport) -> None:
     for reason, dropped in report.dropped.items():
         typer.echo(f"left out: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
     for reason, dropped in report.dropped_branches.items():
-        typer.echo(
-            f"left out branches: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}"
-        )
+        typer.echo(f"left out branches: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
     for note in report.notes:
         typer.echo(f"note: {note}")

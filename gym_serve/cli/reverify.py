@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gym_serve.types.requests import JSON
 
 __all__ = ["reverify"]
+
+_VERIFY_SECONDS = 300.0  # for an agent that has no `verify_timeout`; that of `AgentServer`
+_AGGREGATE_SECONDS = 600.0
 
 
 def reverify(
@@ -117,27 +120,33 @@ class _Verifiers:
         """The rollout with the verdict of now."""
         from gym_serve.servers.usage import USAGE_FIELD
 
-        verdict = await self._call(self._server_of(rollout), "verify", rollout)
+        limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
+        verdict = await self._call(self._server_of(rollout), "verify", rollout, limit)
         # Without a verdict there is no reward of now: the stored one must not stand in for it.
         # Nor may the tokens that it took to make the response: they are not spent again.
         return {**rollout, USAGE_FIELD: {}, **verdict} if isinstance(verdict, dict) else {"reward": None}
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics."""
-        metrics: JSON = await self._call(agent, "aggregate_metrics", {"verify_responses": rollouts})
+        body = {"verify_responses": rollouts}
+        metrics: JSON = await self._call(agent, "aggregate_metrics", body, _AGGREGATE_SECONDS)
         return metrics
 
-    async def _call(self, server: str, op: str, body: JSON) -> Any:
-        running = asyncio.get_running_loop()
-        return await running.run_in_executor(self._threads, self._gym.call, server, op, body)
+    async def _call(self, server: str, op: str, body: JSON, timeout: float) -> Any:
+        call = partial(self._gym.call, server, op, body, timeout=timeout)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _server_of(self, rollout: JSON) -> str:
-        agents: dict[str, Any] = self._gym.graph.get("agents") or {}
+    def _agent_of(self, rollout: JSON) -> JSON:
+        agents: dict[str, JSON] = self._gym.graph.get("agents") or {}
         ref = rollout.get("agent_ref")
         name = ref.get("name") if isinstance(ref, dict) else None
         if name not in agents:
             raise InvalidRequest(f"agent_ref: {str(name)[:100]!r} is none of {', '.join(agents)}")
-        resources = agents[name].get("resources")
+        return agents[name]
+
+    def _server_of(self, rollout: JSON) -> str:
+        resources = self._agent_of(rollout).get("resources")
         if not isinstance(resources, str):
+            name = rollout["agent_ref"]["name"]
             raise InvalidRequest(f"{name} names no resources server that could score it")
         return resources

@@ -12,7 +12,7 @@ from gym_serve.cli.graph_file import ApplicationOption, FileArgument, JsonOption
 from gym_serve.cli.target import stop
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
-from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.errors import GymError
 
 __all__ = ["ClusterOption", "up"]
 
@@ -57,21 +57,13 @@ def up(
         from ray import serve
 
         from gym_serve.client.cluster import free_port
-        from gym_serve.graph.deploy import build
+        from gym_serve.client.deployed import launch
         from gym_serve.routing.serve_compat import http_address, serve_is_running
 
         if not serve_is_running():
             serve.start(http_options={"host": "127.0.0.1", "port": port or free_port()})
         typer.echo(f"starting {source.name} ...", err=True)
-        try:
-            serve.run(
-                build(graph),
-                name=source.name,
-                route_prefix=source.route_prefix,
-                logging_config={"enable_access_log": False},
-            )
-        except RuntimeError as error:
-            raise Unavailable(f"the graph {source.name!r} did not start: {error}") from error
+        launch(graph, source.name, source.route_prefix, source=source.path)
         url = http_address() + source.route_prefix.rstrip("/")
     except GymError as error:
         stop(error, as_json=as_json)

@@ -60,10 +60,15 @@ class Cluster:
                 f"this process is already connected to {ray.get_runtime_context().gcs_address}, "
                 f"not to {address}; call ray.shutdown() first, or leave out the address"
             )
-        self._started_serve = not serve_is_running()
-        if self._started_serve:
-            local = address is None and self._started_ray
-            serve.start(http_options={"host": "127.0.0.1", "port": free_port() if local else _PORT})
+        self._started_serve = False
+        try:
+            if not serve_is_running():
+                local = address is None and self._started_ray
+                serve.start(http_options={"host": "127.0.0.1", "port": free_port() if local else _PORT})
+                self._started_serve = True
+        except BaseException:
+            self.leave()
+            raise
 
     @property
     def http(self) -> str:

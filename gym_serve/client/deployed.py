@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatusOverview
 
 from gym_serve.client.cluster import Cluster
 from gym_serve.graph.capacity import missing_resources
@@ -27,7 +28,9 @@ from gym_serve.servers.edge import Edge
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["attach", "deploy", "reconfigure"]
+__all__ = ["attach", "deploy", "launch", "reconfigure"]
+
+_DESCRIBE_SECONDS = 60.0
 
 # Serve's message ends in a traceback, whose frames are indented and whose exception is not.
 _EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
@@ -42,29 +45,27 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, 
         Unavailable: the graph did not start.
     """
     cluster = Cluster(address)
-    running = False
+    ours = False
     try:
-        running = source.name in serve.status().applications
-        if running:
-            public, _ = _described(source.name)
-            if public != graph.public():
+        applications = serve.status().applications
+        if source.name in applications:
+            if not _is_graph(applications[source.name]) or _described(source.name)[0] != graph.public():
                 raise Conflict(
-                    f"another graph runs as {source.name!r} on this cluster; give this one a name "
+                    f"something else runs as {source.name!r} on this cluster; give this graph a name "
                     f'(name="..."), or join that one with Gym.attach({source.name!r})'
                 )
         else:
-            if missing := missing_resources(graph):
-                raise GraphError(missing, source=source.path)
             forget(source.name)  # of a graph of this name that ran before
-            _run(build(graph), source.name, source.route_prefix)
+            ours = True
+            launch(graph, source.name, source.route_prefix, source=source.path)
     except BaseException:
-        if not running:
+        if ours:
             _delete(source.name)
         cluster.leave()
         raise
 
     def leave() -> None:
-        if not running:
+        if ours:
             _delete(source.name)
         cluster.leave()
 
@@ -75,12 +76,12 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, 
 
     return {
         "name": source.name,
-        "url": f"{cluster.http}{source.route_prefix}",
+        "url": f"{cluster.http}{source.route_prefix.rstrip('/')}",
         "public": graph.public(),
         "edge": edge,
         "default_agent": graph.default_agent,
         "auth_token": graph.auth_token.get_secret_value() if graph.auth_token else None,
-        "graph": None if running else graph,
+        "graph": graph if ours else None,
         "leave": leave,
     }
 
@@ -89,7 +90,8 @@ def attach(name: str, address: str | None) -> dict[str, Any]:
     """Join a running graph by its name; the arguments of `Gym`.
 
     Raises:
-        NotFound: no such application.
+        NotFound: no such application, or it is no graph.
+        Unavailable: it does not answer.
     """
     cluster = Cluster(address)
     try:
@@ -98,6 +100,8 @@ def attach(name: str, address: str | None) -> dict[str, Any]:
             raise NotFound(
                 f"no application {name!r} on this cluster; it has {', '.join(applications) or 'none'}"
             )
+        if not _is_graph(applications[name]):
+            raise NotFound(f"the application {name!r} is no graph of gym_serve, or is still being built")
         public, default_agent = _described(name)
         url = f"{cluster.http}{route_prefix(name)}"
     except BaseException:
@@ -118,10 +122,34 @@ def attach(name: str, address: str | None) -> dict[str, Any]:
     }
 
 
-def reconfigure(name: str, graph: Graph, server: str, settings: JSON) -> None:
+def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -> None:
+    """Deploy a graph on the connected cluster, or update it in place, and wait until it is ready.
+
+    Args:
+        graph: the graph.
+        name, prefix: name and route prefix of its application.
+        source: its file, for the error.
+
+    Raises:
+        GraphError: the cluster lacks resources that it needs; says which.
+        Unavailable: it did not start; says why.
+    """
+    if missing := missing_resources(graph):
+        raise GraphError(missing, source=source)
+    _run(build(graph), name, prefix)
+
+
+def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) -> None:
     """Change settings of a running server of a graph that this process deployed.
 
     Only that deployment is touched, and its replicas keep running (Serve's ``user_config``).
+
+    Args:
+        name: of its application.
+        graph: the graph as it was deployed.
+        server: the server.
+        changes: every setting that has been changed so far, by server: what is left out of a server's
+            ``user_config`` is unknown to the replicas that it starts later.
 
     Raises:
         BadRequest: the server has no such settings.
@@ -130,11 +158,11 @@ def reconfigure(name: str, graph: Graph, server: str, settings: JSON) -> None:
     if node.cls is None:
         raise BadRequest(f"{server} is a remote server; change its settings where it runs")
     try:
-        node.cls.Config(**{**node.settings, **settings})
+        node.cls.Config(**{**node.settings, **changes[server]})
     except ValidationError as error:
         problems = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False))
         raise BadRequest(f"{server} ({node.type}) does not take these settings: {problems}") from None
-    _run(build(graph, user_configs={server: settings}), name, route_prefix(name))
+    _run(build(graph, user_configs=changes), name, route_prefix(name))
 
 
 def _run(application: serve.Application, name: str, prefix: str) -> None:
@@ -160,7 +188,15 @@ def _delete(name: str) -> None:
         forget(name)
 
 
+def _is_graph(application: ApplicationStatusOverview) -> bool:
+    return GATEWAY in application.deployments
+
+
 def _described(name: str) -> tuple[JSON, str | None]:
     gateway: Any = DeploymentHandle(GATEWAY, name)
-    public, default_agent = gateway.describe.remote().result(timeout_s=60, _skip_asyncio_check=True)
+    asked = gateway.describe.remote()
+    try:
+        public, default_agent = asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
+    except TimeoutError:
+        raise Unavailable(f"the gateway of {name!r} does not answer") from None
     return public, default_agent

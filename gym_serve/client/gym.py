@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import orjson
 from typing_extensions import Self, Unpack
 
 from gym_serve.client import loop
@@ -45,8 +44,8 @@ from gym_serve.rollouts import (
     stream,
 )
 from gym_serve.routing.http import HttpEdge
-from gym_serve.servers.edge import Call, Edge
-from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
+from gym_serve.servers.edge import Call, Edge, encode
+from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, error_from_body
 from gym_serve.types.requests import JSON
 
 __all__ = ["Gym"]
@@ -79,6 +78,7 @@ class Gym(ModelControl):
         self._driver = Driver(self.graph, self._default_agent, self._edge, graph, name)
         self._auth_token = auth_token
         self._resolved = graph
+        self._changed = {}
         self._leave = leave
 
     # Where it comes from
@@ -309,7 +309,9 @@ class Gym(ModelControl):
 
     def health(self) -> JSON:
         """State of every server, by name (the ``servers`` of ``/health``)."""
-        states: JSON = self._page("health", fine=(200, 503))["servers"]
+        answer = self._page("health", fine=(200, 503))
+        if not isinstance(states := answer.get("servers"), dict):
+            raise error_from_body(503, answer)
         return states
 
     def pressure(self) -> JSON:
@@ -333,20 +335,30 @@ class Gym(ModelControl):
             raise BadRequest(f"{server} is reached over HTTP, which has no handle")
         return handle
 
-    def call(self, server: str, op: str, body: Any = None) -> Any:
+    def call(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """One call to a server, blocking; its decoded answer.
 
+        Args:
+            server: its name.
+            op: the operation, e.g. ``verify``, ``tools/{name}`` or ``v1/responses``.
+            body: what JSON can hold; None for none.
+            timeout: seconds to wait; None for no limit.
+
         Raises:
-            GymError: the failure of the server or of the edge.
+            NotFound: no such server.
+            DeadlineExceeded: the time is over.
+            GymError: any other failure of the server or of the edge.
         """
-        content = b"" if body is None else orjson.dumps(body)
-        return loop.wait(self._edge(server).call(Call(op, content))).json()
+        content = b"" if body is None else encode(body)
+        return loop.wait(self._edge(server).call(Call(op, content, timeout=timeout))).json()
 
     def shutdown(self) -> None:
         """Take the graph down, if this Gym deployed it, and leave Ray as it was found."""
-        loop.wait(self._close_edges())
-        self._leave()
-        self._leave = lambda: None
+        leave, self._leave = self._leave, lambda: None
+        try:
+            loop.wait(self._close_edges())
+        finally:
+            leave()
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,8 @@ class ModelControl:
 
     name: str
     _resolved: Graph | None
+    _changed: dict[str, JSON]
+    """Settings that were changed since the graph was deployed, by server."""
 
     def _check(self, server: str) -> None:
         """Raise `NotFound` where there is no such server."""
@@ -40,17 +42,21 @@ class ModelControl:
 
         Raises:
             NotFound: no such server.
-            BadRequest: another driver deployed the graph, or the server has no endpoints.
+            BadRequest: another driver deployed the graph, the server has no endpoints, or none are given.
         """
         from gym_serve.client import deployed
 
         self._check(model)
         if self._resolved is None:
             raise BadRequest(f"{self.name} was deployed by another process; change its endpoints there")
+        if not base_urls:
+            raise BadRequest(f"{model}: at least one endpoint is meant")
         settings: JSON = {"base_url": list(base_urls) if len(base_urls) > 1 else base_urls[0]}
         if model_name is not None:
             settings["model"] = model_name
-        deployed.reconfigure(self.name, self._resolved, model, settings)
+        changed = {**self._changed, model: {**self._changed.get(model, {}), **settings}}
+        deployed.reconfigure(self.name, self._resolved, model, changed)
+        self._changed = changed
 
     def update_weights(
         self,

@@ -186,13 +186,17 @@ class Episode:
                 async with time_limit(context.timeout()):
                     return await work()
             except (asyncio.TimeoutError, TimeoutError):
-                limit = self._timeouts[name]
-                raise DeadlineExceeded(
-                    f"the {name} stage ran out of time (its limit is {limit:.6g} s)", stage=name
-                ) from None
+                raise self._late(name) from None
             except GymError as error:
+                # Who was asked has the same deadline, and may be the first one to say that it has passed.
+                if isinstance(error, DeadlineExceeded) and context.timeout() == 0.0:
+                    raise self._late(name) from None
                 error.stage = error.stage or name
                 raise
+
+    def _late(self, stage: str) -> DeadlineExceeded:
+        limit = self._timeouts[stage]
+        return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit:.6g} s)", stage=stage)
 
     async def _run_tool(self, call: JSON) -> JSON:
         return {

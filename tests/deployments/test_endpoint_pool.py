@@ -143,6 +143,61 @@ async def test_members_change_live(model_at, backends):
     assert second.requests
 
 
+async def test_no_call_fails_while_members_and_limits_change(model_at, backends):
+    first, second = backends
+    model = await model_at(first.url, second.url, max_retries=0)
+    limited = {"requests_per_minute": 1e6, "tokens_per_minute": 1e9}
+    unlimited = dict.fromkeys(limited)
+    done = asyncio.Event()
+
+    async def change():
+        while not done.is_set():
+            for urls, limits in (
+                ([first.url], limited),
+                ([second.url, GONE], unlimited),
+                ([GONE, first.url], limited),
+                ([second.url], unlimited),
+            ):
+                model.reconfigure({"base_url": urls, **limits})
+                await asyncio.sleep(0.002)
+
+    changes = asyncio.create_task(change())
+    for _ in range(10):
+        await asyncio.gather(*(ask(model, i) for i in range(20)))
+    done.set()
+    await changes
+    assert len(first.requests) + len(second.requests) == 200
+    assert first.requests
+    assert second.requests
+
+
+async def test_a_call_under_way_outlives_its_limits(model_at, backend, monkeypatch):
+    model = await model_at(backend.url, tokens_per_minute=600, max_retries=0)
+    connections = model._upstream._connections
+    send = connections.send
+
+    async def sent(endpoint, request):
+        answer = await send(endpoint, request)
+        model.reconfigure({"tokens_per_minute": None})
+        return answer
+
+    monkeypatch.setattr(connections, "send", sent)
+    await ask(model, 1)
+    await ask(model, 2)
+
+
+async def test_who_waits_for_a_limit_counts_as_a_call_there(model_at, backends):
+    model = await model_at(*(b.url for b in backends), requests_per_minute=1)
+    calls = [asyncio.create_task(ask(model, i)) for i in range(10)]
+    while sum(e.calls for e in model._upstream.pool.endpoints) != 8:  # noqa: ASYNC110  # two are answered
+        await asyncio.sleep(0.01)
+    assert [e.calls for e in model._upstream.pool.endpoints] == [4, 4]
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert [e.calls for e in model._upstream.pool.endpoints] == [0, 0]
+
+
 async def raises(error):
     raise error
 

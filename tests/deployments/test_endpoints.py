@@ -103,6 +103,27 @@ def test_a_breaker(steps):
             assert breaker.allows(now) is not (outcome == "gone" or was_open or failures >= 5)
 
 
+def test_a_look_tells_whether_somebody_is_there_and_no_more():
+    breaker = Breaker()
+    breaker.looked(0.0, there=True)
+    assert breaker.allows(0.0)
+    breaker.looked(1.0, there=False)
+    assert breaker.until == 11.0
+    breaker.looked(6.0, there=False)
+    assert breaker.until == 16.0  # no call has to find out
+    breaker.looked(7.0, there=True)
+    assert breaker.allows(7.0)
+    for _ in range(5):
+        breaker.looked(8.0, there=True)  # it answers looks, and fails calls
+        breaker.failed(8.0)
+    assert not breaker.allows(8.0)
+    breaker.looked(9.0, there=True)
+    assert not breaker.allows(9.0)
+    breaker.began(18.0)
+    breaker.succeeded()
+    assert breaker.allows(18.0)
+
+
 def test_pauses_double():
     breaker, now, pauses = Breaker(), 0.0, []
     breaker.failed(now, gone=True)

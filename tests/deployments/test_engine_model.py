@@ -66,6 +66,14 @@ async def test_a_call_carries_tokens_and_the_version_it_began_with() -> None:
     assert following["prompt_token_ids"][len(seen)] == ord("$")
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+async def test_it_counts_the_tokens_of_a_request(tokens: bool) -> None:
+    body = {"max_tokens": 9, "system": "ab", "messages": [{"role": "user", "content": "c"}]}
+    for op in ("v1/messages/count_tokens", "rollouts/v1/messages/count_tokens"):
+        reply = await Host(Echo(return_token_ids=tokens)).dispatch(Call(op, encode(body)))
+        assert reply.json() == {"input_tokens": len("b$c$") + 1}
+
+
 async def test_a_judge_carries_none() -> None:
     item = (await Echo(return_token_ids=False).responses({"input": "a"}))["output"][-1]
     assert "generation_token_ids" not in item

@@ -127,7 +127,8 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
 )
 async def test_answers_that_are_no_rollout(backend: Any, answer: Any, kind: str, detail: str) -> None:
     backend.replies = [answer]
-    rollout = await run(backend, episode_timeout=0.3, max_answer_mb=1)
+    limit = 0.3 if answer == "hang" else 60.0
+    rollout = await run(backend, episode_timeout=limit, max_answer_mb=1)
     failure = rollout["failure"]
     assert failure["kind"] == kind
     assert detail in failure["detail"]
@@ -271,7 +272,7 @@ async def test_its_open_calls_are_run_here_and_the_rewards_are_this_graphs(backe
 async def test_a_turn_that_fails(backend: Any, reply: Any, kind: str) -> None:
     backend.replies = [reply]
     env = Bells()
-    rollout = await run(backend, env=env, model_timeout=0.3)
+    rollout = await run(backend, env=env, model_timeout=0.3 if reply == "hang" else 60.0)
     assert (rollout["failure"]["kind"], rollout["failure"]["stage"]) == (kind, "model")
     assert env.closed == 1
 

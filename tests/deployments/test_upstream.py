@@ -4,6 +4,7 @@ import asyncio
 from email.utils import formatdate
 
 import pytest
+from pydantic import ValidationError
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
@@ -127,6 +128,68 @@ async def test_the_proxy_of_the_environment(proxies):
         await server.stop()
     assert seen[0].startswith(b"POST http://model.example/v1/chat/completions HTTP/1.1")
     assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in seen[0]
+
+
+async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Who are you\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        proxies(https_proxy=f"http://me:pass-word@127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        server = ChatModel(base_url="https://model.example/v1", model="m", max_retries=0)
+        await server.start()
+        with pytest.raises(Unavailable, match="407: Who are you") as caught:
+            await server.responses(ASK)
+        await server.stop()
+    assert "pass-word" not in caught.value.message
+
+
+async def test_a_redirect_takes_the_key_nowhere(model, backend):
+    backend.replies = [(307, b"", {"Location": "http://169.254.169.254/v1"})]
+    with pytest.raises(BadRequest, match=r"redirects to http://169\.254\.169\.254/v1: set base_url"):
+        await model.responses(ASK)
+    assert len(backend.requests) == 1
+
+
+async def test_no_error_shows_secrets_of_headers_or_the_query(backend):
+    backend.replies = [(400, {"error": "bad header topsecret, bad title t"})]
+    server = ChatModel(
+        base_url=backend.url,
+        model="m",
+        headers={"X-Key": "topsecret", "X-Title": "t"},
+        query={"sig": "signature"},
+    )
+    await server.start()
+    with pytest.raises(BadRequest, match="bad title t") as caught:
+        await server.responses(ASK)
+    backend.replies = [b"no JSON"]
+    with pytest.raises(Unavailable) as broken:
+        await server.responses(ASK)
+    await server.stop()
+    assert backend.queries == ["sig=signature"] * 2
+    for error in (caught.value, broken.value):
+        assert not {"topsecret", "signature"} & set(error.message.replace("=", " ").replace(",", " ").split())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:pw@host/v1", "http://host/v1?key=1", "http://host/v1#x", "host/v1", "http:///v1"]
+)
+def test_a_base_url_holds_no_credentials_and_no_query(url):
+    with pytest.raises(ValidationError, match="base_url"):
+        ChatModel(base_url=url, model="m")
+
+
+@pytest.mark.parametrize("wait", ["NaN", "Infinity", "-5", "1" + "0" * 400, '"soon"'])
+async def test_what_a_body_says_of_waiting_may_be_nonsense(model, backend, wait):
+    backend.replies = [
+        (429, b'{"error": {"code": "overloaded", "message": "x", "retry_after": %s}}' % wait.encode())
+    ]
+    with use(CallContext().within(30)), pytest.raises(Overloaded) as caught:
+        await model.responses(ASK)
+    assert caught.value.retry_after is None
+    assert len(backend.requests) == 3
 
 
 async def test_the_header_reaches_the_error(model, backend):

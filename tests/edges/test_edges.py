@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -62,7 +63,7 @@ def gym(cluster: str, deploy: Any) -> Gym:
 
 @pytest.fixture(scope="module")
 def rollouts(gym: Gym) -> dict[str, dict[str, dict[str, Any]]]:
-    """By edge and scenario, all of them run at the same time."""
+    """By edge and scenario, all of them run at the same time: each edge waits as long for what hangs."""
     rows = [
         {
             "responses_create_params": {"input": "go", "user": scenario},
@@ -71,14 +72,20 @@ def rollouts(gym: Gym) -> dict[str, dict[str, dict[str, Any]]]:
         }
         for scenario in SCRIPTS
     ]
-    by_edge = {}
-    for edge in EDGES:
-        found = gym.run(rows, agent=edge, concurrency=16, timeout=20)  # which "model busy" takes
-        for rollout in found:
+
+    async def over(edge: str) -> dict[str, dict[str, Any]]:
+        found = {}
+        # "model busy" is pushed back for as long as the timeout, which is longer than that of any stage.
+        async for rollout in gym.rollouts(rows, agent=edge, concurrency=16, timeout=20):
             del rollout["_ng_latency_s"]
             assert rollout.pop("agent_ref")["name"] == edge
-        by_edge[edge] = {r["_ng_rollout_id"]: r for r in found}
-    return by_edge
+            found[rollout["_ng_rollout_id"]] = rollout
+        return found
+
+    async def over_all() -> dict[str, dict[str, dict[str, Any]]]:
+        return dict(zip(EDGES, await asyncio.gather(*map(over, EDGES)), strict=True))
+
+    return asyncio.run(over_all())
 
 
 @pytest.mark.parametrize("scenario", SCRIPTS)

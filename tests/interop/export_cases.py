@@ -92,6 +92,37 @@ def failed(**fields):
     }
 
 
+SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
+
+
+def response(*output, **fields):
+    return {"id": "r", "object": "response", "model": "policy", "output": list(output), **fields}
+
+
+def user(text):
+    return {"type": "message", "role": "user", "content": text}
+
+
+SUBAGENT = {
+    "input": [user("Look it up.")],
+    "response": response({**said("It is 3."), **bundle([40, 41], [42])}, tools=[SHELL]),
+    "calls": 1,
+    "context": 0,
+}
+RETRY = {
+    "input": [user("Weather in Oslo?")],
+    "response": response(call(), returned(), {**said("No idea."), **bundle([1, 2, 3, 4, 5, 9], [50, 51])}),
+    "calls": 1,
+    "context": 2,
+}
+
+
+def captured(*branches, **fields):
+    """A harness's rollout: what it asked is not what the row has."""
+    own = {"captured_input": [user("Harness: weather in Oslo?")], "captured_context": 0}
+    return episode(branches=list(branches), **own, **fields)
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda t: "<" not in t)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 logprobs = st.floats(-50, 0, width=32)

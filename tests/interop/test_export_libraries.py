@@ -10,7 +10,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from export_cases import WEATHER_TOOL, bundle, call, episode, failed, returned, rollout, said
+from export_cases import (
+    RETRY,
+    SUBAGENT,
+    WEATHER_TOOL,
+    bundle,
+    call,
+    captured,
+    episode,
+    failed,
+    returned,
+    rollout,
+    said,
+)
 
 from gym_serve.interop.export import export
 
@@ -91,6 +103,10 @@ def test_verl(tmp_path):
         "rollout_log_probs": [-0.25, -0.5, 0.0, 0.0, -1.0],
         "rm_scores": [0.0, 0.0, 0.0, 0.0, 1.0],
     }
+    export([captured(SUBAGENT, RETRY)], "verl", tmp_path / "rollouts.parquet", overwrite=True)
+    outputs = read_with("verl", tmp_path)["outputs"]
+    assert [output["responses"] for output in outputs] == [[4, 5, 6, 7, 8], [42], [50, 51]]
+    assert [output["rm_scores"][-1] for output in outputs] == [1.0] * 3
 
 
 def test_trl(tmp_path):
@@ -129,9 +145,10 @@ def test_verifiers(tmp_path):
         task=2,
     )
     broken["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+    harness = captured(SUBAGENT, RETRY, task=4)
     nothing = failed(task=3)
     del nothing["response"]
-    export([*ROLLOUTS, broken, nothing], "verifiers", tmp_path / "traces.jsonl")
+    export([*ROLLOUTS, broken, nothing, harness], "verifiers", tmp_path / "traces.jsonl")
     found = read_with("verifiers", tmp_path)
     assert [(t["ok"], t["reward"], t["trainable"], t["error"]) for t in found] == [
         (True, 1.0, True, None),
@@ -140,6 +157,7 @@ def test_verifiers(tmp_path):
         (True, 1.0, True, None),
         (True, 1.0, True, None),
         (False, 0, False, "model_timeout"),
+        (True, 1.0, True, None),
     ]
     assert found[0]["branches"] == [
         {
@@ -153,6 +171,12 @@ def test_verifiers(tmp_path):
     assert (found[0]["usage"]["prompt_tokens"], found[0]["usage"]["completion_tokens"]) == (10, 3)
     assert [branch["token_ids"] for branch in found[4]["branches"]] == [[1, 2, 3], [1, 9, 4]]
     assert found[4]["truncated"]
+    assert [branch["token_ids"] for branch in found[6]["branches"]] == [
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        [40, 41, 42],
+        [1, 2, 3, 4, 5, 9, 50, 51],
+    ]
+    assert found[6]["branches"][2]["sampled_mask"] == [False] * 6 + [True] * 2
 
 
 def test_harbor(tmp_path):
@@ -165,11 +189,15 @@ def test_harbor(tmp_path):
         for url in ("https://host/a.png", "data:image/png;base64,AA")
     ]
     raw["responses_create_params"]["input"] = [{"role": "user", "content": images}]
-    export([*ROLLOUTS, odd, raw], "atif", tmp_path / "trajectories")
+    harness = captured(SUBAGENT, RETRY, task=4)
+    export([*ROLLOUTS, odd, raw, harness], "atif", tmp_path / "trajectories")
     found = read_with("harbor", tmp_path)
-    assert [t["trajectory_id"] for t in found] == ["0-0", "0-1", "0-2", "1-0", "../../x", "3-0"]
-    assert len(list((tmp_path / "trajectories").iterdir())) == 6
+    assert [t["trajectory_id"] for t in found] == ["0-0", "0-1", "0-2", "1-0", "../../x", "3-0", "4-0"]
+    assert len(list((tmp_path / "trajectories").iterdir())) == 7
     assert found[0]["steps"][3]["metrics"]["completion_token_ids"] == [8]
     assert found[2]["extra"]["failure"]["kind"] == "model_timeout"
     assert found[4]["steps"][2]["tool_calls"][0]["extra"] == {"raw_arguments": "not JSON"}
     assert found[5]["steps"][0]["message"][0]["source"]["path"] == "https://host/a.png"
+    inner = found[6]["subagent_trajectories"]
+    assert [t["trajectory_id"] for t in inner] == ["4-0.1", "4-0.2"]
+    assert inner[0]["steps"][1]["metrics"]["completion_token_ids"] == [42]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from pydantic import BaseModel
 from gym_serve import Host, InvalidRequest, Model, Resources, ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.routing.inline import InlineEdge
+from gym_serve.servers.context import current
 from gym_serve.servers.edge import Call, encode
+from gym_serve.types.errors import DeadlineExceeded
 
 
 def say(text: str, **tokens: Any) -> dict[str, Any]:
@@ -95,6 +98,21 @@ async def test_only_the_last_token_bundle_goes_upstream_and_all_come_back() -> N
     assert upstream[2][0]["prompt_token_ids"] == [1, 2, 3]
     returned = [i["prompt_token_ids"] for i in rollout["response"]["output"] if "prompt_token_ids" in i]
     assert returned == [[1], [1, 2, 3], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("who", ["caller", "edge"])
+async def test_a_stage_that_is_late_says_the_same_whoever_notices_first(who: str) -> None:
+    class Late(FakeModel):
+        async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+            if who == "edge":
+                time.sleep(current().timeout() or 0.0)  # noqa: ASYNC251  # the caller's timer has not rung yet
+                raise DeadlineExceeded("no answer in time", server="edge")
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    failure = (await agent(Late(), Bell(), model_timeout=0.05).run(ROW))["failure"]
+    assert (failure["kind"], failure["stage"], failure.get("server")) == ("model_timeout", "model", None)
+    assert failure["detail"] == "the model stage ran out of time (its limit is 0.05 s)"
 
 
 async def test_sampling_that_responses_lack_travels_in_the_metadata() -> None:
@@ -196,7 +214,10 @@ async def test_responses_is_a_whole_episode_without_seed_or_verify() -> None:
         ({}, "responses_create_params"),
         ({"responses_create_params": {"input": "x", "temprature": 1, "topp": 1}}, "temprature"),
         ({"responses_create_params": {"input": 7}}, "input"),
-        ({"responses_create_params": {"input": "x", "metadata": "abc"}, "extra_body": {"seed": 1}}, "metadata"),
+        (
+            {"responses_create_params": {"input": "x", "metadata": "abc"}, "extra_body": {"seed": 1}},
+            "metadata",
+        ),
         (
             {"responses_create_params": {"input": "x", "metadata": {"extra_body": "{"}}, "extra_body": {}},
             r"metadata\.extra_body",

@@ -1,15 +1,16 @@
-"""Engines that the tests share: one hf_engine and one vllm_engine, each on a tiny model."""
+"""Engines that the tests share: one of each kind, and a graph with one of each. Every start takes its time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from support.engines import CPU_ARGS
 
+from gym_serve import Gym
 from gym_serve.deployments.hf_engine import HFEngine
 from gym_serve.deployments.hf_engine.tiny_model import make_tiny_model, tiny_model
 from gym_serve.deployments.vllm_engine import VLLMEngine
@@ -52,3 +53,18 @@ async def vllm(tiny: Path) -> AsyncIterator[VLLMEngine]:
     await engine.start()
     yield engine
     await engine.stop()
+
+
+@pytest.fixture(scope="session")
+def judged(cluster: str, tiny: Path) -> Iterator[Gym]:
+    """The graph of the judge on a CPU; its policy is an hf_engine."""
+    os.environ["TINY_MODEL"] = str(tiny)
+    changes = {
+        "models.policy": {"type": "hf_engine", "weight_updates": True, "extra_body": {"max_tokens": 32}},
+        "models.gpu_judge.weight_updates": True,
+        # Random weights give no verdict by themselves.
+        "models.gpu_judge.extra_body": {"structured_outputs": {"choice": ["[[A=B]]", "[[A!=B]]"]}},
+        "models.gpu_judge.health_check_period_s": 2,
+    }
+    with Gym.from_graph(Path(__file__).with_name("cpu_judge.yaml"), overrides=changes) as running:
+        yield running

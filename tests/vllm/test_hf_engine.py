@@ -18,6 +18,7 @@ from support.engines import (
     check_stream,
     log_probs_by_transformers,
     run_episode,
+    until,
 )
 
 from gym_serve.deployments.hf_engine import HFEngine
@@ -145,7 +146,7 @@ async def test_pause_holds_calls_and_abort_ends_them_as_retryable(hf: HFEngine) 
     assert (await call)["generation_token_ids"]
     await hf.pause("keep")
     call = asyncio.create_task(_greedy(hf))
-    await asyncio.sleep(0.1)
+    await until(lambda: hf.running == 1)
     await hf.pause("abort")
     with pytest.raises(Unavailable, match="abort"):
         await call
@@ -154,7 +155,7 @@ async def test_pause_holds_calls_and_abort_ends_them_as_retryable(hf: HFEngine) 
 
 async def test_a_cancelled_call_leaves_its_batch(hf: HFEngine) -> None:
     long = asyncio.create_task(hf.responses({"input": "hi", "max_output_tokens": 3000, "temperature": 1.0}))
-    await asyncio.sleep(0.2)
+    await until(lambda: hf.running == 1)
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long

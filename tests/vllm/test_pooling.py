@@ -1,25 +1,27 @@
-"""`vllm_engine` as a reward model: vLLM's pooling runner."""
+"""graphs/reward_model.yaml with its reward model in the graph: `vllm_engine` with vLLM's pooling runner."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.engines import MARKS
 
-from gym_serve.deployments.vllm_engine import VLLMEngine
-from gym_serve.servers.edge import Call, encode
-from gym_serve.servers.host import Host
+from gym_serve import Gym
+from gym_serve.types.errors import NotFound
 
-pytestmark = MARKS
-
-_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 26}
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(500)]
 
 
-def _make_reward_model(folder: Path, tiny: Path) -> None:
+@pytest.fixture(scope="module")
+def reward_model(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a scalar head and the tiny model's tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
+    folder = tmp_path_factory.mktemp("reward_model")
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -37,6 +39,14 @@ def _make_reward_model(folder: Path, tiny: Path) -> None:
         model = Qwen2ForSequenceClassification(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gym(deploy: Callable[..., Gym], reward_model: Path) -> Gym:
+    """The graph on a CPU."""
+    os.environ["TINY_REWARD_MODEL"] = str(reward_model)
+    return deploy(Path(__file__).with_name("cpu_reward.yaml"))
 
 
 def _rewards_by_transformers(folder: Path, prompts: list[list[int]]) -> list[float]:
@@ -48,21 +58,34 @@ def _rewards_by_transformers(folder: Path, prompts: list[list[int]]) -> list[flo
         return [float(model(torch.tensor([prompt])).logits[0, 0]) for prompt in prompts]
 
 
-async def test_rewards_are_those_of_the_model(tiny: Path, tmp_path: Path) -> None:
-    _make_reward_model(tmp_path, tiny)
-    engine = VLLMEngine(name="reward", model=str(tmp_path), runner="pooling", engine_args=_ARGS)
-    host = Host(engine)
-    await host.start()
-    try:
-        prompts = [[40, 50, 60], [70, 80, 90, 100, 110]]
-        body = {"input": prompts, "task": "classify", "use_activation": False}
-        answer = (await host.dispatch(Call("pooling", encode(body)))).json()
-        rewards = [entry["data"][0] for entry in answer["data"]]
-        assert rewards == pytest.approx(_rewards_by_transformers(tmp_path, prompts), abs=1e-4)
-        messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-        answer = (await host.dispatch(Call("classify", encode({"messages": messages})))).json()
-        assert 0 <= answer["data"][0]["probs"][0] <= 1
-        assert (await host.dispatch(Call("v1/responses", encode({"input": "a"})))).status == 404
-        await engine.check_health()
-    finally:
-        await host.stop()
+def test_rewards_are_those_of_the_model(gym: Gym, reward_model: Path) -> None:
+    prompts = [[40, 50, 60], [70, 80, 90, 100, 110]]
+    answer = gym.call("scorer", "pooling", {"input": prompts, "task": "classify", "use_activation": False})
+    rewards = [entry["data"][0] for entry in answer["data"]]
+    assert rewards == pytest.approx(_rewards_by_transformers(reward_model, prompts), abs=1e-4)
+
+
+def test_it_classifies_and_writes_nothing(gym: Gym) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    answer = gym.call("scorer", "classify", {"messages": messages})
+    assert 0 <= answer["data"][0]["probs"][0] <= 1
+    with pytest.raises(NotFound):
+        gym.call("scorer", "v1/responses", {"input": "a"})
+
+
+def test_rollouts_have_its_rewards(gym: Gym, reward_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    questions = ["What is 2 + 2?", "How are you?"]
+    rollouts = gym.run([{"responses_create_params": {"input": question}} for question in questions])
+    for rollout in rollouts:
+        assert "failure" not in rollout, rollout["failure"]["detail"]
+        said = rollout["response"]["output"][-1]["content"][0]["text"]
+        asked: Any = rollout["responses_create_params"]["input"]
+        asked = asked if isinstance(asked, str) else asked[0]["content"]
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expected = _rewards_by_transformers(reward_model, [prompt])[0]
+        assert rollout["reward"] == pytest.approx(expected, abs=1e-3)

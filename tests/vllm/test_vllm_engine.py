@@ -19,6 +19,7 @@ from support.engines import (
     check_stream,
     log_probs_by_transformers,
     run_episode,
+    until,
 )
 
 from gym_serve.deployments.vllm_engine import VLLMEngine
@@ -81,15 +82,14 @@ async def test_weights_from_a_path_and_as_tensors(vllm: VLLMEngine, tiny: Path, 
 async def test_an_update_during_a_generation_keeps_or_aborts_it(vllm: VLLMEngine, tiny: Path) -> None:
     long = {"input": "hi", "max_output_tokens": 1200, "metadata": {"extra_body": '{"ignore_eos": true}'}}
     kept = asyncio.create_task(vllm.responses(long))
-    await asyncio.sleep(0.3)
-    assert not kept.done()
+    await until(lambda: vllm.running == 1)
     version = vllm.weight_version
     await vllm.update_weights(tiny, "9", "keep")
     response = await kept
     assert response["usage"]["output_tokens"] == 1200
     assert response["output"][-1]["weight_version"] == version
     aborted = asyncio.create_task(vllm.responses(long))
-    await asyncio.sleep(0.3)
+    await until(lambda: vllm.running == 1)
     await vllm.update_weights(tiny, "10", "abort")
     with pytest.raises(Unavailable, match="abort"):
         await aborted
@@ -137,14 +137,11 @@ async def test_a_prompt_over_the_context_is_an_empty_answer(vllm: VLLMEngine) ->
 async def test_a_cancelled_call_frees_its_place(vllm: VLLMEngine) -> None:
     long = {"input": "hi", "max_output_tokens": 1500, "metadata": {"extra_body": '{"ignore_eos": true}'}}
     call = asyncio.create_task(vllm.responses(long))
-    await asyncio.sleep(0.3)
-    processor = vllm._engine.llm.output_processor
-    assert processor.get_num_unfinished_requests() == 1
+    await until(lambda: vllm.running == 1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.sleep(0.2)
-    assert processor.get_num_unfinished_requests() == 0
+    await until(lambda: vllm.running == 0)
 
 
 async def test_a_stream_tells_what_the_answer_tells(vllm: VLLMEngine) -> None:

@@ -29,7 +29,16 @@ from gym_serve.types.requests import JSON
 __all__ = ["verl_records", "verl_rollout", "verl_schema", "verl_task"]
 
 _NOT_OF_THE_ROW = frozenset(
-    {"response", "reward", "mask_sample", "failure", "branch", "branches", "captured_input", "captured_context"}
+    {
+        "response",
+        "reward",
+        "mask_sample",
+        "failure",
+        "branch",
+        "branches",
+        "captured_input",
+        "captured_context",
+    }
 )
 
 

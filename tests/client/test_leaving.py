@@ -1,0 +1,173 @@
+"""What `Gym` takes down, keeps and leaves alone when something else breaks; without Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+
+from gym_serve import BadRequest, Conflict, Gym, NotFound, Unavailable
+from gym_serve.client import cluster, deployed, gym
+from gym_serve.graph import load_graph, resolve
+from gym_serve.graph.deploy import GATEWAY
+
+GRAPH: dict[str, Any] = {
+    "models": {
+        "policy": {"type": "chat_model", "base_url": "http://a/v1", "model": "first"},
+        "judge": {"type": "chat_model", "base_url": "http://a/v1", "model": "judge"},
+    },
+}
+SOURCE = load_graph(GRAPH)
+RESOLVED = resolve(SOURCE.spec)
+
+
+def a_gym(**options: Any) -> Gym:
+    return Gym(name="default", url="http://127.0.0.1:9", public=RESOLVED.public(), graph=RESOLVED, **options)
+
+
+class FakeCluster:
+    http = "http://127.0.0.1:9"
+    left = 0
+
+    def __init__(self, address: str | None) -> None:
+        pass
+
+    def leave(self) -> None:
+        FakeCluster.left += 1
+
+
+@pytest.fixture
+def deleted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the applications that were deleted."""
+    names: list[str] = []
+    monkeypatch.setattr(FakeCluster, "left", 0)
+    monkeypatch.setattr(deployed, "Cluster", FakeCluster)
+    monkeypatch.setattr(deployed, "forget", lambda name: None)
+    monkeypatch.setattr(serve, "delete", names.append)
+    return names
+
+
+def running(monkeypatch: pytest.MonkeyPatch, **applications: Any) -> None:
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
+
+
+def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve tells a replica that starts later its `user_config` alone."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(deployed, "build", lambda graph, user_configs: user_configs)
+    monkeypatch.setattr(deployed, "route_prefix", lambda name: "")
+    monkeypatch.setattr(deployed, "_run", lambda configs, name, prefix: told.append(configs))
+    changing = a_gym(edge=None)
+    changing.set_model_endpoints("policy", ["http://b/v1"], model_name="second")
+    changing.set_model_endpoints("judge", ["http://c/v1", "http://d/v1"])
+    changing.set_model_endpoints("policy", ["http://e/v1"])
+    assert told == [
+        {"policy": {"base_url": "http://b/v1", "model": "second"}},
+        {
+            "policy": {"base_url": "http://b/v1", "model": "second"},
+            "judge": {"base_url": ["http://c/v1", "http://d/v1"]},
+        },
+        {
+            "policy": {"base_url": "http://e/v1", "model": "second"},
+            "judge": {"base_url": ["http://c/v1", "http://d/v1"]},
+        },
+    ]
+    with pytest.raises(BadRequest, match="at least one endpoint"):
+        changing.set_model_endpoints("policy", [])
+    assert len(told) == 3
+
+
+def test_the_graph_is_taken_down_also_where_a_connection_does_not_close() -> None:
+    class Edge:
+        server = "policy"
+
+        async def close(self) -> None:
+            raise RuntimeError("the cluster is gone")
+
+    left: list[str] = []
+    leaving = a_gym(edge=lambda server: Edge(), leave=lambda: left.append("left"))
+    leaving._edge("policy")
+    with pytest.raises(RuntimeError, match="the cluster is gone"):
+        leaving.shutdown()
+    leaving.shutdown()
+    assert left == ["left"]
+
+
+def test_a_health_page_of_somebody_else_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"error": {"code": "unavailable", "message": "no graph here"}}
+    monkeypatch.setattr(gym, "page", lambda url, headers, fine: body)
+    with pytest.raises(Unavailable, match="no graph here"):
+        a_gym(edge=None).health()
+
+
+def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: stopped.append("ray"))
+    monkeypatch.setattr(cluster, "join", lambda address: None)
+    monkeypatch.setattr(cluster, "serve_is_running", lambda: False)
+
+    def start(**options: Any) -> None:
+        raise RuntimeError("the port is taken")
+
+    monkeypatch.setattr(serve, "start", start)
+    with pytest.raises(RuntimeError, match="the port is taken"):
+        cluster.Cluster()
+    assert stopped == ["ray"]
+
+
+def test_nothing_is_deleted_as_long_as_nothing_was_deployed(
+    monkeypatch: pytest.MonkeyPatch, deleted: list[str]
+) -> None:
+    def status() -> Any:
+        raise ConnectionError("the controller does not answer")
+
+    monkeypatch.setattr(serve, "status", status)
+    with pytest.raises(ConnectionError):
+        deployed.deploy(SOURCE, RESOLVED, None)
+    assert deleted == []
+    assert FakeCluster.left == 1
+
+
+def test_an_application_that_is_no_graph_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, deleted: list[str]
+) -> None:
+    running(monkeypatch, default=SimpleNamespace(deployments={"Chatbot": None}))
+    with pytest.raises(Conflict, match="something else runs as 'default'"):
+        deployed.deploy(SOURCE, RESOLVED, None)
+    with pytest.raises(NotFound, match="'default' is no graph of gym_serve"):
+        deployed.attach("default", None)
+    assert deleted == []
+    assert FakeCluster.left == 2
+
+
+def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch, deleted: list[str]) -> None:
+    running(monkeypatch)
+    monkeypatch.setattr(deployed, "missing_resources", lambda graph: [])
+
+    def run(application: Any, **options: Any) -> None:
+        raise RuntimeError("no replica came up")
+
+    monkeypatch.setattr(serve, "run", run)
+    with pytest.raises(Unavailable, match="'default' did not start: no replica came up"):
+        deployed.deploy(SOURCE, RESOLVED, None)
+    assert deleted == ["default"]
+
+
+def test_a_gateway_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch, deleted: list[str]) -> None:
+    class Asked:
+        def result(self, timeout_s: float, **options: Any) -> Any:
+            raise TimeoutError
+
+    class Handle:
+        def __init__(self, deployment: str, application: str) -> None:
+            self.describe = SimpleNamespace(remote=Asked)
+
+    running(monkeypatch, default=SimpleNamespace(deployments={GATEWAY: None}))
+    monkeypatch.setattr(deployed, "DeploymentHandle", Handle)
+    with pytest.raises(Unavailable, match="the gateway of 'default' does not answer"):
+        deployed.attach("default", None)
+    assert deleted == []
