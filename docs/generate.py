@@ -27,6 +27,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from gym_serve.cli.catalog.meanings import meanings
 from gym_serve.graph.options import AutoscalingOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
@@ -110,9 +111,10 @@ def _options() -> Iterator[str]:
 
 def _table(model: type[BaseModel], without: Container[str] = ()) -> str:
     schema = model.model_json_schema(by_alias=False)
+    meaning = meanings(model)
     rows = [
         f"| `{name}` | {_type(field, schema['properties'][name], schema)} | {_default(field)} "
-        f"| {_line(field.description)} |"
+        f"| {_line(meaning.get(name))} |"
         for name, field in model.model_fields.items()
         if name not in without
     ]

@@ -11,8 +11,12 @@ from gym_serve.types.errors import BadRequest
 
 __all__ = ["Sampling"]
 
-_MISSING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")
-"""What vLLM knows, or knew once, and this engine does not."""
+_MISSING: dict[str, Any] = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")),
+    **dict.fromkeys(("prompt_logprobs", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids")),
+    **{"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0},
+}
+"""What vLLM knows, or knew once, and this engine does not; each with the value that asks for nothing."""
 
 
 def _as_list(value: Any) -> Any:
@@ -48,8 +52,8 @@ class Sampling(BaseModel):
         Raises:
             BadRequest: one that this engine lacks, or a value that makes no sense.
         """
-        for key in _MISSING:
-            if chat.get(key):
+        for key, nothing in _MISSING.items():
+            if chat.get(key) and chat[key] != nothing:
                 raise BadRequest(f"{key}: hf_engine cannot do that; use vllm_engine")
         if chat.get("n") not in (None, 1):
             raise BadRequest("n: hf_engine gives one choice for a call")

@@ -1,9 +1,11 @@
 """The instructions of IFEval, as lm-eval implements them, used offline and without chance.
 
-Four things of the library have to be steered. It downloads NLTK's sentence model when it is imported
+Five things of the library have to be steered. It downloads NLTK's sentence model when it is imported
 and none is there, so one is shipped beside this file. Its language detection draws random numbers, so
-its seed is fixed; and while one thread loads its languages, others detect with those that are there, so they
-are loaded first. And it fills in a missing argument at random: a row without one is refused here.
+its seed is fixed; and while one thread loads its languages, others detect with those that are there, so
+they are loaded first. It replaces an argument that is missing or out of its range by a random one: such
+a row is refused here. And it holds a character that is no letter for out of range, though IFEval's own
+data asks for "#" and "!": it is counted here like any other.
 """
 
 from __future__ import annotations
@@ -68,11 +70,27 @@ def _prepared(instruction_id: str, arguments: dict[str, Any]) -> Any:
             f"kwargs of {instruction_id}: {sorted(arguments)} given, it takes {sorted(wanted)}"
         )
     try:
-        instruction.build_description(**arguments)
+        _build(instruction, arguments)
         instruction.check_following("a")  # what an argument of the wrong type does, it does on any text
     except Exception as error:
         raise InvalidRequest(f"kwargs of {instruction_id}: {type(error).__name__}: {error}") from None
     return instruction
+
+
+def _build(instruction: Any, arguments: dict[str, Any]) -> None:
+    letter = arguments.get("letter")
+    if isinstance(letter, str) and len(letter) == 1 and not ("a" <= letter.lower() <= "z"):
+        instruction.build_description(**{**arguments, "letter": "a"})
+        instruction._letter = letter.lower()
+    else:
+        instruction.build_description(**arguments)
+
+
+class _NoChance:
+    """Stands in the library for the module ``random``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("an argument is out of its range")
 
 
 def _instructions() -> dict[str, Any]:
@@ -90,6 +108,8 @@ def _load() -> dict[str, Any]:
     detector_factory.init_factory()
     # It logs the whole text where it cannot tell the language: model output does not belong in logs.
     logging.getLogger("lm_eval.tasks.ifeval.instructions").setLevel(logging.CRITICAL)
+    from lm_eval.tasks.ifeval import instructions, instructions_util
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
 
+    instructions.random = instructions_util.random = _NoChance()
     return dict(INSTRUCTION_DICT)

@@ -36,8 +36,9 @@ class Cluster:
     """A connection to Ray with Serve running on it.
 
     Args:
-        address: None for this process's Ray or else a new local one; ``"auto"`` for the cluster on
-            this machine; ``"host:port"`` for any other.
+        address: None for this process's Ray or else a new local one, without Ray's dashboard (``ray.init()``
+            before starts one that has it); ``"auto"`` for the cluster on this machine; ``"host:port"`` for
+            any other.
 
     Raises:
         ClusterMismatch: the cluster runs another version of Ray or Python.
@@ -95,7 +96,12 @@ def join(address: str | None) -> None:
         ClusterMismatch, Unavailable, Unauthorized: as for `Cluster`.
     """
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(
+            address=address or "local",
+            include_dashboard=False if address is None else None,  # eleven processes of 250 MB
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
         logging.getLogger("ray.serve").setLevel("WARNING")
     except RuntimeError as error:
         versions = re.findall(r"(Ray|Python): ([\d.]+\w*)", str(error))

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import aiohttp
 from ray import serve
 
 from gym_serve.graph.spec import Node
 
 __all__ = ["health"]
 
-_REMOTE_SECONDS = 5.0
+_REMOTE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MESSAGE = 1000  # characters; of a traceback the end says most
 _GONE = frozenset({502, 503, 504})  # what a proxy answers for a server that is not there
 
@@ -52,18 +52,19 @@ def _state(deployment: Any) -> dict[str, Any]:
 async def _reached(remote: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     if not remote:
         return {}
-    async with httpx.AsyncClient(timeout=_REMOTE_SECONDS) as client:
+    async with aiohttp.ClientSession(timeout=_REMOTE_TIMEOUT) as client:
         states = await asyncio.gather(*(_reach(client, node) for node in remote.values()))
     return dict(zip(remote, states, strict=True))
 
 
-async def _reach(client: httpx.AsyncClient, node: Node) -> dict[str, Any]:
+async def _reach(client: aiohttp.ClientSession, node: Node) -> dict[str, Any]:
     """Any answer will do: the base URL of a server need not be a route."""
     headers = {name: value.get_secret_value() for name, value in node.headers.items()}
     try:
-        answer = await client.get(str(node.url), headers=headers)
-    except httpx.HTTPError as error:
+        async with client.get(str(node.url), headers=headers, allow_redirects=False) as answer:
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
         return {"state": "unreachable", "url": node.url, "message": f"{type(error).__name__}: {error}"}
-    if answer.status_code in _GONE:
-        return {"state": "unreachable", "url": node.url, "message": f"HTTP {answer.status_code}"}
+    if status in _GONE:
+        return {"state": "unreachable", "url": node.url, "message": f"HTTP {status}"}
     return {"state": "ready", "url": node.url}

@@ -16,7 +16,7 @@ __all__ = ["AutoscalingOptions", "ServerOptions"]
 _Count = Annotated[int, Field(ge=0)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_FORM = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
+_FORM = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 _SESSIONS = 64.0  # Serve's own default, 2 requests, suits a GPU model
 

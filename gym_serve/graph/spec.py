@@ -43,7 +43,7 @@ class GraphSpec(BaseModel):
     those under ``else``; the keys beside them hold in both cases. See `graph.entries`.
     """
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
     extends: Annotated[str | None, SkipValidation] = None
     """Path of a graph file that this one changes, relative to this one; null deletes a key of it."""

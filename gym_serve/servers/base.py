@@ -52,9 +52,7 @@ class Server:
     class Config(BaseModel):
         """Settings of the server: the keys of its entry in the graph file."""
 
-        model_config = ConfigDict(
-            extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
-        )
+        model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     config: Config
 

@@ -195,8 +195,8 @@ class Episode:
                 raise
 
     def _late(self, stage: str) -> DeadlineExceeded:
-        limit = self._timeouts[stage]
-        return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit:.6g} s)", stage=stage)
+        limit = f"{self._timeouts[stage]:.6g} s"
+        return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit})", stage=stage)
 
     async def _run_tool(self, call: JSON) -> JSON:
         return {

@@ -32,7 +32,7 @@ _MILLION = 1_000_000
 class Prices(BaseModel):
     """What the tokens of a model cost, in any currency, per million."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     input: NonNegativeFloat
     """Of the prompt."""

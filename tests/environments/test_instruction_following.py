@@ -57,6 +57,8 @@ def test_the_readme_names_all_instructions() -> None:
         ("length_constraints:number_sentences", (3, "at least"), "Dr. Lee left. He ran. She slept.", True),
         ("length_constraints:number_sentences", (3, "at least"), "Dr. Lee left at 5 p.m. yesterday.", False),
         ("length_constraints:number_sentences", (2, "less than"), "He met Mr. Ode in St. Ives", True),
+        ("length_constraints:number_sentences", (2, "at least"), "We met at 5 p.m. It was late.", True),
+        ("length_constraints:number_sentences", (2, "at least"), "The cat sat. Dogs ran.", True),
         ("change_case:capital_word_frequency", (2, "at least"), "It is VERY VERY late.", True),
         ("change_case:capital_word_frequency", (2, "at least"), "It is VERY late.", False),
     ],
@@ -85,6 +87,17 @@ def test_a_language_is_not_a_matter_of_chance() -> None:
     # Too short to be sure: without a fixed seed the answer changes from call to call.
     for text in ("a b", "no so", "met dan", "la le"):
         assert len({follows(*LANGUAGE, text) for _ in range(20)}) == 1
+
+
+@pytest.mark.parametrize("character", ["#", "!", "é", "E"])
+def test_any_character_is_counted(character: str) -> None:
+    wanted = {"letter": character, "let_frequency": 2, "let_relation": "at least"}
+    found = {
+        (text, follows("keywords:letter_frequency", wanted, text))
+        for text in (f"{character} x {character}", f"{character} x", "x")
+        for _ in range(20)
+    }
+    assert found == {(f"{character} x {character}", True), (f"{character} x", False), ("x", False)}
 
 
 async def test_the_share_that_is_followed() -> None:
@@ -118,6 +131,9 @@ async def test_the_longest_text() -> None:
         row("startend:end_checker", end_phrase=7),
         row("keywords:existence", keywords=["("]),
         row("language:response_language", language="Klingon"),
+        row("keywords:existence", keywords=[]),
+        row("length_constraints:number_words", num_words=-1, relation="at least"),
+        row("keywords:letter_frequency", letter="ab", let_frequency=1, let_relation="at least"),
     ],
 )
 async def test_rows_that_nothing_could_follow(broken: dict[str, Any]) -> None:

@@ -128,6 +128,48 @@ def test_a_responses_stream_and_its_usage(streaming: str) -> None:
         assert response.usage.output_tokens == WORDS
 
 
+def ask_in_words(url: str, protocol: str) -> Iterator[str]:
+    """The words of a recorded call's stream, by the official client of a protocol; leaving it hangs up."""
+    if protocol == "messages":
+        with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as claude:
+            with claude.messages.stream(model="m", max_tokens=20, messages=ASK) as message:
+                yield from message.text_stream
+        return
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        if protocol == "chat":
+            with client.chat.completions.create(model="m", messages=ASK, stream=True) as chunks:
+                yield from (text for chunk in chunks if (text := chunk.choices[0].delta.content))
+        else:
+            with client.responses.create(model="m", input=ASK, stream=True) as events:
+                yield from (event.delta for event in events if event.type == "response.output_text.delta")
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_recorded_streams_are_live_as_well(
+    streaming: str, backends: dict[str, RunningModelServer], protocol: str
+) -> None:
+    with httpx.Client(base_url=streaming, timeout=60) as client:
+        id_ = client.post("/quick/rollouts").json()["id"]
+        words = list(ask_in_words(f"{streaming}/quick/rollouts/{id_}/v1", protocol))
+        assert (len(words), "".join(words)) == (WORDS, ANSWER)
+        found = client.get(
+            f"/quick/rollouts/{id_}"
+        ).json()  # at once: it was recorded before its end was sent
+        assert (found["calls"], found["unfinished"]) == (1, 0)
+        (item,) = found["trajectories"][0]["response"]["output"]
+        assert item["content"][0]["text"] == ANSWER
+
+        id_ = client.post("/endless/rollouts").json()["id"]
+        endless = ask_in_words(f"{streaming}/endless/rollouts/{id_}/v1", protocol)
+        assert next(endless).strip() == "word"
+        assert backends["endless"].stats()["open"]
+        endless.close()  # type: ignore[attr-defined]
+        while backends["endless"].stats()["open"]:
+            pass  # the time limit of the test ends it
+        found = client.get(f"/endless/rollouts/{id_}").json()
+        assert (found["calls"], found["unfinished"]) == (0, 1)
+
+
 async def test_many_streams_and_no_event_is_lost(streaming: str) -> None:
     limits = httpx.Limits(max_connections=STREAMS)
     async with httpx.AsyncClient(base_url=streaming, timeout=150, limits=limits) as client:

@@ -65,7 +65,8 @@ def verl(folder):
     )
     items = [sft[i] for i in range(len(sft))]
     outputs = [
-        AgentLoopOutput(**row["rollout"], metrics={}).as_dict() for row in map(rollouts.__getitem__, range(2))
+        AgentLoopOutput(**row["rollout"], metrics={}).as_dict()
+        for row in map(rollouts.__getitem__, range(len(rollouts)))
     ]
     keys = ("raw_prompt", "data_source", "reward_model", "index", "extra_info")
     return {

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gym_serve.interop.nemo_gym import import_config
+from gym_serve.types.errors import GraphError
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 FOREIGN = Path(os.environ.get("FOREIGN_VENV", ROOT / ".venv-foreign"))
@@ -23,8 +26,18 @@ REPLAYED = [
     "example_multi_step",
     "example_multi_turn_gymnasium",
     "mcqa",
+    "example_mcp_weather",
     "workplace_assistant",
 ]
+REFUSED = (  # what NeMo Gym itself would not start without more configs, and what cannot be had here
+    "of NeMo Gym's servers, agents cannot be hosted",
+    "of NeMo Gym's servers, models cannot be hosted",
+    ": there is no server '",
+    ": the name of the server is left open",
+    ": a required setting is missing",
+    "is a resources server, where a model is meant",
+    "resources_servers.ns_tools_",  # NeMo Gym 0.4.0 has no such servers
+)
 
 
 def needs(venv, module):
@@ -57,6 +70,33 @@ def test_replays_of_nemo_gyms_own_rollouts():
     assert found["workplace_assistant"]["solved"] == [1.0] * 5
     rewards = [now for _, now in found["equivalence_llm_judge"]["rewards"]]
     assert rewards == [1.0] * 5, "the judge is a model of the graph"
+
+
+@needs(FOREIGN, "nemo_gym")
+def test_every_config_that_comes_with_nemo_gym():
+    (site,) = FOREIGN.glob("lib/python*/site-packages")
+    kinds = ("resources_servers", "responses_api_agents", "responses_api_models")
+    marks = [f"{kind}:" for kind in (*kinds, "config_paths")]
+    files = [file for folder in (*kinds, "benchmarks") for file in sorted((site / folder).rglob("*.yaml"))]
+    configs = [file for file in files if any(mark in file.read_text() for mark in marks)]
+    hosted, refused = set(), {}
+    for config in configs:
+        try:
+            graph = import_config([config]).config["applications"][0]["args"]
+        except GraphError as error:
+            refused[str(config.relative_to(site))] = error.problems
+            continue
+        servers = graph.get("resources", {}).values()
+        hosted |= {server["server"] for server in servers if server["type"] == "nemo_gym"}
+    assert (len(configs), len(refused)) == (322, 108)
+    assert len(hosted) == 61
+    unexpected = [
+        problem
+        for problems in refused.values()
+        for problem in problems
+        if not any(reason in problem for reason in REFUSED)
+    ]
+    assert unexpected == []
 
 
 @needs(FOREIGN, "openenv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,6 +179,50 @@ def test_messages(claude: anthropic.Anthropic, backend: Loopback) -> None:
     usage = message.usage
     assert (usage.input_tokens or 0) + (usage.cache_read_input_tokens or 0) == 3
     assert usage.output_tokens == 2
+
+
+def calling(arguments: str) -> list[JSON]:
+    """A stream that calls a tool with these arguments, in two parts."""
+    completion = copy.deepcopy(COMPLETION)
+    completion["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = arguments[:2]
+    *chunks, last, usage = chat_chunks(completion, include_usage=True)
+    more = copy.deepcopy(last)
+    more["choices"][0] |= {"finish_reason": None}
+    more["choices"][0]["delta"] = {"tool_calls": [{"index": 0, "function": {"arguments": arguments[2:]}}]}
+    return [*chunks, more, last, usage]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("{oops", {"INVALID_JSON": "{oops"}),
+        ('{"x": 1', {"INVALID_JSON": '{"x": 1'}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ("", {}),
+        ('{"x": 1}', {"x": 1}),
+    ],
+)
+def test_the_input_of_a_tool_is_an_object(
+    running: Loopback, backend: Loopback, arguments: str, given: JSON
+) -> None:
+    backend.reply = lambda path, body: calling(arguments)
+    with (
+        anthropic.Anthropic(base_url=f"{running.url}/chat", api_key="none", max_retries=0) as claude,
+        claude.messages.stream(model="m", max_tokens=9, messages=USER, tools=[TOOL]) as stream,
+    ):
+        assert stream.get_final_message().content[-1].to_dict()["input"] == given
+
+
+@pytest.mark.parametrize(("eager", "parts"), [(True, ['{"', 'x": 1']), (False, ['{"x": 1}'])])
+def test_an_eager_input_comes_in_parts(
+    running: Loopback, backend: Loopback, eager: bool, parts: list[str]
+) -> None:
+    backend.reply = lambda path, body: calling('{"x": 1' if eager else '{"x": 1}')
+    tools: Any = [{**TOOL, "eager_input_streaming": eager}]
+    with anthropic.Anthropic(base_url=f"{running.url}/chat", api_key="none", max_retries=0) as claude:
+        events: Any = claude.messages.create(model="m", max_tokens=9, messages=USER, tools=tools, stream=True)
+        deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    assert [delta.partial_json for delta in deltas if delta.type == "input_json_delta"] == parts
 
 
 @pytest.mark.parametrize("protocol", ["responses", "chat"])

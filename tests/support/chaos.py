@@ -64,7 +64,9 @@ PARTS = {
 
 
 def graph(model: str) -> JSON:
-    server = {"num_replicas": 2, "max_replicas_per_node": 2}
+    # Serve looks every 10 seconds by default: then most of the time goes by with nothing left to be killed.
+    quick = {"health_check_period_s": 1.0}
+    server = {"num_replicas": 2, "max_replicas_per_node": 2, **quick}
     return {
         "models": {"policy": {**server, "type": "chat_model", "base_url": model, "model": "m"}},
         "resources": {"env": {**server, "type": Ledger, "num_replicas": 3}},
@@ -80,7 +82,7 @@ def graph(model: str) -> JSON:
         },
         # Serve gives up on a deployment whose first starts fail, three per replica, and a killed
         # controller counts anew: a node and a starting replica, killed then, are enough for a single one.
-        "gateway": {"num_replicas": 2},
+        "gateway": {"num_replicas": 2, **quick},
     }
 
 

@@ -27,6 +27,8 @@ from support.rollouts import JSON
 from support.stragglers import StragglingEnvironment, StragglingModel
 
 ROWS = 400
+# How soon Serve replaces what was lost: by default it looks every 10 seconds, all of which this would wait for.
+QUICK = {"health_check_period_s": 1.0}
 GRAPH = {
     "models": {"model": {"type": StragglingModel}},
     "resources": {"env": {"type": StragglingEnvironment}},
@@ -36,8 +38,10 @@ GRAPH = {
             "model": "model",
             "resources": "env",
             "ray_resources": {"second": 0.01},
+            **QUICK,
         }
     },
+    "gateway": QUICK,
 }
 
 

@@ -1,4 +1,4 @@
-"""Engines that the tests share: one of each kind, and a graph with one of each. Every start takes its time."""
+"""Engines that the tests share, as each takes its time to start: one of each kind, and a graph of both."""
 
 from __future__ import annotations
 

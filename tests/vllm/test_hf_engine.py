@@ -203,6 +203,7 @@ async def test_a_prompt_over_the_context_is_an_empty_answer(hf: HFEngine) -> Non
         {"metadata": {"extra_body": json.dumps({"structured_outputs": {"regex": "(a"}})}},
         {"metadata": {"extra_body": json.dumps({"structured_outputs": {"choice": []}})}},
         {"metadata": {"extra_body": json.dumps({"guided_json": {"type": "object"}})}},
+        {"metadata": {"extra_body": json.dumps({"repetition_penalty": 1.1})}},
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "name": "get_time"}},
         {"metadata": {"chat_template_kwargs": json.dumps({"chat_template": "{{ 1 }}"})}},
@@ -272,6 +273,7 @@ async def test_chat_completions_and_operations(hf: HFEngine) -> None:
     host = Host(hf)
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "max_tokens": 5, "stop": "e", "seed": 3, "top_p": 0.9, "top_k": 50}
+    body |= {"repetition_penalty": 1.0, "min_p": 0}
     calls = [Call("v1/chat/completions", json.dumps(body).encode()) for _ in range(2)]
     one, two = [(await host.dispatch(call)).json() for call in calls]
     assert one["choices"][0]["message"]["content"] == two["choices"][0]["message"]["content"]

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from gym_serve.cli.catalog.entries import NAMES, Entry, summary_of, type_entries
+from gym_serve.cli.catalog.meanings import meanings
 from gym_serve.graph.classes import find_class
 from gym_serve.graph.names import nearest
 from gym_serve.servers.base import Server
@@ -75,12 +76,13 @@ def _imported(import_path: str) -> Entry:
 
 def _settings(server: type[Server]) -> Iterator[dict[str, str]]:
     schema = server.Config.model_json_schema(by_alias=False)
+    meaning = meanings(server.Config)
     for name, info in server.Config.model_fields.items():
         yield {
             "name": name,
             "type": _type(info, schema["properties"][name], schema.get("$defs", {})),
             "default": _default(info),
-            "description": " ".join((info.description or "").split()).replace("``", "`"),
+            "description": " ".join(meaning.get(name, "").split()).replace("``", "`"),
         }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gym_serve.cli.catalog.details import files_of
 from gym_serve.cli.catalog.entries import Entry
+from gym_serve.cli.catalog.meanings import meanings
 from gym_serve.servers.resources import ResourcesServer
 
 __all__ = ["best_matches"]
@@ -40,7 +41,8 @@ def _texts(entry: Entry) -> Iterator[tuple[int, str]]:
     if issubclass(server, ResourcesServer):
         for spec in server.tools.values():
             yield 2, f"tool {spec.name} {spec.description}"
-    for name, field in server.Config.model_fields.items():
-        yield 1, f"{name} {field.description or ''}"
+    meaning = meanings(server.Config)
+    for name in server.Config.model_fields:
+        yield 1, f"{name} {meaning.get(name, '')}"
     if (readme := files_of(server).get("readme")) is not None:
         yield 1, Path(readme).read_text(encoding="utf-8", errors="replace")

@@ -3,8 +3,8 @@
 A step is a message of the system or the user, or one model call with its tool calls, what they
 returned, and its tokens. Nothing is left out: failed rollouts are trajectories as well (``extra`` holds
 the reward, the failure and every further key of the rollout), and what has no field of its own is in
-the ``extra`` of its step: arguments that are no JSON object, and media that are not at a URL. The branches of a
-harness's rollout are ``subagent_trajectories``, each a trajectory of its own.
+the ``extra`` of its step: arguments that are no JSON object, and media that are not at a URL. The branches
+of a harness's rollout are ``subagent_trajectories``, each a trajectory of its own.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ generation (role ``assistant``), ``input_message_log`` is its first message, and
 rollout without the tokens that the log holds. The keys that its GRPO batch has in addition stand
 beside them: ``agent_ref``, ``length``, ``total_reward``, ``loss_multiplier`` and ``mask_sample``.
 
-Each conversation of a harness's rollout is a line, with the reward of the whole; ``branch`` is 0 in that of the
-one that was verified. The lines of a rollout share ``_rowidx``, so that a baseline can count it once.
+Each conversation of a harness's rollout is a line, with the reward of the whole; ``branch`` is 0 in that of
+the one that was verified. The lines of a rollout share ``_rowidx``, so that a baseline can count it once.
 
 A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the loss, but counts its
 reward in the group's baseline.

@@ -6,8 +6,9 @@ puts the loss on the assistant's turns alone. ``kind="preference"``, a row a tas
 prompt --data.chosen_key chosen --data.rejected_key rejected``. All with ``--data.apply_chat_template``.
 
 Parquet instead of JSON Lines, because a loader of JSON guesses the types of columns from the first
-lines, where perhaps no tool was called yet. Of ``rollouts``, each conversation of a harness's rollout is a row,
-with the reward of the whole; pairs are made of those that were verified. Failed and masked rollouts are left out.
+lines, where perhaps no tool was called yet. Of ``rollouts``, each conversation of a harness's rollout is a
+row, with the reward of the whole; pairs are made of those that were verified. Failed and masked rollouts are
+left out.
 """
 
 from __future__ import annotations

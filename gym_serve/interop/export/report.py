@@ -1,7 +1,7 @@
 """What an export did: every rollout that was read is either in the output or counted with a reason.
 
-A rollout with several conversations (see `Rollout.conversations`) is in the output if one of them is; those that
-are not are counted apart.
+A rollout with several conversations (see `Rollout.conversations`) is in the output if one of them is; those
+that are not are counted apart.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def each(convert: Callable[..., JSON]) -> Records:
 
 
 def whole(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that turns each rollout, with all its conversations, into one by ``convert``."""
+    """The records of a format that makes one of each rollout, with all its conversations, by ``convert``."""
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], tally: Tally, **options: Any) -> Iterator[JSON]:

@@ -4,10 +4,10 @@ Rollouts come from files, so nothing of them is trusted: what does not follow th
 `NotExportable`, which `export` counts, and never another exception. After `Rollout.read` the whole
 rollout is known to be JSON, so that no writer fails halfway on a lone surrogate or a huge integer.
 
-The rollout of an external harness may hold several conversations: the one that was verified, and `branches`
-(sub-agents, dropped retries, a context before it was compacted). Each is a rollout of its own to a trainer, with
-the reward, the mask and the task of the whole. What the model said is in exactly one of them; where a branch
-goes on from another conversation, that part is its prompt.
+The rollout of an external harness may hold several conversations: the one that was verified, and ``branches``
+(sub-agents, dropped retries, a context before it was compacted). Each is a rollout of its own to a trainer,
+with the reward, the mask and the task of the whole. What the model said is in exactly one of them; where a
+branch goes on from another conversation, that part is its prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -81,7 +81,8 @@ class Rollout:
             raise NotExportable("no_response", "the rollout has no response with a list of output items")
         if "captured_input" not in raw:
             return cls(raw, params, response, response["output"])
-        return cls._captured(raw, params, raw["captured_input"], response, raw.get("captured_context", 0), 0)
+        found = cls(raw, params, response, response["output"])
+        return found._captured(raw["captured_input"], raw.get("captured_context"))
 
     def conversations(self) -> Iterator[Rollout]:
         """This rollout and its branches, each as a rollout; ids of branches end with ``.1``, ``.2``, ...
@@ -97,20 +98,16 @@ class Rollout:
             if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
                 response = {"output": []}
             raw = {**own, "_ng_rollout_id": f"{self.id}.{number}", "branch": number, "response": response}
-            yield self._captured(
-                raw, self.params, branch.get("input"), response, branch.get("context", 0), number
-            )
+            made = Rollout(raw, self.params, response, response["output"], branch=number)
+            yield made._captured(branch.get("input"), branch.get("context"))
 
-    @classmethod
-    def _captured(
-        cls, raw: JSON, params: JSON, given: Any, response: JSON, context: Any, branch: int
-    ) -> Rollout:
-        """A conversation of a harness, which has a prompt and tools of its own."""
-        asked = {**params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
-        if isinstance(response.get("tools"), list):
-            asked["tools"] = response["tools"]
-        at = context if type(context) is int and 0 < context <= len(response["output"]) else 0
-        return cls(raw, asked, response, response["output"], at, branch)
+    def _captured(self, given: Any, context: Any) -> Rollout:
+        """The same with what the harness gave the model: an input, and tools, of its own."""
+        asked = {**self.params, "input": given if _is_list_of_objects(given) else [], "instructions": None}
+        if isinstance(self.response.get("tools"), list):
+            asked["tools"] = self.response["tools"]
+        at = context if type(context) is int and 0 < context <= len(self.output) else 0
+        return replace(self, params=asked, context=at)
 
     @property
     def id(self) -> str:

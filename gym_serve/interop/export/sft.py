@@ -2,8 +2,8 @@
 
 ``{"messages": [...], "tools": [...], "reward": r}``, as OpenAI, Axolotl, LLaMA-Factory and NeMo RL
 (``dataset_name: openai_format``) read it. Arguments of tool calls are strings, as OpenAI has them:
-loaders that give a file one schema would fill decoded ones with nulls of other tools' keys. Each conversation of
-a harness's rollout is a line of its own.
+loaders that give a file one schema would fill decoded ones with nulls of other tools' keys. Each
+conversation of a harness's rollout is a line of its own.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A trace is a graph of messages, each with the tokens that it adds; as with a provider that returns token
 ids but no spans of messages, the new prompt tokens of a call stand with its assistant message. Where a
 prompt does not go on from the tokens before, the graph branches, as verifiers branches it, so that
-every path holds just what the model saw. Each further conversation of a harness's rollout is a path from a root
-of its own.
+every path holds just what the model saw. Each further conversation of a harness's rollout is a path from a
+root of its own.
 
 Failed rollouts are traces that are not ``ok``, with their error and no reward; a rollout that its
 environment masks is not ``trainable``. Trainers skip both.

@@ -2,8 +2,9 @@
 
 ``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns;
 ``messages`` and ``tools`` those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` where
-the rollout has training tokens. Each conversation of a harness's rollout is a row, with the reward of the whole;
-``extra_info.branch`` tells them apart, 0 is the one that was verified. Failed and masked rollouts are left out: neither reader has a mask.
+the rollout has training tokens. Each conversation of a harness's rollout is a row, with the reward of the
+whole; ``extra_info.branch`` tells them apart, 0 is the one that was verified. Failed and masked rollouts are
+left out: neither reader has a mask.
 
 verl knows no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
 without adding a null to a schema; else ``tools`` is left out, with a note, rather than corrupted.

@@ -1,7 +1,7 @@
-"""Resources servers of NeMo Gym that have no counterpart here: they are hosted as they are (`type: nemo_gym`).
+"""Resources servers of NeMo Gym that have no counterpart here: hosted as they are (``type: nemo_gym``).
 
-Whether there is such a server is seen from its code, ``resources_servers/{implementation}/{entrypoint}``: in a
-folder above one of the configs, as in a checkout, or in the NeMo Gym that is installed here. A name without
+Whether there is such a server is seen from its code, ``resources_servers/{implementation}/{entrypoint}``: in
+a folder above one of the configs, as in a checkout, or in the NeMo Gym that is installed here. A name without
 code is a mistake, and stays one. Nothing is imported: NeMo Gym need not be installed where configs are read.
 """
 

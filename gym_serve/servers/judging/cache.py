@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class CacheSettings(BaseModel):
     """Where replies are kept."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: Path
     """The SQLite file, on a local disk; created with its folder if there is none. It is never shortened."""

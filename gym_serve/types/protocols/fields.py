@@ -1,14 +1,18 @@
-"""Values of fields that come from elsewhere, checked: whatever they are, only a `BadRequest` comes out."""
+"""Values of fields that come from elsewhere: of any type, size and depth."""
 
 from __future__ import annotations
 
 import json
 import math
+import reprlib
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
 
-__all__ = ["json_text", "seconds"]
+__all__ = ["json_text", "seconds", "shown"]
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
 
 
 def json_text(value: Any, where: str) -> str:
@@ -30,3 +34,8 @@ def seconds(value: Any) -> float | None:
     except OverflowError:
         return None
     return moment if math.isfinite(moment) else None
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: however large or deep it is, in a line or two."""
+    return _REPR.repr(value)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.fields import json_text
+from gym_serve.types.protocols.fields import json_text, shown
 from gym_serve.types.protocols.parts import content_refusal, content_text, responses_content
 from gym_serve.types.protocols.think import split_think
 from gym_serve.types.protocols.tokens import item_tokens
@@ -102,7 +102,7 @@ def messages_to_items(
                 {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
             )
         else:
-            raise BadRequest(f"{where}: a message of role {role!r} has no Responses form")
+            raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
     return items
 
 

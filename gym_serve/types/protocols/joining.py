@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = ["ChunkJoiner"]
@@ -34,12 +35,12 @@ class ChunkJoiner:
         """
         if not isinstance(chunk, Mapping) or not isinstance(chunk.get("choices"), list):
             error = chunk.get("error") if isinstance(chunk, Mapping) else None
-            raise Unavailable(f"the backend's stream failed: {str(error or chunk)[:200]}")
+            raise Unavailable(f"the backend's stream failed: {shown(error or chunk)}")
         self.begun = True
         self._head.update((k, v) for k, v in chunk.items() if k != "choices" and v is not None)
         for choice in chunk["choices"]:
             if not isinstance(choice, Mapping):
-                raise Unavailable(f"the backend's stream has a choice that is none: {str(choice)[:200]}")
+                raise Unavailable(f"the backend's stream has a choice that is none: {shown(choice)}")
             index = choice.get("index")
             joined = self._choices.setdefault(index if isinstance(index, int) else 0, _choice())
             _add_choice(joined, choice)

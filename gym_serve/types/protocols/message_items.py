@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.fields import json_text
+from gym_serve.types.protocols.fields import json_text, shown
 from gym_serve.types.protocols.items import message_item
 from gym_serve.types.protocols.to_message import INVALID_JSON, tool_input
 from gym_serve.types.requests import JSON
@@ -31,7 +31,7 @@ def message_items(message: Any, where: str) -> list[JSON]:
     """
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "system"):
-        raise BadRequest(f"{where}: a message of role {role!r} has no Responses form")
+        raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
     content = message.get("content")
     if isinstance(content, str):
         said = message_item(content) if role == "assistant" else {"role": role, "content": content}
@@ -71,7 +71,7 @@ def _assistant_item(block: JSON, where: str) -> JSON:
         call_id = text_of(block, "id", where)
         made = {"type": "function_call", "id": call_id, "call_id": call_id, "status": "completed"}
         return {**made, "name": text_of(block, "name", where), "arguments": arguments}
-    raise BadRequest(f"{where}: an assistant's block of type {kind!r} has no Responses form")
+    raise BadRequest(f"{where}: an assistant's block of type {shown(kind)} has no Responses form")
 
 
 def _is_of_one_item(items: list[JSON], made: JSON) -> bool:
@@ -114,7 +114,7 @@ def _part(block: JSON, where: str) -> JSON:
         return {"type": "input_text", "text": text_of(block, "text", where)}
     if kind == "image":
         return {"type": "input_image", "image_url": _image_url(block.get("source"), where), "detail": "auto"}
-    raise BadRequest(f"{where}: a block of type {kind!r} has no Responses form")
+    raise BadRequest(f"{where}: a block of type {shown(kind)} has no Responses form")
 
 
 def _image_url(source: Any, where: str) -> str:
@@ -147,5 +147,5 @@ def text_of(block: Mapping[str, Any], key: str, where: str) -> str:
     """The text that a block has to have."""
     value = block.get(key)
     if not isinstance(value, str):
-        raise BadRequest(f"{where}: a block of type {block.get('type')!r} without a {key!r} string")
+        raise BadRequest(f"{where}: a block of type {shown(block.get('type'))} without a {key!r} string")
     return value

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.fields import json_text
+from gym_serve.types.protocols.fields import json_text, shown
 from gym_serve.types.protocols.message_items import blocks_of, list_of, message_items, text_of
 from gym_serve.types.requests import JSON
 
@@ -67,7 +67,7 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     for i, tool in enumerate(list_of(body.get("tools") or [], "tools")):
         if not isinstance(tool, Mapping) or tool.get("type", "custom") != "custom" or "name" not in tool:
             kind = tool.get("type") if isinstance(tool, Mapping) else tool
-            raise BadRequest(f"tools[{i}]: only tools of the client's own are known, not {kind!r}")
+            raise BadRequest(f"tools[{i}]: only tools of the client's own are known, not {shown(kind)}")
         made = {"type": "function", "name": tool["name"], "parameters": tool.get("input_schema")}
         tools.append({**made, "description": tool.get("description"), "strict": tool.get("strict")})
     if not tools:
@@ -85,9 +85,7 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     elif (known := _CHOICES.get(str(choice.get("type")))) is not None:
         params["tool_choice"] = known
     else:
-        raise BadRequest(
-            f"tool_choice: {str(choice.get('type'))[:100]!r} is none of auto, any, none and tool"
-        )
+        raise BadRequest(f"tool_choice: {shown(choice.get('type'))} is none of auto, any, none and tool")
 
 
 def _effort(thinking: Any) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = ["chat_content", "content_refusal", "content_text", "responses_content"]
@@ -74,7 +75,7 @@ def _chat_part(part: Any, where: str) -> JSON:
         if not file.keys() & {"file_data", "file_id"}:
             raise BadRequest(f"{where}: input_file needs file_data or file_id; chat has no file_url")
         return {"type": "file", "file": file}
-    raise BadRequest(f"{where}: a part of type {kind!r} has no chat form")
+    raise BadRequest(f"{where}: a part of type {shown(kind)} has no chat form")
 
 
 def _responses_part(part: Any, where: str) -> JSON:
@@ -92,7 +93,7 @@ def _responses_part(part: Any, where: str) -> JSON:
     if kind == "file":
         file = _required(part, "file", Mapping, where)
         return {"type": "input_file", **{key: file[key] for key in _FILE_KEYS if file.get(key)}}
-    raise BadRequest(f"{where}: a part of type {kind!r} has no Responses form")
+    raise BadRequest(f"{where}: a part of type {shown(kind)} has no Responses form")
 
 
 def _url(value: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = ["FINAL_EVENTS", "event_object", "final_event", "item_events", "response_events"]
@@ -59,7 +60,7 @@ def event_object(event: Mapping[str, Any], key: str) -> JSON:
     """
     value = event.get(key)
     if not isinstance(value, dict):
-        raise Unavailable(f"the backend's stream has a malformed {str(event.get('type'))[:100]}")
+        raise Unavailable(f"the backend's stream has a malformed {shown(event.get('type'))}")
     return value
 
 

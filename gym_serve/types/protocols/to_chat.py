@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.protocols.logprobs import includes_logprobs
 from gym_serve.types.protocols.parts import chat_content, content_refusal, content_text
 from gym_serve.types.protocols.think import split_think, wrap_think
@@ -163,7 +164,7 @@ class _Turn:
             content = chat_content(item.get("output"), f"{where}.output")
             return {"role": "tool", "content": content, "tool_call_id": _text(item, "call_id", where)}
         else:
-            raise BadRequest(f"{where}: an item of type {kind!r} has no chat form")
+            raise BadRequest(f"{where}: an item of type {shown(kind)} has no chat form")
         self.begun = True
         return None
 
@@ -201,7 +202,7 @@ class _Turn:
 def _other_message(item: Mapping[str, Any], where: str) -> JSON:
     role = item.get("role")
     if role not in ("user", "system", "developer"):
-        raise BadRequest(f"{where}: a message of role {role!r} has no chat form")
+        raise BadRequest(f"{where}: a message of role {shown(role)} has no chat form")
     return {"role": role, "content": chat_content(item.get("content"), f"{where}.content")}
 
 

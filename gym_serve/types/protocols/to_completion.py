@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest, Unavailable
-from gym_serve.types.protocols.fields import seconds
+from gym_serve.types.protocols.fields import seconds, shown
 from gym_serve.types.protocols.items import new_id
 from gym_serve.types.protocols.logprobs import answer_logprobs
 from gym_serve.types.protocols.parts import content_refusal, content_text
@@ -35,7 +35,7 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
     """
     output = response.get("output")
     if not isinstance(output, list) or response.get("error"):
-        raise Unavailable(f"the response failed: {str(response.get('error') or response)[:200]}")
+        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
     start = len(output)
     while start > 0 and _is_answer(output[start - 1]):
         start -= 1

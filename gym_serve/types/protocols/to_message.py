@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.protocols.items import new_id
 from gym_serve.types.protocols.parts import content_refusal, content_text
 from gym_serve.types.requests import JSON
@@ -48,7 +49,7 @@ def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) ->
     """
     output = response.get("output")
     if not isinstance(output, list) or response.get("error"):
-        raise Unavailable(f"the response failed: {str(response.get('error') or response)[:200]}")
+        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
     content = [block for item in _answer_of(output) for block in blocks_of(item)]
     return {
         "id": new_id("msg"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest, Unavailable
-from gym_serve.types.protocols.fields import seconds
+from gym_serve.types.protocols.fields import seconds, shown
 from gym_serve.types.protocols.items import assistant_items, message_item, new_id
 from gym_serve.types.protocols.logprobs import add_logprobs, asks_for_logprobs
 from gym_serve.types.protocols.tokens import completion_tokens
@@ -100,7 +100,7 @@ def check_completion(completion: Any) -> JSON:
     choices = completion.get("choices") if isinstance(completion, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), Mapping):
-        raise Unavailable(f"the backend's answer is no chat completion: {str(completion)[:200]}")
+        raise Unavailable(f"the backend's answer is no chat completion: {shown(completion)}")
     if choice.get("finish_reason") in ("abort", "error"):
         raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")
     return choice

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = [
@@ -35,7 +36,7 @@ def chat_tools(tools: Any) -> list[JSON]:
     for i, tool in enumerate(_listed(tools, "tools")):
         if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
             kind = tool.get("type") if isinstance(tool, Mapping) else tool
-            raise BadRequest(f"tools[{i}]: a chat backend takes function tools only, not {kind!r}")
+            raise BadRequest(f"tools[{i}]: a chat backend takes function tools only, not {shown(kind)}")
         if not isinstance(tool.get("name"), str):
             raise BadRequest(f"tools[{i}]: a function without a name")
         function = {key: tool[key] for key in _FUNCTION_KEYS if tool.get(key) is not None}
@@ -74,7 +75,7 @@ def chat_tool_choice(choice: Any) -> Any:
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools},
         }
-    raise BadRequest(f"tool_choice: {choice.get('type')!r} has no chat form")
+    raise BadRequest(f"tool_choice: {shown(choice.get('type'))} has no chat form")
 
 
 def responses_tool_choice(choice: Any) -> Any:
@@ -104,7 +105,7 @@ def chat_response_format(text: Any) -> JSON | None:
     if wanted.get("type") == "json_schema":
         schema = {k: v for k, v in wanted.items() if k != "type" and v is not None}
         return {"type": "json_schema", "json_schema": schema}
-    raise BadRequest(f"text.format: {wanted.get('type')!r} has no chat form")
+    raise BadRequest(f"text.format: {shown(wanted.get('type'))} has no chat form")
 
 
 def responses_text_format(response_format: Any) -> JSON | None:

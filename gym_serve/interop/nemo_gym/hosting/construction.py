@@ -76,7 +76,7 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
 
 
 def with_secrets(settings: Mapping[str, Any], secrets: Mapping[str, SecretStr]) -> dict[str, Any]:
-    """``settings`` with each secret at its path of keys and indices; those in the way of a path are replaced."""
+    """``settings`` with each secret at its path of keys and indices; what is in the way is replaced."""
     filled: dict[str, Any] = dict(settings)
     for path, secret in secrets.items():
         filled = _with_secret(filled, path.split("."), secret.get_secret_value())
@@ -121,8 +121,8 @@ def _add_folder(module_name: str) -> None:
             is_neighbour = "." not in name and file is not None and Path(file).is_relative_to(other)
             if is_neighbour and ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
                 raise GraphError(
-                    f"server: {module_name} and the server in {other} both have a module {name!r} of their own; "
-                    "give each a deployment of its own: take one of them out of inline"
+                    f"server: {module_name} and the server in {other} both have a module {name!r} of their "
+                    "own; give each a deployment of its own: take one of them out of inline"
                 )
     _FOLDERS.append(folder)
     sys.path.insert(0, str(folder))
