@@ -1,4 +1,4 @@
-"""From nothing to a graph in four stages, so that the costs of Ray and of Ray Serve are told from ours.
+"""From nothing to a graph in stages, so that the costs of Ray and of Ray Serve are told from ours.
 
 Each stage is a context manager, on a Ray of its own that it starts and stops: inside, all of it runs, and
 what answers has answered once.
@@ -70,11 +70,11 @@ def empty_deployments() -> Iterator[None]:
 
 
 @contextmanager
-def graph() -> Iterator[None]:
+def graph(spec: dict[str, Any] = _GRAPH) -> Iterator[None]:
     """Instead of all of them `Gym.from_graph`: a model, an environment, an agent and the gateway."""
     from gym_serve import Gym
 
-    with Gym.from_graph(_GRAPH) as gym:
+    with Gym.from_graph(spec) as gym:
         data = ROOT / "environments" / "simple_weather" / "data" / "example.jsonl"
         row = json.loads(data.read_text().splitlines()[0])
         (rollout,) = gym.run([{**row, "agent_ref": {"name": "agent"}}])
@@ -82,10 +82,17 @@ def graph() -> Iterator[None]:
         yield
 
 
+def inline_graph() -> AbstractContextManager[None]:
+    """The same graph with model and environment inside the agent's replica: two deployments."""
+    agent = {**_GRAPH["agents"]["agent"], "inline": ["policy", "weather"]}
+    return graph({**_GRAPH, "agents": {"agent": agent}})
+
+
 STAGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "ray": ray_alone,
     "serve": serve_alone,
     "empty": empty_deployments,
     "graph": graph,
+    "inline": inline_graph,
 }
-"""Every stage by its name. Each but ``graph`` holds the one before it."""
+"""Every stage by its name. The first three build on one another."""

@@ -1,13 +1,14 @@
 """What it takes from nothing to the first rollout of a graph with four servers, and how much of it is Ray's.
 
-    python -m benchmarks.startup [--runs 5] [--stages ray,serve,empty,graph]
+    python -m benchmarks.startup [--runs 5] [--stages ray,serve,empty,graph,inline]
 
 Every run is a process of its own with a Ray of its own; the stages take turns (see `benchmarks.stages`):
 
 - ray: ``ray.init`` alone;
 - serve: and ``serve.start``;
 - empty: and four deployments that do nothing, until the first of them has answered;
-- graph: `Gym.from_graph` of a model, an environment, an agent and the gateway, until the first rollout.
+- graph: `Gym.from_graph` of a model, an environment, an agent and the gateway, until the first rollout;
+- inline: the same with model and environment inside the agent's replica.
 
 A run that takes too long ends with the stacks of its threads on stderr, and counts as failed.
 Writes benchmarks/results/startup.json; prints medians: a table of the stages, and memory by kind of process.

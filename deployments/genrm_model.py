@@ -13,7 +13,7 @@ from __future__ import annotations
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols import chat_to_response, responses_to_chat
-from gym_serve.types.requests import JSON, message_text
+from gym_serve.types.requests import JSON, input_items, message_text
 
 __all__ = ["GenrmModel"]
 
@@ -29,8 +29,7 @@ class GenrmModel(ChatModel):
         Raises:
             BadRequest: messages of the roles to compare are not the last ones of the input.
         """
-        given = body["input"]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        items = input_items(body["input"])
         compared = [item for item in items if isinstance(item, dict) and item.get("role") in _ROLES]
         history = items[: len(items) - len(compared)]
         if any(item is not other for item, other in zip(items[len(history) :], compared, strict=True)):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.types.errors import NotFound, SessionNotFound, Unavailable
-from gym_serve.types.requests import JSON, parse
+from gym_serve.types.requests import JSON, input_items, parse
 
 __all__ = ["GymnasiumAgent"]
 
@@ -86,10 +86,8 @@ class _SteppedEpisode(Episode):
             raise Unavailable("the agent made no step, so there is no reward", stage="verify")
         last = self._steps[-1]
         params: JSON = self.row["responses_create_params"]
-        given = params["input"]
-        prompt = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
         return {
-            "responses_create_params": {**params, "input": prompt + self._first},
+            "responses_create_params": {**params, "input": input_items(params["input"]) + self._first},
             "reward": sum(step.reward for step in self._steps),
             "terminated": last.terminated,
             "truncated": last.truncated or not last.terminated,

@@ -145,7 +145,11 @@ class Upstream:
             if limit is None:
                 return await self._connections.send(endpoint, request)
             await self._wait(endpoint, limit, request)
-            answer = await self._connections.send(endpoint, request)
+            try:
+                answer = await self._connections.send(endpoint, request)
+            except (BadRequest, Overloaded, Unavailable):
+                limit.settle(request.tokens, 0.0)  # who refuses a call, or is gone, generates nothing
+                raise
         finally:
             endpoint.calls -= 1
         if limit.counts_tokens:

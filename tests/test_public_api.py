@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,10 @@ WITHOUT_RAY = (
     "gym_serve.servers",
     "gym_serve.types.errors",
 )
+
+
+LAYERS = ("types", "servers", "routing", "graph", "rollouts", "client", "interop", "cli")
+"""The library from the bottom up: a module imports what is below it, or beside it."""
 
 
 def module_names() -> list[str]:
@@ -76,3 +83,31 @@ def test_importing_needs_no_ray() -> None:
     code = f"import sys, gym_serve, {', '.join(WITHOUT_RAY)}; print('ray' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """Every module, and each module of this package that it imports, also inside of functions."""
+    for package in PACKAGES:
+        folder = Path(package.__path__[0])
+        for file in folder.rglob("*.py"):
+            module = ".".join([package.__name__, *file.relative_to(folder).with_suffix("").parts])
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found = [node.module]
+                yield from ((module, name) for name in found if name.startswith("gym_serve."))
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for module, imported in imports():
+        own, other = module.split(".")[1], imported.split(".")[1]
+        if own in ("deployments", "environments"):
+            fine = other in (own, "servers", "types")
+        elif own in LAYERS and other in LAYERS:
+            fine = LAYERS.index(other) <= LAYERS.index(own)
+        else:
+            fine = other not in ("deployments", "environments") or own == "interop"
+        if not fine:
+            wrong.append(f"{module} imports {imported}")
+    assert wrong == []

@@ -22,8 +22,11 @@ _KINDS = {
     "default_worker.py": "idle workers",
     "gcs_server": "GCS",
     "dashboard/dashboard.py": "dashboard",
-    "dashboard/agent.py": "dashboard agent",
-    "runtime_env/agent/main.py": "runtime_env agent",
+    "ray-dashboard-": "dashboard",
+    "multiprocessing.forkserver": "dashboard",
+    "multiprocessing.resource_tracker": "dashboard",
+    "ray::DashboardAgent": "dashboard agent",
+    "ray::RuntimeEnvAgent": "runtime_env agent",
     "autoscaler/_private/monitor.py": "autoscaler monitor",
     "log_monitor.py": "log monitor",
 }

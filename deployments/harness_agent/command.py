@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from pydantic import SecretStr
 
-from gym_serve.deployments.harness_agent.task import Task
+from gym_serve.deployments.harness_agent.task import Task, masked
 from gym_serve.servers.edge import encode
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON
@@ -74,9 +74,10 @@ class CommandHarness:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         text = output.decode("utf-8", "replace")
+        for secret in (task.api_key, *self._env.values()):  # should it print them: rollouts are kept
+            text = masked(text, secret)
         if status:
-            shown = text[-2000:].replace(task.api_key.get_secret_value() or "\0", "***")
-            raise Unavailable(f"the harness ended with exit status {status}: {shown}")
+            raise Unavailable(f"the harness ended with exit status {status}: {text[-2000:]}")
         return {"exit_status": status, "output": text}
 
     def _variables(self, task: Task, folder: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 from pydantic import SecretStr
 
-from gym_serve.deployments.harness_agent.task import Task
+from gym_serve.deployments.harness_agent.task import Task, masked
 from gym_serve.servers.edge import encode
 from gym_serve.types.errors import Unavailable, error_from_body
 from gym_serve.types.requests import JSON
@@ -62,10 +62,13 @@ class HttpHarness:
                 text = await _limited(answer)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the harness {self._url} broke off: {type(error).__name__}: {error}") from None
+        shown = text.decode("utf-8", "replace")
+        for secret in (task.api_key, *self._headers.values()):  # should it repeat them: rollouts are kept
+            shown = masked(shown, secret)
         try:
-            said = orjson.loads(text) if text else {}
+            said = orjson.loads(shown) if text else {}
         except orjson.JSONDecodeError:
-            said = text.decode("utf-8", "replace")
+            said = shown
         if answer.status >= 400:
             raise error_from_body(answer.status, said)
         if not isinstance(said, dict):

@@ -8,7 +8,9 @@ from pydantic import SecretStr
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["Harness", "Task"]
+__all__ = ["Harness", "Task", "masked"]
+
+_SHORTEST_SECRET = 7  # characters; ``none``, for one, is a word like others
 
 
 class Task(NamedTuple):
@@ -50,3 +52,9 @@ class Harness(Protocol):
     async def stop(self) -> None:
         """Release it."""
         ...
+
+
+def masked(text: str, secret: SecretStr) -> str:
+    """What a harness said, without a secret."""
+    value = secret.get_secret_value()
+    return text.replace(value, "***") if len(value) >= _SHORTEST_SECRET else text

@@ -107,8 +107,8 @@ class RemoteAgent(SimpleAgent):
 
     def pending(self, turn: list[JSON]) -> list[JSON]:
         """The calls that the agent has not answered itself; of those with one id, the last one."""
-        answered = {i.get("call_id") for i in turn if i.get("type") == "function_call_output"}
-        calls = {i.get("call_id"): i for i in super().pending(turn)}
+        answered = {str(i.get("call_id")) for i in turn if i.get("type") == "function_call_output"}
+        calls = {str(i.get("call_id")): i for i in super().pending(turn)}
         return [call for call_id, call in calls.items() if call_id not in answered]
 
     def _episode(self, row: JSON) -> Episode:

@@ -21,13 +21,13 @@ from gym_serve.types.errors import (
     Unavailable,
     VerifierFailed,
 )
+from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
 
 __all__ = ["asked", "check_response", "rollout_of"]
 
 _RESULTS = frozenset({"response", "reward", "mask_sample", "failure", "error"})
 _STAGES = ("seed", "model", "tool", "verify", "close")
-_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _KINDS: dict[str, type[GymError]] = {
     cls.code: cls for cls in (BadRequest, DeadlineExceeded, Overloaded, SessionLost, VerifierFailed)
 }
@@ -77,7 +77,7 @@ def check_response(response: Any) -> JSON:
     for index, item in enumerate(output):
         if not isinstance(item.get("type", "message"), str):
             raise Unavailable(f"the agent answered output[{index}] with a type that is no text")
-        if any(key in item for key in _TOKENS) and not _is_bundle(*(item.get(key) for key in _TOKENS)):
+        if any(key in item for key in TOKEN_KEYS) and not _is_bundle(*(item.get(key) for key in TOKEN_KEYS)):
             raise Unavailable(f"the agent answered output[{index}] with token ids that do not fit together")
     whole: JSON = response
     return whole

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -77,7 +78,7 @@ class RemoteHttp:
         headers = {name: value.get_secret_value() for name, value in self._headers.items()}
         headers |= {"content-type": "application/json", "x-request-id": context.request_id}
         if context.affinity:
-            headers["x-session-affinity"] = context.affinity
+            headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
         try:
             async with (
                 time_limit(context.timeout()),

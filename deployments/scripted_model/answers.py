@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gym_serve.types.requests import input_items
+
 __all__ = ["Known", "Turn", "call", "known_row", "load_answer_key", "message", "prompt_of", "row_prompt"]
 
 Turn = list[dict[str, Any]]
@@ -44,8 +46,7 @@ def prompt_of(items: list[dict[str, Any]]) -> str:
 
 def row_prompt(row: dict[str, Any]) -> str:
     """`prompt_of` the input of a row."""
-    given = row["responses_create_params"]["input"]
-    return prompt_of([{"role": "user", "content": given}] if isinstance(given, str) else given)
+    return prompt_of(input_items(row["responses_create_params"]["input"]))
 
 
 def known_row(

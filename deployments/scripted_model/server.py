@@ -18,6 +18,7 @@ from gym_serve.deployments.scripted_model import answers, scripts, tokens
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import current
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.requests import input_items
 
 __all__ = ["ScriptedModel"]
 
@@ -58,8 +59,7 @@ class ScriptedModel(ModelServer):
         Raises:
             Unavailable: an injected error.
         """
-        given = body["input"]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        items = input_items(body["input"])
         prompt = tokens.render_prompt(body, items)
         draw = self._draw("call", prompt)
         await asyncio.sleep(self.config.latency)

@@ -91,8 +91,7 @@ class UserSimulatorAgent(SimpleAgent):
                 user.hears(text)
             if episode.incomplete:
                 return "incomplete"
-            called = {item.get("name") for item in answer if item.get("type") == "function_call"}
-            if called.intersection(self.config.stop_tools):
+            if any(call.get("name") in self.config.stop_tools for call in self.pending(answer)):
                 return "tool"
             if not text or answer[-1].get("type") == "function_call_output":
                 return "no_answer"

@@ -11,12 +11,12 @@ from typing import Any
 
 from gym_serve.servers import Model
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON, message_text
 
 __all__ = ["SimulatedUser", "spoken"]
 
 _GREETING = "Hi! How can I help you today?"
-_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class SimulatedUser:
@@ -59,7 +59,7 @@ class SimulatedUser:
         response = await self._model.responses({**self._params, "input": self.transcript})
         items: list[Any] = response["output"]
         said = [
-            {key: value for key, value in item.items() if key not in _TOKENS}
+            {key: value for key, value in item.items() if key not in TOKEN_KEYS}
             for item in items
             if isinstance(item, dict)
         ]

@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 __all__ = ["Comparison", "compare"]
@@ -89,6 +89,7 @@ def in_two_stages(create: Callable[..., Any]) -> Callable[..., Any]:
     """
     from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
 
+    @wraps(create)
     def create_parser(self: Any, text: str) -> Any:
         parser = create(self, text)
         parse = parser.math

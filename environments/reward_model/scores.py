@@ -6,11 +6,11 @@ Source: https://docs.vllm.ai/en/latest/models/pooling_models/ (0.11 to 0.33).
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.protocols import responses_to_chat
-from gym_serve.types.requests import JSON, Response
+from gym_serve.types.requests import JSON, Response, input_items
 
 __all__ = ["Conversation", "Head", "Score", "conversation_of", "read_score", "scoring_request"]
 
@@ -44,8 +44,7 @@ def conversation_of(params: JSON, output: list[JSON], conversation: Conversation
     Raises:
         BadRequest: they hold something that a chat cannot.
     """
-    given = params.get("input")
-    items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])
+    items = input_items(params.get("input") or [])
     body = {
         "input": items if conversation == "answer" else [*items, *output],
         "instructions": params.get("instructions"),

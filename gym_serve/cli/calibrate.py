@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 
 from gym_serve.cli.graph_file import JsonOption
-from gym_serve.cli.printing import print_table
+from gym_serve.cli.printing import print_json, print_table
 from gym_serve.cli.target import stop
 from gym_serve.types.errors import GymError, InvalidRequest
 
@@ -53,7 +52,7 @@ def calibrate(
     except GymError as error:
         stop(error, as_json=as_json)
     if as_json:
-        typer.echo(orjson.dumps({"ok": True, **found.to_json()}, option=orjson.OPT_INDENT_2).decode())
+        print_json({"ok": True, **found.to_json()})
     else:
         _print(found)
 

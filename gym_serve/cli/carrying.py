@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import orjson
 import typer
 from rich.console import Console
 
 from gym_serve.cli.interrupts import Interrupts
 from gym_serve.cli.live import Live
 from gym_serve.cli.outcome import print_report, report_json
+from gym_serve.cli.printing import new_console, print_json
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Progress, Report
@@ -27,7 +27,6 @@ __all__ = ["Collecting", "carry_out", "conclude", "print_outcome"]
 
 _FAILURES = 3
 _BUDGET = 4
-_PIPED_WIDTH = 200  # columns of the tables where no terminal says how many there are
 
 Collecting = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
 """Collects, given whom to tell of progress, and the event that stops it."""
@@ -83,12 +82,9 @@ def conclude(report: Report | None, signalled: int | None, *, as_json: bool) -> 
 def print_outcome(report: Report, *, as_json: bool) -> None:
     """Print the report, as tables or as JSON."""
     if as_json:
-        typer.echo(orjson.dumps(report_json(report), option=orjson.OPT_INDENT_2).decode())
+        print_json(report_json(report))
         return
-    console = Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    print_report(report, console)
+    print_report(report, new_console())
 
 
 def _stopped(progress: Progress | None, output: Path) -> Report | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs
 from gym_serve.cli.graph_file import JsonOption
+from gym_serve.cli.printing import print_json
 from gym_serve.cli.target import stop
 from gym_serve.cli.up import ClusterOption
 from gym_serve.types.errors import GymError, NotFound
@@ -41,7 +41,7 @@ def down(
     except GymError as error:
         stop(error, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "stopped": stopped}))
+        print_json({"ok": True, "stopped": stopped})
     else:
         typer.echo(f"stopped {stopped}")
 

@@ -5,15 +5,17 @@ The tables are computed from the output files, so that a run that was stopped ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from gym_serve.cli.printing import table_of
 from gym_serve.rollouts.records import read_records
 from gym_serve.servers.metrics import SUMMARY_COLUMNS, Aggregator, summarize
+from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Outputs, Report
@@ -106,25 +108,23 @@ def print_report(report: Report, console: Console) -> None:
 def _tables(report: Report) -> Iterator[Table]:
     rows = summarize(_by_agent(report.outputs))
     if rows:
-        yield _table(SUMMARY_COLUMNS, [row.cells() for row in rows])
+        yield table_of(SUMMARY_COLUMNS, [row.cells() for row in rows])
     if metrics := list(_headlines(report.metrics)):
-        yield _table(("agent", "metric", "value", "95% interval"), metrics)
+        yield table_of(("agent", "metric", "value", "95% interval"), metrics)
     if used := [_used(*row) for row in report.spent.rows()]:
-        yield _table(
+        yield table_of(
             ("stage", "model", "calls", "input tokens", "of them cached", "output tokens", "cost"), used
         )
     if failures := failures_of(report.outputs):
         cells = [(f.kind, f.stage, str(f.attempts), str(f.terminal), f.first) for f in failures]
-        yield _table(("failure", "stage", "attempts", "terminal", "the first one says"), cells)
+        yield table_of(("failure", "stage", "attempts", "terminal", "the first one says"), cells)
 
 
 def _by_agent(outputs: Outputs) -> dict[str, Aggregator]:
     aggregators: dict[str, Aggregator] = {}
     for path in (outputs.rollouts, outputs.failures):
         for record in read_records(path):
-            ref = record.get("agent_ref")
-            name = str(ref.get("name")) if isinstance(ref, dict) else "-"
-            aggregators.setdefault(name, Aggregator()).add(record)
+            aggregators.setdefault(agent_name(record) or "-", Aggregator()).add(record)
     return dict(sorted(aggregators.items()))
 
 
@@ -151,12 +151,3 @@ def _interval(interval: Any) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)
-
-
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(*columns, box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for cells in rows:
-        table.add_row(*cells)
-    return table

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bar",
+    "new_console",
     "print_json",
     "print_json_stream",
     "print_problems",
     "print_table",
     "shortened",
     "sparkline",
+    "table_of",
 ]
 
 _PIPED_WIDTH = 200
@@ -35,16 +37,27 @@ _SHOWN = 50
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table; nothing for one without rows."""
+    table = table_of(columns, rows)
+    if table.row_count:
+        new_console().print(table)
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table; long cells are folded and never cut off."""
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
     for cells in rows:
         table.add_row(*cells)
-    if table.row_count:
-        console = Console(markup=False, highlight=False)
-        if not console.is_terminal:
-            console.width = _PIPED_WIDTH
-        console.print(table)
+    return table
+
+
+def new_console() -> Console:
+    """Where reports are printed: stdout."""
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console
 
 
 def print_json(value: Any) -> None:

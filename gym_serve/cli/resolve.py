@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
 import yaml
 
 from gym_serve.cli.graph_file import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
+from gym_serve.cli.printing import print_json
 from gym_serve.cli.target import stop
 from gym_serve.graph.spec import MASK
 from gym_serve.types.errors import GraphError
@@ -38,6 +38,6 @@ def resolve(
     if graph.auth_token is not None:
         resolved["auth_token"] = MASK
     if as_json:
-        typer.echo(json.dumps(resolved, indent=2))
+        print_json(resolved)
     else:
         typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())

@@ -20,6 +20,7 @@ from gym_serve.cli.completion import graph_files
 from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.target import AddressOption, AttachOption, Target, TokenOption, UrlOption, stop
 from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
@@ -138,15 +139,12 @@ class _Verifiers:
 
     def _agent_of(self, rollout: JSON) -> JSON:
         agents: dict[str, JSON] = self._gym.graph.get("agents") or {}
-        ref = rollout.get("agent_ref")
-        name = ref.get("name") if isinstance(ref, dict) else None
-        if name not in agents:
+        if (name := agent_name(rollout)) not in agents:
             raise InvalidRequest(f"agent_ref: {str(name)[:100]!r} is none of {', '.join(agents)}")
-        return agents[name]
+        return agents[str(name)]
 
     def _server_of(self, rollout: JSON) -> str:
         resources = self._agent_of(rollout).get("resources")
         if not isinstance(resources, str):
-            name = rollout["agent_ref"]["name"]
-            raise InvalidRequest(f"{name} names no resources server that could score it")
+            raise InvalidRequest(f"{agent_name(rollout)} names no resources server that could score it")
         return resources

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import typer
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.graph_file import JsonOption
-from gym_serve.cli.printing import print_table
+from gym_serve.cli.printing import print_json, print_table
 from gym_serve.cli.target import stop
 from gym_serve.cli.up import ClusterOption
 from gym_serve.types.errors import GymError
@@ -34,7 +33,7 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
         stop(error, as_json=as_json)
     healthy = all(application["status"] == "RUNNING" for application in applications.values())
     if as_json:
-        typer.echo(json.dumps({"ok": healthy, "applications": applications}, indent=2))
+        print_json({"ok": healthy, "applications": applications})
     elif not applications:
         typer.echo("no graph runs")
     else:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import orjson
 import typer
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs
+from gym_serve.cli.printing import print_json
 from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
     if as_json:
         problems = {"problems": error.problems} if isinstance(error, GraphError) else {}
         content = {"ok": False, **problems, **error.to_body()}
-        typer.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
+        print_json(content)
     else:
         typer.echo(error.message, err=True)
     raise typer.Exit(1)

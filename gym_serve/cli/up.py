@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.graph_file import ApplicationOption, FileArgument, JsonOption, SetOption
+from gym_serve.cli.printing import print_json
 from gym_serve.cli.target import stop
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
@@ -68,6 +68,6 @@ def up(
     except GymError as error:
         stop(error, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "name": source.name, "url": url}))
+        print_json({"ok": True, "name": source.name, "url": url})
     else:
         typer.echo(f"{source.name} runs at {url}")

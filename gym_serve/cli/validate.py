@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from gym_serve.cli.graph_file import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
-from gym_serve.cli.printing import print_table
+from gym_serve.cli.printing import print_json, print_table
 from gym_serve.cli.target import stop
 from gym_serve.graph.spec import Node
 from gym_serve.types.errors import GraphError
@@ -34,7 +32,7 @@ def validate(
     except GraphError as error:
         stop(error, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "problems": [], "graph": graph.public()}, indent=2))
+        print_json({"ok": True, "problems": [], "graph": graph.public()})
     else:
         typer.echo("ok")
         print_table(_COLUMNS, (_cells(name, node) for name, node in graph.nodes.items()))

@@ -98,7 +98,7 @@ def join(address: str | None) -> None:
     try:
         ray.init(
             address=address or "local",
-            include_dashboard=False if address is None else None,  # eleven processes of 250 MB
+            include_dashboard=False if address is None else None,  # it is eleven processes
             log_to_driver=False,
             logging_level=logging.WARNING,
         )

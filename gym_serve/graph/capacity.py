@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gym_serve.graph.deploy import deployed_options
-from gym_serve.graph.spec import SECTIONS, Graph, Node
+from gym_serve.graph.spec import SECTION_OF, Graph, Node
 from gym_serve.routing.serve_compat import most_resources, node_resources
 
 __all__ = ["missing_resources", "problems_of"]
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_SECTION = {kind: section for section, kind in SECTIONS.items()}
 _TYPE = "accelerator_type:"
 
 Amounts = Mapping[str, float]
@@ -83,7 +82,7 @@ def _replicas(node: Node) -> int:
 
 def _path(node: Node, resource: str) -> str:
     option = "accelerator_type" if resource.startswith(_TYPE) else _OPTIONS.get(resource, "resources")
-    return f"{_SECTION[node.kind]}.{node.name}.{option}"
+    return f"{SECTION_OF[node.kind]}.{node.name}.{option}"
 
 
 def _lack(resource: str, amount: float, most: float) -> str:

@@ -15,18 +15,20 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 from gym_serve.graph.names import nearest
+from gym_serve.graph.spec import SECTION_OF
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 from gym_serve.types.errors import GraphError
 
-__all__ = ["find_class", "type_name"]
+__all__ = ["GROUPS", "find_class", "type_name"]
 
-_GROUPS: dict[Kind, str] = {
+GROUPS: dict[Kind, str] = {
     "model": "gym_serve.models",
     "resources": "gym_serve.environments",
     "agent": "gym_serve.agents",
 }
-_SECTIONS: dict[Kind, str] = {"model": "models", "resources": "resources", "agent": "agents"}
+"""Entry point group of each kind of server."""
+
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -57,21 +59,21 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
         entry = _entry_point(kind, type_)
         found = _imported(entry.value, entry.load, entry)
     actual: Kind | None = getattr(found, "kind", None)
-    if not (isinstance(found, type) and issubclass(found, Server)) or actual not in _SECTIONS:
+    if not (isinstance(found, type) and issubclass(found, Server)) or actual not in SECTION_OF:
         bases = "ModelServer, ResourcesServer or AgentServer"
         raise GraphError(f"{type_name(type_)!r} is no server class; derive it from {bases}")
     if actual != kind:
-        raise GraphError(f"{type_name(type_)!r} belongs under {_SECTIONS[actual]!r}, not here")
+        raise GraphError(f"{type_name(type_)!r} belongs under {SECTION_OF[actual]!r}, not here")
     return found
 
 
 def _entry_point(kind: Kind, name: str) -> EntryPoint:
-    for entry in entry_points(group=_GROUPS[kind], name=name):
+    for entry in entry_points(group=GROUPS[kind], name=name):
         return entry
-    for other, group in _GROUPS.items():
+    for other, group in GROUPS.items():
         if entry_points(group=group, name=name):
-            raise GraphError(f"{name!r} belongs under {_SECTIONS[other]!r}, not here")
-    known = [*sorted(entry_points(group=_GROUPS[kind]).names), "http"]
+            raise GraphError(f"{name!r} belongs under {SECTION_OF[other]!r}, not here")
+    known = [*sorted(entry_points(group=GROUPS[kind]).names), "http"]
     raise GraphError(f"no type {name!r}{nearest(name, known)}; or an import path package.module:Class")
 
 

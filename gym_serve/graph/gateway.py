@@ -253,7 +253,8 @@ class Gateway:
             operations = reply.json()
         except GymError:
             return None
-        return operations if isinstance(operations, dict) else None
+        described = isinstance(operations, dict) and all(isinstance(o, dict) for o in operations.values())
+        return operations if described else None
 
     async def _global_config(self, request: Request) -> Response:
         config = head_server.global_config_yaml(request, self._plan.nodes)

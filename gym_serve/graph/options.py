@@ -11,7 +11,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
-__all__ = ["AutoscalingOptions", "ServerOptions"]
+__all__ = ["MASK", "AutoscalingOptions", "ServerOptions"]
+
+MASK = "**********"
+"""What stands where a secret was; the same as pydantic's."""
 
 _Count = Annotated[int, Field(ge=0)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -133,5 +136,5 @@ class ServerOptions(BaseModel):
         options: dict[str, Any] = to_jsonable_python(self, exclude_none=True, fallback=str)
         variables = options.get("runtime_env", {}).get("env_vars")
         if isinstance(variables, dict):
-            options["runtime_env"]["env_vars"] = dict.fromkeys(variables, "**********")
+            options["runtime_env"]["env_vars"] = dict.fromkeys(variables, MASK)
         return options

@@ -16,13 +16,12 @@ from typing import NamedTuple
 from gym_serve.graph.names import nearest
 from gym_serve.graph.spec import Node
 from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
-from gym_serve.servers.host import DESCRIBE
+from gym_serve.servers.host import GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.types.errors import NotFound
 
 __all__ = ["Route", "find_route"]
 
-_GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 _POSTS = frozenset({"run", "aggregate_metrics", "v1/responses", "v1/chat/completions", "v1/messages"})
 _IN_SESSION = frozenset({"verify", "step", "close", "close_session"})
 
@@ -60,7 +59,7 @@ def find_route(method: str, path: str, nodes: Mapping[str, Node]) -> Route:
     if nodes[server].kind == "model" and op.startswith(f"{OPEN}/"):
         return _in_capture(method, server, op)
     resources = nodes[server].kind == "resources"
-    if op in _GETS:
+    if op in GETS:
         return Route(server, op, "GET")
     if resources and op in RESERVED:
         return Route(server, op, in_session=op in _IN_SESSION)
@@ -75,7 +74,7 @@ def _in_capture(method: str, server: str, op: str) -> Route:
     _, session, called = (*op.split("/", 2), "")[:3]
     if called:
         in_v1 = f"{OPEN}/{called}"
-        return Route(server, in_v1, "GET" if called in _GETS else "POST", session=session)
+        return Route(server, in_v1, "GET" if called in GETS else "POST", session=session)
     if method == "DELETE":
         return Route(server, CLOSE, "DELETE", session=session)
     return Route(server, TRAJECTORIES, "GET", session=session)

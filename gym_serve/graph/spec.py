@@ -16,20 +16,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, SecretStr, SkipValidation
 from pydantic_core import to_jsonable_python
 
-from gym_serve.graph.options import ServerOptions
+from gym_serve.graph.options import MASK, ServerOptions
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 
-__all__ = ["HTTP", "MASK", "SECTIONS", "Graph", "GraphSpec", "Node", "ServerOptions"]
+__all__ = ["HTTP", "MASK", "SECTIONS", "SECTION_OF", "Graph", "GraphSpec", "Node", "ServerOptions"]
 
 SECTIONS: dict[str, Kind] = {"models": "model", "resources": "resources", "agents": "agent"}
 """The sections of a graph, and the kind of server that each holds."""
 
+SECTION_OF: dict[Kind, str] = {kind: section for section, kind in SECTIONS.items()}
+"""The section of each kind."""
+
 HTTP = "http"
 """The ``type`` of a server that runs elsewhere and is reached by its URL."""
-
-MASK = "**********"
-"""What stands where a secret was; the same as pydantic's."""
 
 _CREDENTIALS = re.compile(r"://[^/?#@\s]+@")
 

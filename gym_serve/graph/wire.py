@@ -40,6 +40,9 @@ from gym_serve.types.protocols import (
 )
 
 __all__ = [
+    "SESSION_COOKIE",
+    "STREAMED",
+    "STREAM_HEADERS",
     "answer",
     "drop_session",
     "failed",

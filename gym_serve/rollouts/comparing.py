@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gym_serve.rollouts.grouping import Group
 from gym_serve.types.errors import GymError, VerifierFailed
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["VERIFY_REWARD", "compare_request", "with_comparison", "without_comparison"]
 
@@ -21,8 +21,7 @@ VERIFY_REWARD = "verify_reward"
 
 def compare_request(group: Group) -> JSON:
     """The body of ``POST /compare`` for a settled group."""
-    given = group.row["responses_create_params"].get("input") or []
-    history = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    history = input_items(group.row["responses_create_params"].get("input") or [])
     principle = group.row.get("principle")
     return {
         "conversation_history": history,

@@ -11,19 +11,20 @@ shards of one data set never use an index twice.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
 
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.prompts import PromptTemplate
+from gym_serve.rollouts.prompts import PromptTemplate, params_of
 from gym_serve.rollouts.rows import Rows, located
 from gym_serve.rollouts.stamps import MAX_ROLLOUT_INDEX, rollout_index, task_index
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import agent_name
 
 __all__ = ["Expansion", "expand"]
 
@@ -69,9 +70,7 @@ class Expansion:
 
     def agent_of(self, row: Mapping[str, Any]) -> str | None:
         """Name of the agent of a row; None if nothing says which."""
-        ref = row.get("agent_ref")
-        name = self.agent or (ref.get("name") if isinstance(ref, dict) else None) or self.default_agent
-        return str(name) if name else None
+        return self.agent or agent_name(row) or self.default_agent or None
 
     def described(self) -> JSON:
         """The settings as JSON, to tell whether two runs had the same."""
@@ -137,14 +136,12 @@ class _Numbering:
         if row.get("_ng_task_index") is not None:
             return task_index(row)
         try:
-            content = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+            content = digest(row)
         except TypeError as error:
             raise InvalidRequest(f"not JSON: {error}") from None
-        # 63 bits: two of a million different rows share a digest with a chance of one in 18 million.
-        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
-        task = self._tasks.get(digest)
+        task = self._tasks.get(content)
         if task is None:
-            self._tasks[digest] = task = len(self._tasks)
+            self._tasks[content] = task = len(self._tasks)
         return task
 
     def rollouts(self, task: int, row: JSON, repeats: int) -> range:
@@ -173,14 +170,9 @@ def _prepared(row: JSON, expansion: Expansion) -> JSON:
         prepared["agent_ref"] = {"type": _AGENT_TYPE, **(ref if isinstance(ref, dict) else {}), "name": agent}
     if expansion.prompt is None and not expansion.params:
         return prepared
-    params = row.get("responses_create_params") or {}
-    if not isinstance(params, dict):
-        raise InvalidRequest("responses_create_params: a JSON object is meant")
     if expansion.prompt is not None:
-        if params.get("input"):
-            raise InvalidRequest("responses_create_params.input: a row for a prompt template has none")
-        params = {**params, "input": expansion.prompt.messages(row)}
-    prepared["responses_create_params"] = {**params, **expansion.params}
+        prepared = expansion.prompt.apply(prepared)
+    prepared["responses_create_params"] = {**params_of(prepared), **expansion.params}
     return prepared
 
 

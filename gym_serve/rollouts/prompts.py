@@ -17,7 +17,7 @@ import yaml
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["PromptTemplate"]
+__all__ = ["PromptTemplate", "params_of"]
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _FIELD = re.compile(r"[^\W\d][\w-]*")
@@ -79,6 +79,17 @@ class PromptTemplate:
         names = (part.group(1) for _, template in self._templates() for part in _PART.finditer(template))
         return list(dict.fromkeys(name for name in names if name))
 
+    def apply(self, row: JSON) -> JSON:
+        """The row with the messages as its ``input``.
+
+        Raises:
+            InvalidRequest: it has an input already, or lacks fields; all of them.
+        """
+        params = params_of(row)
+        if params.get("input"):
+            raise InvalidRequest("responses_create_params.input: a row for a prompt template has none")
+        return {**row, "responses_create_params": {**params, "input": self.messages(row)}}
+
     def messages(self, row: JSON) -> list[JSON]:
         """The messages for a row.
 
@@ -99,3 +110,15 @@ class PromptTemplate:
     def _templates(self) -> list[tuple[str, str]]:
         user = [("user", self.user)]
         return user if self.system is None else [("system", self.system), *user]
+
+
+def params_of(row: JSON) -> JSON:
+    """The ``responses_create_params`` of a row; empty where it has none.
+
+    Raises:
+        InvalidRequest: they are no object.
+    """
+    params = row.get("responses_create_params") or {}
+    if not isinstance(params, dict):
+        raise InvalidRequest("responses_create_params: a JSON object is meant")
+    return params

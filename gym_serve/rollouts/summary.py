@@ -22,6 +22,7 @@ from gym_serve.servers.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import agent_name
 
 __all__ = ["MOST_ASKED", "Aggregate", "SpecOf", "summarize_run"]
 
@@ -129,8 +130,7 @@ def _read(outputs: Outputs, spec_of: SpecOf, *, keep: bool) -> dict[str, _Agent]
     agents: dict[str, _Agent] = {}
     for path in (outputs.rollouts, outputs.failures):
         for record in read_records(path):
-            ref = record.get("agent_ref")
-            name = str(ref.get("name") if isinstance(ref, dict) else None)
+            name = agent_name(record) or "-"
             if name not in agents:
                 agents[name] = _Agent(spec_of(name), keep=keep)
             agents[name].add(record, failed=path is outputs.failures)

@@ -11,7 +11,7 @@ import httpx
 import httpx_aiohttp
 
 from gym_serve.servers.edge import Call, Reply
-from gym_serve.servers.host import DESCRIBE
+from gym_serve.servers.host import GETS
 from gym_serve.servers.tools import is_tool_name
 from gym_serve.types.errors import DeadlineExceeded, NotFound, Unavailable
 
@@ -43,7 +43,7 @@ class HttpEdge:
             )
         headers = {"content-type": b"application/json", "x-request-id": call.request_id.encode()}
         headers |= _session_headers(call)
-        method = "GET" if call.op in _GETS else "POST"
+        method = "GET" if call.op in GETS else "POST"
         tool = call.op.removeprefix("tools/") if call.op.startswith("tools/") else None
         if tool is not None and not is_tool_name(tool):
             # The name was written by the model; it must not choose the route of this request.
@@ -77,7 +77,6 @@ class HttpEdge:
             self._client = None
 
 
-_GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 _COOKIE = "cookie:"
 _NO_ROUTE = b"/-/routes for available routes"
 """Serve's proxy says this of every path until it has learnt which applications run."""
@@ -86,7 +85,8 @@ _NO_ROUTE = b"/-/routes for available routes"
 def _session_headers(call: Call) -> dict[str, bytes]:
     if call.session is None:
         # A row may name its rollout in any script.
-        return {"x-session-affinity": quote(call.affinity, ":").encode()} if call.affinity else {}
+        key = quote(call.affinity or "", ":", errors="replace").encode()
+        return {"x-session-affinity": key} if key else {}
     session = call.session.encode()
     if call.session.startswith(_COOKIE):
         return {"cookie": session.removeprefix(_COOKIE.encode())}

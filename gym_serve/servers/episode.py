@@ -30,7 +30,7 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
 from gym_serve.types.protocols.sampling import metadata_object
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Episode"]
 
@@ -71,10 +71,7 @@ class Episode:
         self._resources = resources
         self._timeouts = timeouts
         self._params: JSON = _with_extras(row)
-        given = self._params["input"]
-        self._input: list[JSON] = (
-            [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
-        )
+        self._input = input_items(self._params["input"])
         self._last: JSON | None = None
         self._usages: list[Any] = []
         self._declared = _names(self._params.get("tools") or [])

@@ -22,10 +22,13 @@ from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.snapshots import RESTORE
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
 
-__all__ = ["DESCRIBE", "Host"]
+__all__ = ["DESCRIBE", "GETS", "Host"]
 
 DESCRIBE = "operations.json"
 """The operation that every server has."""
+
+GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
+"""The operations of the contracts whose HTTP method is GET; that of any other is POST."""
 
 logger = logging.getLogger("gym_serve")
 

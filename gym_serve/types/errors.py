@@ -238,13 +238,17 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
     retry_after = error.get("retry_after")
     return cls(
         message,
-        server=error.get("server") or server,
-        stage=error.get("stage"),
+        server=_text(error.get("server")) or server,
+        stage=_text(error.get("stage")),
         # A foreign server may say anything: NaN, or an integer that no float holds.
         retry_after=float(retry_after)
         if isinstance(retry_after, int | float) and 0 <= retry_after <= _LONGEST_WAIT
         else None,
     )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _foreign_message(body: Any) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "Response",
     "Verdict",
     "VerifyRequest",
+    "input_items",
     "message_text",
     "parse",
 ]
@@ -115,6 +116,11 @@ class Comparison(BaseModel):
 
     rewards: list[Annotated[float, AfterValidator(_finite)]]
     """One per rollout, in their order; they take the place of the rewards of ``verify``."""
+
+
+def input_items(given: str | list[JSON]) -> list[JSON]:
+    """The ``input`` of a Responses body as a new list of items; a text is one message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
 
 
 def message_text(message: JSON) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["ResponsesParams", "check_params", "check_row", "failed_rollout", "without_failure"]
+__all__ = ["ResponsesParams", "agent_name", "check_params", "check_row", "failed_rollout", "without_failure"]
 
 _OF_ATTEMPT = frozenset(
     {
@@ -85,6 +86,13 @@ def check_params(params: Any) -> None:
     if not isinstance(params, dict):
         raise InvalidRequest(f"a Responses body is a JSON object, not {type(params).__name__}")
     parse(_PARAMS, params, "body")
+
+
+def agent_name(row: Mapping[str, Any]) -> str | None:
+    """The agent that a row or a rollout names (``agent_ref.name``); None if it names none."""
+    ref = row.get("agent_ref")
+    name = ref.get("name") if isinstance(ref, Mapping) else None
+    return str(name) if name else None
 
 
 def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> JSON:

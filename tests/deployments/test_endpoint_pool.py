@@ -148,24 +148,18 @@ async def test_no_call_fails_while_members_and_limits_change(model_at, backends)
     model = await model_at(first.url, second.url, max_retries=0)
     limited = {"requests_per_minute": 1e6, "tokens_per_minute": 1e9}
     unlimited = dict.fromkeys(limited)
-    done = asyncio.Event()
-
-    async def change():
-        while not done.is_set():
-            for urls, limits in (
-                ([first.url], limited),
-                ([second.url, GONE], unlimited),
-                ([GONE, first.url], limited),
-                ([second.url], unlimited),
-            ):
-                model.reconfigure({"base_url": urls, **limits})
-                await asyncio.sleep(0.002)
-
-    changes = asyncio.create_task(change())
-    for _ in range(10):
-        await asyncio.gather(*(ask(model, i) for i in range(20)))
-    done.set()
-    await changes
+    calls = []
+    for i in range(10):
+        for urls, limits in (
+            ([first.url], limited),
+            ([second.url, GONE], unlimited),
+            ([GONE, first.url], limited),
+            ([second.url], unlimited),
+        ):
+            model.reconfigure({"base_url": urls, **limits})
+            calls += [asyncio.create_task(ask(model, f"{i} {n}")) for n in range(5)]
+            await asyncio.sleep(0)  # they are under way when the next change comes
+    await asyncio.gather(*calls)
     assert len(first.requests) + len(second.requests) == 200
     assert first.requests
     assert second.requests
@@ -184,6 +178,16 @@ async def test_a_call_under_way_outlives_its_limits(model_at, backend, monkeypat
     monkeypatch.setattr(connections, "send", sent)
     await ask(model, 1)
     await ask(model, 2)
+
+
+@pytest.mark.parametrize("reply", [(503, b"down"), (429, {}), (400, {"message": "no"}), "drop"])
+async def test_calls_that_were_refused_took_no_tokens(model_at, backend, reply):
+    backend.replies = [reply]
+    model = await model_at(backend.url, tokens_per_minute=600, max_retries=4)
+    with use(CallContext().within(30.0)), pytest.raises((BadRequest, Overloaded, Unavailable)):
+        await model.responses({**ASK, "max_output_tokens": 40})
+    (endpoint,) = model._upstream.pool.endpoints
+    assert endpoint.limit.reserve(0.0, 60.0) == 0.0
 
 
 async def test_who_waits_for_a_limit_counts_as_a_call_there(model_at, backends):

@@ -139,6 +139,20 @@ async def test_a_program(bench: Bench) -> None:
     assert bench.authorized == ["Bearer token-1"] * 2
 
 
+async def test_secrets_that_a_harness_repeats_are_not_kept(bench: Bench) -> None:
+    async def work(task: dict[str, Any]) -> web.Response:
+        await ask(task, "Hi")
+        return web.json_response({"said": f"{task['api_key']} key-of-mine none"})
+
+    bench.work = work
+    of_server = await bench.run(url=f"{bench.url}/work", headers={"X-Key": "key-of-mine"})
+    assert of_server["harness"] == {"said": "*** *** none"}
+    code = "import os; print(os.environ['OPENAI_API_KEY'], os.environ['KEY'], os.environ['N'])"
+    command = [sys.executable, "-c", f"{PROGRAM}\n{code}"]
+    of_program = await bench.run(command=command, env={"KEY": "key-of-mine", "N": "none"})
+    assert of_program["harness"]["output"].splitlines()[-1] == "*** *** none"
+
+
 async def test_a_server(bench: Bench) -> None:
     async def work(task: dict[str, Any]) -> web.Response:
         assert task["row"]["wanted"] == "two"

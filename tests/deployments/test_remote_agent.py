@@ -265,6 +265,20 @@ async def test_its_open_calls_are_run_here_and_the_rewards_are_this_graphs(backe
     ]
 
 
+async def test_calls_with_ids_that_are_none_are_run_as_well(backend: Any) -> None:
+    turns = [[{**called("a"), "call_id": ["a"]}, {**called("b"), "call_id": {}}], [MESSAGE]]
+    backend.replies = [{"id": "r", "output": turn} for turn in turns]
+    env = Bells()
+    assert (await run(backend, env=env))["reward"] == 1.0
+    assert (env.rung, env.closed) == (2, 1)
+
+
+async def test_a_rollout_of_any_name_is_sent(backend: Any) -> None:
+    backend.replies = [ANSWER]
+    assert (await run(backend, row={**ROW, "_ng_rollout_id": "日\r\nX-Other: 1"}))["reward"] == 0.5
+    assert backend.headers[0]["X-Session-Affinity"] == "%E6%97%A5%0D%0AX-Other:%201"
+
+
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [("hang", "model_timeout"), ({"output": [1]}, "unavailable"), ((429, {}), "overloaded")],

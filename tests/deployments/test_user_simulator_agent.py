@@ -156,6 +156,11 @@ async def test_whoever_is_next_in_the_row_begins(row: Any, opening: Any, asked: 
     [
         (Fake("1", "2"), {"max_turns": 2}, "max_turns"),
         (Fake([call("book")], "Goodbye."), {"stop_tools": ["book"]}, "tool"),
+        (
+            Fake([{**call("book"), "name": ["book"]}], "1"),
+            {"stop_tools": ["book"], "max_turns": 1},
+            "max_turns",
+        ),
         (Fake("cut", incomplete=True), {}, "incomplete"),
         (Fake([REASONING], [REASONING]), {"max_empty_turns": 1}, "no_answer"),
         (Fake([say("Wait."), call("book")]), {"max_steps": 1}, "no_answer"),

@@ -74,7 +74,7 @@ def test_settings_become_arguments() -> None:
     given = dict(itertools.pairwise(words))
     assert given["--served-model-name"] == "judge"
     assert given["--tool-call-parser"] == "hermes"
-    assert given["--lora-modules"] == "math=/adapters/math"
+    assert given["--lora-modules"] == '{"name":"math","path":"/adapters/math"}'
     assert given["--logprobs-mode"] == "raw_logprobs"
     assert given["--worker-extension-cls"].endswith("WeightsExtension")
     assert engine.model_names() == ["judge", "math"]

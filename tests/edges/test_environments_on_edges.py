@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 from support.everything import OFFLINE, Everything, rows
 
+pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
+
 from gym_serve import Gym
 
 EDGES = ("handle", "inline", "http")
-NAMES = ("gymnasium", "math_with_code", "mcqa", "session_counter", "workplace_assistant")
+NAMES = (
+    "gymnasium",
+    "instruction_following",
+    "math_with_code",
+    "mcqa",
+    "session_counter",
+    "workplace_assistant",
+)
 
 Found = dict[str, dict[tuple[int, int], Any]]
 

@@ -1,5 +1,7 @@
 """Golds and numerals as math-verify takes them."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +92,34 @@ def test_unprintable_numbers_have_no_notation() -> None:
     comparison = compare("\\boxed{1}", "\\boxed{10^{5000}}")
     assert not comparison.equal
     assert comparison.written == "10^{5000}"
+
+
+TEXTS = (
+    r"\frac{1}{2}x^2-3x+\sqrt{5}",
+    r"\left[-3, \infty\right) \cup \{1, 2\}",
+    r"(x+1)(x-2) \le 4 < y",
+    r"y = 3x+2, x \neq 1",
+    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+    r"\ln x^2 \sin 2x \log_{2} 8",
+    r"\sum_{n=1}^{3} n \int_0^1 x dx",
+    "1,000,000",
+    r"5\text{ cm}",
+    "x = = 2",
+    r"\frac{1}{",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_parser_in_two_stages_finds_the_same_tree(text: str) -> None:
+    compare("\\boxed{1}", "\\boxed{1}")  # the library is loaded then
+    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+
+    def tree(create: Any) -> str:
+        try:
+            return str(create(_Latex2Sympy(), text).math().toStringTree(recog=create(_Latex2Sympy(), "1")))
+        except Exception as error:
+            return f"error: {error}"
+
+    in_two_stages = _Latex2Sympy.create_parser
+    assert tree(in_two_stages) == tree(in_two_stages.__wrapped__)

@@ -131,9 +131,11 @@ def test_a_responses_stream_and_its_usage(streaming: str) -> None:
 def ask_in_words(url: str, protocol: str) -> Iterator[str]:
     """The words of a recorded call's stream, by the official client of a protocol; leaving it hangs up."""
     if protocol == "messages":
-        with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as claude:
-            with claude.messages.stream(model="m", max_tokens=20, messages=ASK) as message:
-                yield from message.text_stream
+        with (
+            anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as claude,
+            claude.messages.stream(model="m", max_tokens=20, messages=ASK) as message,
+        ):
+            yield from message.text_stream
         return
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         if protocol == "chat":
@@ -152,9 +154,7 @@ def test_recorded_streams_are_live_as_well(
         id_ = client.post("/quick/rollouts").json()["id"]
         words = list(ask_in_words(f"{streaming}/quick/rollouts/{id_}/v1", protocol))
         assert (len(words), "".join(words)) == (WORDS, ANSWER)
-        found = client.get(
-            f"/quick/rollouts/{id_}"
-        ).json()  # at once: it was recorded before its end was sent
+        found = client.get(f"/quick/rollouts/{id_}").json()  # recorded before its end was sent
         assert (found["calls"], found["unfinished"]) == (1, 0)
         (item,) = found["trajectories"][0]["response"]["output"]
         assert item["content"][0]["text"] == ANSWER

@@ -92,6 +92,16 @@ class Boxed(vf.Taskset[NeedsRuntime, vf.TasksetConfig]):
         return []
 
 
+class Game(vf.Taskset[vf.Task[vf.TaskData, vf.State, vf.TaskConfig], vf.TasksetConfig]):
+    def load(self):
+        return []
+
+
+class TwoPlayers(vf.Env[vf.EnvConfig]):
+    async def run(self, task, agents):
+        raise NotImplementedError
+
+
 class Policy:
     def __init__(self, *turns):
         self.turns = list(turns)
@@ -133,11 +143,12 @@ async def main():
     rows = list(Tasks("__main__:Quiz", {"first": 3}).rows())
     (shopping,) = Tasks("__main__:Shopping", {}).rows()
     bare = {"responses_create_params": {"input": "?"}}
-    try:
-        Tasks("__main__:Boxed", {})
-        refused = None
-    except GraphError as error:
-        refused = str(error)
+    refused = {}
+    for name in ("Boxed", "Game", "TwoPlayers"):
+        try:
+            Tasks(f"__main__:{name}", {})
+        except GraphError as error:
+            refused[name] = str(error)
     purchases = [put("1", item="bomb"), put("2", item=3), put("3", item="tea", count=2), "done"]
     return {
         "rows": rows,

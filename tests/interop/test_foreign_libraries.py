@@ -89,7 +89,7 @@ def test_every_config_that_comes_with_nemo_gym():
         servers = graph.get("resources", {}).values()
         hosted |= {server["server"] for server in servers if server["type"] == "nemo_gym"}
     assert (len(configs), len(refused)) == (322, 108)
-    assert len(hosted) == 61
+    assert len(hosted) == 63
     unexpected = [
         problem
         for problems in refused.values()
@@ -135,4 +135,6 @@ def test_tasksets_of_verifiers():
     (tool,) = shopping["tools"]
     assert (tool["name"], tool["description"]) == ("shop_put", "Put something in the basket.")
     assert found["no_task"]["rollout"]["failure"]["retryable"] is False
-    assert "the reward in_a_box needs a runtime" in found["refused"]
+    assert "the reward in_a_box needs a runtime" in found["refused"]["Boxed"]
+    assert "has no rewards" in found["refused"]["Game"], "else each rollout would have a reward of 0"
+    assert found["refused"].keys() == {"Boxed", "Game", "TwoPlayers"}

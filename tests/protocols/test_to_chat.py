@@ -279,6 +279,9 @@ def test_what_chat_cannot_say_is_an_error_with_its_place(item, message):
     ("params", "message"),
     [
         ({}, "input: a string or a list"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id: send the whole"),
+        ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt: send the whole"),
+        ({"input": "x", "instructions": ["y"]}, "instructions: a string"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, r"tools\[0\].*'web_search'"),
         ({"input": "x", "tools": [{"type": "function"}]}, "without a name"),
         ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "'mcp' has no chat form"),

@@ -41,6 +41,7 @@ async def test_a_proxy_that_has_just_started_knows_no_graph_yet() -> None:
         (None, "Aufgabe-1", {"x-session-affinity": "Aufgabe-1"}),
         (None, "日本-0", {"x-session-affinity": "%E6%97%A5%E6%9C%AC-0"}),
         (None, "a\r\nx-other: b", {"x-session-affinity": "a%0D%0Ax-other:%20b"}),
+        (None, "\ud800-0", {"x-session-affinity": "%3F-0"}),
         ("r.é", None, {"x-session-id": "r.é", "cookie": "gym_session=r.é"}),
         ("cookie:a=é", None, {"cookie": "a=é"}),
     ],

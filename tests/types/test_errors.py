@@ -67,6 +67,12 @@ def test_a_graph_error_lists_all_its_problems() -> None:
         (422, None, errors.InvalidRequest, "422"),
         (418, [], errors.BadRequest, "418"),
         (503, {"error": {"code": "no_such_code", "message": "x"}}, errors.Unavailable, "x"),
+        (
+            429,
+            {"error": {"code": "overloaded", "message": 7, "server": {"a": 1}, "stage": []}},
+            errors.Overloaded,
+            "7",
+        ),
     ],
 )
 def test_the_errors_of_foreign_servers_are_typed_by_status(
@@ -76,3 +82,4 @@ def test_the_errors_of_foreign_servers_are_typed_by_status(
     assert type(error) is cls
     assert said in error.message
     assert error.server == "theirs"
+    assert error.stage is None

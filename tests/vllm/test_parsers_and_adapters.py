@@ -35,6 +35,7 @@ async def thinking(folders: dict[str, Path]) -> AsyncIterator[VLLMEngine]:
         name="policy",
         model=str(folders["model"]),
         reasoning_parser="qwen3",
+        weight_updates=True,
         lora_adapters={"style": str(folders["adapter"])},
         engine_args={**CPU_ARGS, "max_lora_rank": 8},
     )
@@ -84,3 +85,11 @@ async def test_a_parser_that_does_not_exist(tiny: Path, parser: str) -> None:
     engine = VLLMEngine(model=str(tiny), engine_args=CPU_ARGS, **{parser: "hermess"})
     with pytest.raises(GraphError, match=f"{parser}: vLLM has no 'hermess'; "):
         await engine.start()
+
+
+async def test_weights_below_an_adapter(thinking: VLLMEngine, folders: dict[str, Path]) -> None:
+    await thinking.update_weights(folders["merged"], "1")
+    last = (await thinking.responses(_ASK))["output"][-1]
+    prompt, made = last["prompt_token_ids"], last["generation_token_ids"]
+    expected = log_probs_by_transformers(folders["merged"], prompt, made, 1.0)
+    assert last["generation_log_probs"] == pytest.approx(expected, abs=1e-3)

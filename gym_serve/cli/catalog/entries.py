@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from gym_serve.graph.classes import find_class
+from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
 from gym_serve.graph.spec import SECTIONS
 from gym_serve.servers.base import Server
@@ -21,7 +21,6 @@ from gym_serve.servers.clients import Kind
 from gym_serve.types.errors import GraphError
 
 __all__ = [
-    "GROUPS",
     "NAMES",
     "Entry",
     "entries_of",
@@ -30,13 +29,6 @@ __all__ = [
     "summary_of",
     "type_entries",
 ]
-
-GROUPS: dict[Kind, str] = {
-    "resources": "gym_serve.environments",
-    "agent": "gym_serve.agents",
-    "model": "gym_serve.models",
-}
-"""Entry point group of each kind of server."""
 
 NAMES: dict[Kind, str] = {"resources": "environment", "agent": "agent", "model": "model"}
 """What each kind is called here: an environment is what a resources server serves."""

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from gym_serve.cli.dataset.duplicates import Duplicates
 from gym_serve.cli.dataset.reading import checked_rows
-from gym_serve.rollouts.analysis.reading import digest
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import replacing
 from gym_serve.rollouts.problems import Problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_serve.rollouts.analysis.reading import digest
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 
 __all__ = ["Duplicates"]

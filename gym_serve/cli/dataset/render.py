@@ -16,7 +16,6 @@ from gym_serve.cli.target import stop
 from gym_serve.types.errors import GymError, InvalidRequest
 
 if TYPE_CHECKING:
-    from gym_serve.rollouts import PromptTemplate
     from gym_serve.types.requests import JSON
 
 __all__ = ["SkipOption", "render"]
@@ -69,14 +68,14 @@ def render(
 
         def check(row: JSON) -> Iterator[str]:
             try:
-                yield from row_problems(_with_prompt(row, template))
+                yield from row_problems(template.apply(row))
             except InvalidRequest as error:
                 yield error.message
 
         with replacing(output) if output else nullcontext(sys.stdout.buffer) as file:
             for _, row in checked_rows(rows, problems, check):
                 if row is not None:
-                    file.write(encode(_with_prompt(row, template)) + b"\n")
+                    file.write(encode(template.apply(row)) + b"\n")
                     written += 1
                 if written == limit:
                     break
@@ -94,12 +93,3 @@ def render(
             typer.echo(f"{written:,} rows: {output}")
     if problems.count:
         raise typer.Exit(1)
-
-
-def _with_prompt(row: JSON, template: PromptTemplate) -> JSON:
-    params = row.get("responses_create_params") or {}
-    if not isinstance(params, dict):
-        raise InvalidRequest("responses_create_params: a JSON object is meant")
-    if params.get("input"):
-        raise InvalidRequest("responses_create_params.input: a row for a prompt template has none")
-    return {**row, "responses_create_params": {**params, "input": template.messages(row)}}

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_serve.cli.dataset.duplicates import Duplicates
-from gym_serve.rollouts.analysis.reading import agent_of, digest
+from gym_serve.rollouts.analysis.reading import agent_of
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.types.requests import JSON
 

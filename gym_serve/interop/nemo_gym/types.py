@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
+from gym_serve.graph.classes import GROUPS
 from gym_serve.graph.names import nearest
 from gym_serve.graph.settings import field_names
 from gym_serve.servers.base import Server
@@ -22,11 +23,6 @@ KINDS: dict[str, Kind] = {
 HOSTED = "nemo_gym"
 """The type here that hosts a resources server of NeMo Gym."""
 
-_GROUPS: dict[Kind, str] = {
-    "model": "gym_serve.models",
-    "resources": "gym_serve.environments",
-    "agent": "gym_serve.agents",
-}
 _TYPES = {
     ("model", "vllm_model"): "chat_model",
     ("model", "inference_provider"): "chat_model",
@@ -77,7 +73,7 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
     Returns:
         its name, or None; and then the nearest names.
     """
-    known = sorted(entry_points(group=_GROUPS[kind]).names)
+    known = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
     if (kind, implementation) in _OTHERS or name not in known:
         return None, nearest(implementation, known)

@@ -3,7 +3,8 @@
 A row holds its task's data (``verifier_metadata.task``), so that any replica can make the task again and
 score a rollout, also one that was stored. The trace that rewards look at is the one that
 `gym_serve.interop.export` writes for verifiers. Rewards are computed without a runtime, as verifiers' own
-replay does; a task whose rewards need one would be scored without them, and is refused instead.
+replay does; a task whose rewards need one would be scored without them, and is refused instead. So is one
+without rewards: an `Env` with agents of its own gives them (a game, several agents), and is not run here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Tasks:
 
     Raises:
         GraphError: verifiers is not installed, there is no such taskset, its settings do not fit, or its
-            tasks need a runtime.
+            tasks need a runtime, or have no rewards.
     """
 
     def __init__(self, taskset: str, settings: Mapping[str, Any]) -> None:
@@ -133,6 +134,8 @@ class Tasks:
         # Hooks are found on an instance, and need no data.
         task = cls.__new__(cls)
         task.config = self.taskset.config.task
+        if not task.hooks("reward") and not task.config.judges:
+            yield f"{cls.__name__} has no rewards: an Env of verifiers gives them, {_NONE}"
         for kind in ("metric", "reward"):
             for function in task.hooks(kind):
                 name, parameter = function.__name__, inspect.signature(function).parameters.get("runtime")

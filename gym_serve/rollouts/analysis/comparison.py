@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gym_serve.rollouts.analysis.reading import agent_of, digest
+from gym_serve.rollouts.analysis.reading import agent_of
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.stamps import task_index
 from gym_serve.servers.metrics import Aggregator, MetricSpec

@@ -6,23 +6,21 @@ named by a field of the rows instead (`TaskKey`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import orjson
-
+from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import Outputs
 from gym_serve.rollouts.problems import Problems
 from gym_serve.rollouts.rows import located
 from gym_serve.rollouts.stamps import is_failure, key_of
+from gym_serve.servers.metrics.records import TASK_INDEX
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import agent_name
 
-__all__ = ["TASK_INDEX", "TaskKey", "agent_of", "digest", "read_rollouts"]
-
-TASK_INDEX = "_ng_task_index"
+__all__ = ["TaskKey", "agent_of", "read_rollouts"]
 
 _LARGEST_REWARD = 1e100  # sums of squares stay finite
 
@@ -87,15 +85,7 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
 
 def agent_of(rollout: JSON) -> str:
     """Name of the agent that made a rollout; ``-`` if it does not say."""
-    ref = rollout.get("agent_ref")
-    name = ref.get("name") if isinstance(ref, dict) else None
-    return name if isinstance(name, str) else "-"
-
-
-def digest(value: object) -> int:
-    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million."""
-    data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
+    return agent_name(rollout) or "-"
 
 
 def _checked(rollout: JSON) -> JSON:

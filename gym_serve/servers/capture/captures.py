@@ -22,7 +22,7 @@ from gym_serve.servers.capture.tree import CallTree, with_bundle, without_tokens
 from gym_serve.servers.context import current, use
 from gym_serve.servers.sessions import OpenSession, SessionTable
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Captures"]
 
@@ -128,7 +128,7 @@ class Captures:
 
 def _items(given: str | list[Any]) -> list[JSON]:
     """The input as items; a harness has no token ids to give."""
-    items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = input_items(given)
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             raise BadRequest(f"input[{index}]: an item is an object, not {type(item).__name__}")

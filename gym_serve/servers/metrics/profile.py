@@ -23,6 +23,7 @@ from gym_serve.servers.metrics.records import (
 from gym_serve.servers.metrics.report import field_columns, group_metrics
 from gym_serve.servers.metrics.spec import STATISTICS_ONLY
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.rows import agent_name
 
 __all__ = ["completion_summary", "reward_profile"]
 
@@ -65,9 +66,7 @@ def reward_profile(
         record = read_record(result_of[task, index], index, STATISTICS_ONLY)
         sample = {key: value for key, value in row.items() if key not in (TASK_INDEX, ROLLOUT_INDEX)}
         groups.setdefault(task, Group(task, [], expected[task], sample)).rollouts.append(record)
-        agent_ref = row.get("agent_ref")
-        name = agent_ref.get("name") if isinstance(agent_ref, Mapping) else None
-        agents[name if isinstance(name, str) else "agent"].append(record)
+        agents[agent_name(row) or "agent"].append(record)
     return {
         "group_level_metrics": [group_metrics(group) for group in groups.values()],
         "agent_level_metrics": [

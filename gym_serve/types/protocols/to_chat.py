@@ -23,24 +23,25 @@ __all__ = ["ReasoningForm", "responses_to_chat"]
 
 ReasoningForm = Literal["field", "think_tags", "drop"]
 
-# Converted below, or without a counterpart in chat (state kept on the server, hosted tools).
+# What the prompt would lack without it, and only the server of an API has.
+_STATE = ("conversation", "previous_response_id", "prompt")
+
+# Converted below, or without a counterpart in chat.
 _RESPONSES_ONLY = frozenset(
     {
         "background",
         "context_management",
-        "conversation",
         "include",
         "input",
         "instructions",
         "max_output_tokens",
         "max_tool_calls",
         "model",
-        "previous_response_id",
-        "prompt",
         "reasoning",
         "text",
         "tools",
         "truncation",
+        *_STATE,
     }
 )
 
@@ -61,6 +62,9 @@ def responses_to_chat(
     Raises:
         BadRequest: something that chat has no form for, with its place in the body.
     """
+    for key in _STATE:
+        if params.get(key) is not None:
+            raise BadRequest(f"{key}: send the whole conversation, a chat backend keeps none")
     messages = _messages(params.get("input"), reasoning, token_ids)
     if instructions := params.get("instructions"):
         if not isinstance(instructions, str):
