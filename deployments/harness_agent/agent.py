@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Annotated, Any
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 from typing_extensions import Self
 

@@ -75,7 +75,10 @@ def _equal(expected: Any, value: Any, tolerance: float) -> bool:
             _equal(want, value[key], tolerance) for key, want in expected.items()
         )
     if tolerance and _are_numbers(expected, value):
-        return math.isclose(expected, value, rel_tol=tolerance, abs_tol=tolerance)
+        try:
+            return math.isclose(expected, value, rel_tol=tolerance, abs_tol=tolerance)
+        except OverflowError:  # an integer that no float holds
+            return False
     return bool(expected == value)
 
 

@@ -29,7 +29,8 @@ def import_nemo_gym(
     skip_unknown: Annotated[
         bool,
         typer.Option(
-            "--skip-unknown", help="Leave out servers of types that are not here, and who uses them."
+            "--skip-unknown",
+            help="Leave out servers that can be neither replaced nor hosted.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -37,9 +38,10 @@ def import_nemo_gym(
     """Make a graph file from NeMo Gym's configs, with all that they pull in and inherit.
 
     What NeMo Gym takes from the command line or env.yaml becomes an environment
-    variable (policy_base_url: POLICY_BASE_URL); secrets are never copied. What
-    has no counterpart is said on stderr. Data sets are listed there: graphs
-    have none.
+    variable (policy_base_url: POLICY_BASE_URL); secrets are never copied. A
+    resources server without a counterpart is hosted as it is (type: nemo_gym),
+    if its code is found beside the config. What differs is said on stderr.
+    Data sets are listed there: graphs have none.
 
     Exit status: 0, or 1 with every problem, and then nothing is written.
 

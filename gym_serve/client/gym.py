@@ -392,7 +392,7 @@ class Gym(ModelControl):
     def _edge(self, server: str) -> Edge:
         if server not in self._edges:
             self._check(server)
-            self._edges[server] = self._new_edge(server)
+            self._edges.setdefault(server, self._new_edge(server))  # of two threads, both have the same one
         return self._edges[server]
 
 

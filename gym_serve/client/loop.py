@@ -47,8 +47,16 @@ class _Queue:
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
 
-@lru_cache(maxsize=1)
+_starting = threading.Lock()
+
+
 def _loop() -> asyncio.AbstractEventLoop:
+    with _starting:  # the first calls may come from several threads at once
+        return _started()
+
+
+@lru_cache(maxsize=1)
+def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="gym_serve", daemon=True).start()
     return loop

@@ -178,7 +178,10 @@ class Replica:
 
     def _edge(self, target: str, *, inline: bool) -> Edge:
         if inline:
-            return InlineEdge(self._construct(target))
+            host = self._construct(target)
+            if isinstance(host.server, ResourcesServer):
+                host.server.takes_snapshots = False
+            return InlineEdge(host)
         edge = edge_to(self._plan.nodes[target], self._handles.get(target))
         self._edges.append(edge)
         return edge

@@ -4,7 +4,7 @@ It stands before any other edge to a resources server. Every reply brings the st
 the session, and the edge holds the last one. When a call finds the session lost, the state is restored
 through the same edge, which chooses a replica that lives, and the call runs again there: as it was not
 acknowledged, the state is the one before it. Callers may go on with the id they have; replies bring the
-new one. A session of which no state is held is lost as before.
+new one. A session of which no state is held is lost.
 
 A call that loses its replica again and again may be what kills it: it is run again only so often.
 """

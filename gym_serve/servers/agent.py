@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
+from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.episode import Episode
-from gym_serve.types.errors import GymError, Rejected, Unavailable
+from gym_serve.types.errors import DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_params, check_row, failed_rollout
 
 __all__ = ["AgentServer"]
+
+_GRACE_SECONDS = 1.0  # in which the stage that is under way notices first, and says so
 
 logger = logging.getLogger("gym_serve")
 
@@ -123,16 +127,28 @@ class AgentServer(Server):
     async def _scored(self, episode: Episode) -> JSON:
         try:
             await episode.seed()
-            await self.act(episode)
+            await self._act(episode)
             return await episode.verify()
         finally:
             await self._close(episode)
 
     async def _acted(self, episode: Episode) -> None:
         try:
-            await self.act(episode)
+            await self._act(episode)
         finally:
             await self._close(episode)
+
+    async def _act(self, episode: Episode) -> None:
+        """`act`, ended also where it waits for something else than a stage of the episode."""
+        left = current().timeout()
+        try:
+            async with time_limit(None if left is None else left + _GRACE_SECONDS):
+                await self.act(episode)
+        except (asyncio.TimeoutError, TimeoutError):
+            if current().timeout():  # it is a time-out of the agent's own
+                raise
+            limit = self.config.episode_timeout
+            raise DeadlineExceeded(f"the episode ran out of time (its limit is {limit:.6g} s)") from None
 
     async def _within_deadline(self, row: JSON, work: Any) -> Any:
         """Run an episode within its deadline; whatever breaks becomes a `GymError`."""

@@ -6,11 +6,12 @@ seconds left, because clocks of two machines differ.
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+
+import msgspec
 
 __all__ = ["CallContext", "Emit", "current", "use"]
 
@@ -18,9 +19,8 @@ Emit = Callable[[bytes], Awaitable[None]]
 """Takes a part of an answer that is being made; waits while whoever reads it is behind."""
 
 
-@dataclass(frozen=True)
-class CallContext:
-    """The context of one call.
+class CallContext(msgspec.Struct, frozen=True):
+    """The context of one call. (A frozen dataclass takes ten times as long to make: fifteen per rollout.)
 
     Attributes:
         request_id: names the call in logs and errors on every server it passes.
@@ -31,7 +31,7 @@ class CallContext:
             calls. The reply follows the parts, and is the same as without them.
     """
 
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     session: str | None = None
     affinity: str | None = None
     deadline: float | None = None

@@ -73,15 +73,16 @@ class Episode:
         self._params: JSON = _with_extras(row)
         self._input = input_items(self._params["input"])
         self._last: JSON | None = None
+        self._response: JSON | None = None  # made when it is first asked for
         self._usages: list[Any] = []
         self._declared = _names(self._params.get("tools") or [])
 
     @property
     def response(self) -> JSON | None:
         """The episode as one Response: the last model response, with every item and summed usage."""
-        if self._last is None:
-            return None
-        return {**self._last, "output": self.items, "usage": usage_sum(self._usages)}
+        if self._response is None and self._last is not None:
+            self._response = {**self._last, "output": self.items, "usage": usage_sum(self._usages)}
+        return self._response
 
     @property
     def used(self) -> JSON:
@@ -112,7 +113,7 @@ class Episode:
         turn: list[JSON] = response["output"]
         if any(not isinstance(item, dict) for item in turn):
             raise Unavailable("the model answered output items that are no objects", stage="model")
-        self._last = response
+        self._last, self._response = response, None
         self._usages.append(response.get("usage"))
         self.items += turn
         if any(TOKEN_KEYS[0] in item for item in turn):
@@ -129,7 +130,7 @@ class Episode:
         items = response.get("output")
         if not isinstance(items, list) or any(not isinstance(item, dict) for item in items):
             raise Unavailable("a response without a list of output items", stage="model")
-        self._last = response
+        self._last, self._response = response, None
         self._usages = [response.get("usage")]
         self.items = items
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import secrets
 import time
-import uuid
 from typing import Any
 
 import orjson
@@ -54,21 +54,25 @@ class Host:
         await self.server.stop()
 
     async def dispatch(self, call: Call) -> Reply:
-        """Run a call. Failures are in the reply: only cancellation is raised."""
+        """Run a call within its time. Failures are in the reply: only cancellation is raised."""
+        try:
+            async with time_limit(call.timeout):
+                return await self.run(call)
+        except (asyncio.TimeoutError, TimeoutError):
+            message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
+            return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
+
+    async def run(self, call: Call) -> Reply:
+        """`dispatch` for a caller in this task, whose own limit ends the call as well."""
         context = CallContext(
-            request_id=call.request_id or uuid.uuid4().hex,
+            request_id=call.request_id or secrets.token_hex(16),
             session=call.session,
             affinity=call.affinity,
             deadline=None if call.timeout is None else time.monotonic() + call.timeout,
             emit=call.emit,
         )
         with use(context):
-            try:
-                async with time_limit(call.timeout):
-                    return await self._answer(call)
-            except (asyncio.TimeoutError, TimeoutError):
-                message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
-                return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
+            return await self._answer(call)
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""

@@ -41,6 +41,7 @@ class LiveSessions(Generic[S]):
     Args:
         replica, ttl: see `SessionTable`.
         close: hook that gets the state of every session at its end; a coroutine function, or a plain one.
+            None for sessions that hold nothing to release.
         exclusive: whether the calls of one session run one after the other.
         clock: gives the moment, in seconds.
     """
@@ -49,7 +50,7 @@ class LiveSessions(Generic[S]):
         self,
         replica: str,
         ttl: float,
-        close: Callable[[S], Any],
+        close: Callable[[S], Any] | None,
         *,
         exclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -94,11 +95,9 @@ class LiveSessions(Generic[S]):
 
     async def close(self, session_id: str) -> OpenSession[S] | None:
         """Close a session, if it is open; returns it when its hook has run."""
-        task = self._close(session_id)
-        if task is None:
-            return None
-        session = self._closing[task]
-        await asyncio.shield(task)
+        session, task = self._close(session_id)
+        if task is not None:
+            await asyncio.shield(task)
         return session
 
     def sweep(self) -> None:
@@ -128,14 +127,15 @@ class LiveSessions(Generic[S]):
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _close(self, session_id: str) -> asyncio.Task[None] | None:
+    def _close(self, session_id: str) -> tuple[OpenSession[S] | None, asyncio.Task[None] | None]:
+        """The session, if it was open, and its end, if there is anything to wait for."""
         session = self._table.pop(session_id)
-        if session is None:
-            return None
+        if session is None or not (self._hook or session.running):
+            return session, None
         task = asyncio.create_task(self._end(session))
         self._closing[task] = session
         task.add_done_callback(self._closed)
-        return task
+        return session, task
 
     async def _end(self, session: OpenSession[S]) -> None:
         if session.running:
@@ -143,7 +143,7 @@ class LiveSessions(Generic[S]):
             await session.quiet.wait()
         if inspect.iscoroutinefunction(self._hook):
             await self._hook(session.state)
-        else:
+        elif self._hook is not None:
             await asyncio.to_thread(self._hook, session.state)
 
     def _closed(self, task: asyncio.Task[None]) -> None:

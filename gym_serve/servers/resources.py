@@ -84,8 +84,11 @@ class ResourcesServer(Server):
 
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
+        hook = None if type(self).close is ResourcesServer.close else self.close
+        self.takes_snapshots = self.restorable
+        """Off where the server runs inside its caller's process, which its sessions cannot outlive."""
         self.sessions: LiveSessions[Any] = LiveSessions(
-            replica, self.config.session_ttl, self.close, exclusive=self.restorable
+            replica, self.config.session_ttl, hook, exclusive=self.restorable
         )
 
     # What an author writes
@@ -361,7 +364,7 @@ class ResourcesServer(Server):
     async def _acknowledged(self, call: SessionCall[Any], reply: Reply, touched: bool = True) -> Reply:
         """The reply with its session, and the state that its caller can go on from elsewhere."""
         session, state = call.session, None
-        if touched and self.restorable:
+        if touched and self.takes_snapshots:
             snapshot = await call.run(self.snapshot, session.state)
             session.version += 1
             state = seal(session.version, snapshot)

@@ -16,6 +16,7 @@ import pytest
 
 from gym_serve import Gym
 from gym_serve.testing.model_server import Behaviour, run_model_server
+from gym_serve.types.protocols import ChunkJoiner
 
 TOOL: Any = {
     "type": "function",
@@ -30,11 +31,11 @@ def chat(base_url: str, prompt: str, *, stream: bool = False) -> int:
         for call in range(1, 10):
             options: Any = {"model": "any", "messages": messages, "tools": [TOOL]}
             if stream:
-                deltas = [
-                    chunk.choices[0].delta for chunk in client.chat.completions.create(stream=True, **options)
-                ]
-                calls = [part.to_dict() for delta in deltas for part in delta.tool_calls or ()]
-                text = "".join(delta.content or "" for delta in deltas)
+                joiner = ChunkJoiner()
+                for chunk in client.chat.completions.create(stream=True, **options):
+                    joiner.add(chunk.to_dict())
+                said = joiner.completion()["choices"][0]["message"]
+                calls, text = said.get("tool_calls", []), said["content"] or ""
             else:
                 message = client.chat.completions.create(**options).choices[0].message
                 calls, text = [part.to_dict() for part in message.tool_calls or ()], message.content or ""

@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray import serve
 
-from gym_serve import BadRequest, Conflict, Gym, NotFound, Unavailable
+from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailable
 from gym_serve.client import cluster, deployed, gym
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.deploy import GATEWAY
@@ -155,6 +155,13 @@ def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(Unavailable, match="'default' did not start: no replica came up"):
         deployed.deploy(SOURCE, RESOLVED, None)
     assert deleted == ["default"]
+
+
+def test_what_the_cluster_can_never_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployed, "missing_resources", lambda graph: ["models.policy.num_gpus: too many"])
+    monkeypatch.setattr(deployed, "build", lambda graph: pytest.fail("it was deployed"))
+    with pytest.raises(GraphError, match=r"1 problem in graph\.yaml:\n.*models\.policy\.num_gpus: too many"):
+        deployed.launch(RESOLVED, "default", "/", source="graph.yaml")
 
 
 def test_a_gateway_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch, deleted: list[str]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import pytest
 
@@ -18,6 +21,24 @@ async def test_results_come_back_to_the_loop_that_asked() -> None:
     found = await asyncio.gather(*(loop.run(square(number)) for number in range(500)))
     assert [result for result, _ in found] == [number * number for number in range(500)]
     assert {thread for _, thread in found} == {"gym_serve"}
+
+
+def test_threads_that_come_at_once_start_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = 0
+    new = asyncio.new_event_loop
+
+    def slowly() -> asyncio.AbstractEventLoop:
+        nonlocal started
+        started += 1
+        time.sleep(0.05)
+        return new()
+
+    monkeypatch.setattr(asyncio, "new_event_loop", slowly)
+    monkeypatch.setattr(loop, "_started", lru_cache(maxsize=1)(loop._started.__wrapped__))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: loop.wait(asyncio.sleep(0, n)), range(8)))
+    assert found == list(range(8))
+    assert started == 1
 
 
 async def test_a_failure_is_raised_where_it_is_awaited() -> None:

@@ -134,6 +134,8 @@ def test_another_value(expected: Any, value: Any) -> None:
 def test_values_within_a_tolerance() -> None:
     assert same_value([0.3, {"x": [1.0]}], [0.30000000000000004, {"x": [1]}], 1e-9)
     assert not same_value([1000000], [1000001], 1e-3)
+    assert not same_value([1.5], [10**400], 1e-3)
+    assert not same_value(10**400, 1.5, 1e-3)
 
 
 json_values = st.recursive(

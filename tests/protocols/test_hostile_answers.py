@@ -1,4 +1,4 @@
-"""Whatever a backend answers, it becomes an answer or `Unavailable`: no crash, and never the client's fault."""
+"""Whatever a backend answers becomes an answer or `Unavailable`: no crash, and never the client's fault."""
 
 from __future__ import annotations
 

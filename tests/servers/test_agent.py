@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gym_serve import Host, InvalidRequest, Model, Resources, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import (
+    Episode,
+    Host,
+    InvalidRequest,
+    Model,
+    Resources,
+    ResourcesServer,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.routing.inline import InlineEdge
+from gym_serve.servers import agent as agent_module
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import Call, encode
 from gym_serve.types.errors import DeadlineExceeded
@@ -187,6 +198,33 @@ async def test_the_session_is_closed_on_every_way_out(ending: str) -> None:
         assert (await task)["_ng_failure_class"] == "tool_timeout"
     assert bell.closed == 1
     assert len(bell.sessions) == 0
+
+
+async def test_an_agent_that_waits_for_something_else_ends_with_the_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Waiting(SimpleAgent):
+        async def act(self, episode: Episode) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent_module, "_GRACE_SECONDS", 0.01)
+    bell = Bell()
+    waiting = Waiting(model=FakeModel(), resources=Resources(InlineEdge(Host(bell))), episode_timeout=0.05)
+    failure = (await waiting.run(ROW))["failure"]
+    assert (failure["kind"], failure["stage"]) == ("episode_timeout", "episode")
+    assert failure["detail"] == "the episode ran out of time (its limit is 0.05 s)"
+    assert bell.closed == 1
+
+
+async def test_a_time_out_of_the_agents_own_is_no_deadline() -> None:
+    class Hasty(SimpleAgent):
+        async def act(self, episode: Episode) -> None:
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    hasty = Hasty(model=FakeModel(), resources=Resources(InlineEdge(Host(Bell()))))
+    failure = (await hasty.run(ROW))["failure"]
+    assert failure["kind"] == "unavailable"
+    assert "the agent failed: TimeoutError" in failure["detail"]
 
 
 async def test_an_agent_that_breaks_is_a_failed_rollout() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.failover import BytesChain, Chain, Death, JsonChain, MortalEdge
 
-from gym_serve import Resources, ResourcesServer, SessionLost, Unavailable, Verdict, VerifyRequest, tool
+from gym_serve import Host, Resources, ResourcesServer, SessionLost, Unavailable, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.mcqa import Mcqa
 from gym_serve.environments.simple_weather import SimpleWeather
@@ -52,6 +52,13 @@ async def episode(edge: Edge) -> dict[str, Any]:
 def closed() -> list[str]:
     Chain.closed.clear()
     return Chain.closed
+
+
+async def test_a_server_in_its_callers_process_takes_no_snapshots() -> None:
+    server = JsonChain()
+    assert (await Host(server).dispatch(Call("seed_session", encode(ROW)))).state is not None
+    server.takes_snapshots = False
+    assert (await Host(server).dispatch(Call("seed_session", encode(ROW)))).state is None
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -263,6 +263,27 @@ async def test_a_call_that_was_given_up_before_its_thread_began_never_runs() -> 
     assert server.closed == [0]
 
 
+async def test_a_stop_waits_for_calls_also_where_no_hook_is_to_run() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Plain(ResourcesServer):
+        @tool
+        async def work(self) -> str:
+            begun.set()
+            await go_on.wait()
+            return "done"
+
+    host = Host(Plain())
+    call = asyncio.create_task(host.dispatch(Call("tools/work", b"{}")))
+    await begun.wait()
+    stop = asyncio.create_task(host.stop())
+    await asyncio.sleep(0)
+    assert not stop.done()
+    go_on.set()
+    await stop
+    assert (await call).json() == "done"
+
+
 async def test_a_stop_does_not_wait_for_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_serve.servers.live_sessions._STOP_SECONDS", 0.01)
     server = Threaded()

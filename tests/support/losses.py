@@ -27,7 +27,7 @@ from support.rollouts import JSON
 from support.stragglers import StragglingEnvironment, StragglingModel
 
 ROWS = 400
-# How soon Serve replaces what was lost: by default it looks every 10 seconds, all of which this would wait for.
+# How soon Serve replaces what was lost: by default it looks every 10 seconds, a wait that shows nothing.
 QUICK = {"health_check_period_s": 1.0}
 GRAPH = {
     "models": {"model": {"type": StragglingModel}},

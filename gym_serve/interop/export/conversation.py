@@ -182,10 +182,10 @@ def _chat(params: JSON, what: str, reasoning: ReasoningForm) -> list[JSON]:
 
 
 def _plain(content: Any, what: str) -> Any:
-    """Content as a string where it is all text: many chat templates take nothing else."""
+    """Content as a string where it is all text, refusals included: many chat templates take nothing else."""
     if not isinstance(content, list):
         return content
-    texts = [part["text"] for part in content if part["type"] == "text"]
+    texts = [part[part["type"]] for part in content if part["type"] in ("text", "refusal")]
     if not all(isinstance(text, str) for text in texts):
         raise NotExportable("unsupported_item", f"{what}: the text of a text part is no string")
     return "".join(texts) if len(texts) == len(content) else content

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from gym_serve.servers.capture.trajectories import trajectories_of
 from gym_serve.servers.capture.tree import CallTree, with_bundle, without_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ __all__ = ["assistant_items", "message_item", "messages_to_items", "new_id"]
 
 def new_id(prefix: str) -> str:
     """A fresh id as OpenAI writes them, e.g. ``msg_1f0c...``."""
-    return f"{prefix}_{uuid.uuid4().hex}"
+    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def message_item(text: str, refusal: str = "") -> JSON:

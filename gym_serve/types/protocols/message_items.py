@@ -41,10 +41,10 @@ def message_items(message: Any, where: str) -> list[JSON]:
         at = f"{where}.content[{i}]"
         made = _assistant_item(block, at) if role == "assistant" else _tool_output(block, at)
         if made is not None:
-            if not _is_of_one_item(items, made):
-                items.append(made)
-            else:
+            if _goes_on(items, made):
                 items[-1]["summary"] += made["summary"]
+            else:
+                items.append(made)
             continue
         part = _part(block, at)
         # Parts in a row are one message.
@@ -61,8 +61,8 @@ def _assistant_item(block: JSON, where: str) -> JSON:
         return message_item(text_of(block, "text", where))
     if kind == "thinking":
         summary = [{"type": "summary_text", "text": text_of(block, "thinking", where)}]
-        signature = {"encrypted_content": block["signature"]} if block.get("signature") else {}
-        return {"type": "reasoning", "id": f"rs_{where}", "summary": summary, **signature}
+        signed = {"encrypted_content": text_of(block, "signature", where)} if block.get("signature") else {}
+        return {"type": "reasoning", "id": f"rs_{where}", "summary": summary, **signed}
     if kind == "redacted_thinking":
         data = text_of(block, "data", where)
         return {"type": "reasoning", "id": f"rs_{where}", "summary": [], "encrypted_content": data}
@@ -74,8 +74,8 @@ def _assistant_item(block: JSON, where: str) -> JSON:
     raise BadRequest(f"{where}: an assistant's block of type {shown(kind)} has no Responses form")
 
 
-def _is_of_one_item(items: list[JSON], made: JSON) -> bool:
-    """Whether a block is a further part of the reasoning before it: a signature is of a whole item."""
+def _goes_on(items: list[JSON], made: JSON) -> bool:
+    """Whether a thinking block is a further part of the item before it: a signature is of a whole item."""
     signature = made.get("encrypted_content")
     if not (signature and made["summary"] and items and items[-1].get("summary")):
         return False

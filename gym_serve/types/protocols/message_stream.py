@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from gym_serve.types.protocols.fields import json_text
 from gym_serve.types.protocols.items import new_id
 from gym_serve.types.protocols.response_events import FINAL_EVENTS, event_object
 from gym_serve.types.protocols.to_message import INVALID_JSON, blocks_of, message_usage, stop_of, tool_input
@@ -111,7 +110,7 @@ class MessageStream:
         arguments = item.get("arguments")
         if self._open is not None and self._open[0] == "input" and isinstance(arguments, str) and arguments:
             given = tool_input(arguments)
-            text = orjson.dumps(given).decode() if INVALID_JSON in given else arguments
+            text = json_text(given, "input") if INVALID_JSON in given else arguments
             delta = {"type": "input_json_delta", "partial_json": text}
             yield {"type": "content_block_delta", "index": self._index, "delta": delta}
         signature = item.get("encrypted_content") if item.get("type") == "reasoning" else None
@@ -164,6 +163,6 @@ def _taken_apart(block: JSON) -> tuple[JSON, list[JSON]]:
         signature = {"type": "signature_delta", "signature": block.get("signature") or ""}
         return begun, [{"type": "thinking_delta", "thinking": block.get("thinking") or ""}, signature]
     if kind == "tool_use":
-        arguments = orjson.dumps(block.get("input") or {}).decode()
+        arguments = json_text(block.get("input") or {}, "input")
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
     return block, []

@@ -76,9 +76,11 @@ def _keys(mappings: list[Mapping[str, Any]]) -> list[str]:
 def _detail(usage: Mapping[str, Any], group: str, name: str, *aliases: str) -> int | None:
     """A nested count, or one of the names under which other backends send it at the top."""
     details = usage.get(group)
-    nested = details.get(name) if isinstance(details, Mapping) else None
-    candidates = (nested, *(usage.get(alias) for alias in (name, *aliases)))
-    return next((count for count in map(_count, candidates) if count is not None), None)
+    nested = _count(details.get(name)) if isinstance(details, Mapping) else None
+    if nested is not None:
+        return nested
+    found = (_count(usage.get(alias)) for alias in (name, *aliases))
+    return next((count for count in found if count is not None), None)
 
 
 def _count(value: Any) -> int | None:

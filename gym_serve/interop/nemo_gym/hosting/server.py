@@ -167,7 +167,7 @@ class NemoGym(ResourcesServer):
             if route not in self._routes:
                 return Reply.of({})
             answer = self._json(await self._post(route, row, call.session.state))
-            if self._mcp is None:
+            if self._mcp is None or not isinstance(answer, dict):
                 return Reply.of(answer)
             call.session.state.mcp_headers = session_headers(answer)
             return Reply.of({**answer, "tools": self._mcp_tools})
