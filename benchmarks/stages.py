@@ -83,9 +83,16 @@ def graph(spec: dict[str, Any] = _GRAPH) -> Iterator[None]:
 
 
 def inline_graph() -> AbstractContextManager[None]:
-    """The same graph with model and environment inside the agent's replica: two deployments."""
-    agent = {**_GRAPH["agents"]["agent"], "inline": ["policy", "weather"]}
-    return graph({**_GRAPH, "agents": {"agent": agent}})
+    """The same servers with model and environment inside the agent's replica, and none of their own."""
+    (policy,), (weather,), (agent,) = (_GRAPH[kind].values() for kind in ("models", "resources", "agents"))
+    unused = {"autoscaling": {"min_replicas": 0, "max_replicas": 1}}  # started when something calls them
+    return graph(
+        {
+            "models": {"policy": {**policy, **unused}},
+            "resources": {"weather": {**weather, **unused}},
+            "agents": {"agent": {**agent, "inline": ["policy", "weather"]}},
+        }
+    )
 
 
 STAGES: dict[str, Callable[[], AbstractContextManager[None]]] = {

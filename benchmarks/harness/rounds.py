@@ -14,6 +14,7 @@ from benchmarks.harness.processes import Census, CpuTimes, cpu_between
 from benchmarks.harness.work import rows
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.records import read_records
+from gym_serve.servers.garbage import collect_rarely
 from gym_serve.servers.metrics import LATENCY_FIELD
 
 __all__ = ["Advance", "Setup", "measure"]
@@ -65,6 +66,7 @@ def measure(setup: Setup, concurrency: int, count: int) -> dict[str, Any]:
     files, which `Gym.collect` adds, come after that and are given as ``seconds_of_metrics``.
     """
     work = rows(count)
+    collect_rarely()  # as `gym-serve collect` does
     with TemporaryDirectory() as folder:
         output = Path(folder) / "rollouts.jsonl"
         meter = _Meter(setup.census, count)

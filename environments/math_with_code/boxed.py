@@ -53,9 +53,19 @@ def _bare(text: str) -> str:
     for left, right in _DELIMITERS:
         if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
             inner = text[len(left) : -len(right)]
-            if left not in inner and right not in inner:  # else several formulas: "$1$ and $2$"
+            # Else these are several formulas: "$1$ and $2$".
+            if _is_balanced(inner) if right == "}" else left not in inner and right not in inner:
                 text = inner.strip()
     return text
+
+
+def _is_balanced(text: str) -> bool:
+    depth = 0
+    for brace in _BRACE.finditer(text):
+        depth += 1 if brace.group() == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _printed(output: str) -> str:

@@ -66,15 +66,11 @@ class MathWithJudge(ResourcesServer):
         ),
         answer="extracted_answer",
         key_metrics=(
-            "mean/reward",
             "mean/input_tokens",
             "mean/output_tokens",
             "pass@1[avg-of-{k}]/*",
-            *(
-                f"{curve}@{{k}}/{score}"
-                for curve in ("pass", "majority")
-                for score in ("symbolic_accuracy", "judge_accuracy")
-            ),
+            "pass@{k}/*_accuracy",
+            "majority@{k}/*_accuracy",
         ),
     )
 

@@ -73,7 +73,7 @@ def _library() -> Any:
     import math_verify  # type: ignore[import-untyped]
     from latex2sympy2_extended import latex2sympy2  # type: ignore[import-untyped]
 
-    converter = getattr(latex2sympy2, "_Latex2Sympy", None)
+    converter: Any = getattr(latex2sympy2, "_Latex2Sympy", None)
     if hasattr(converter, "create_parser"):  # private; a version without it is only slower
         converter.create_parser = in_two_stages(converter.create_parser)
     return math_verify

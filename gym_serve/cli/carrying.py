@@ -19,6 +19,7 @@ from gym_serve.cli.interrupts import Interrupts
 from gym_serve.cli.live import Live
 from gym_serve.cli.outcome import print_report, report_json
 from gym_serve.cli.printing import new_console, print_json
+from gym_serve.servers.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Progress, Report
@@ -61,6 +62,7 @@ def carry_out(collecting: Collecting, output: Path) -> tuple[Report | None, int 
                 report = _stopped(live.last, output)
             return report, interrupts.exit_code
 
+    collect_rarely()
     return asyncio.run(work())
 
 

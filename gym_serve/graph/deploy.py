@@ -19,7 +19,7 @@ from gym_serve.graph.options import AutoscalingOptions, ServerOptions
 from gym_serve.graph.replica import Replica, ServerPlan
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph, GraphSpec, Node
-from gym_serve.routing.serve_compat import REPLICA_ENV, autoscaling_config, with_version
+from gym_serve.routing.serve_compat import autoscaling_config, with_version
 
 __all__ = ["GATEWAY", "app", "build", "deployed_options"]
 
@@ -42,7 +42,8 @@ _ROUTER = RequestRouterConfig(
 )
 _BY_REQUESTS = "ray.serve.autoscaling_policy:default_autoscaling_policy"
 """Serve's own policy: HTTP requests do pass through Serve."""
-_ACTOR_OPTIONS = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type")
+# A runtime_env is the user's alone: Ray starts Python twice for a worker with one, 0.4 s of CPU per replica.
+_ACTOR_OPTIONS = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "runtime_env")
 _DEPLOYMENT_OPTIONS = (
     "num_replicas",
     "max_ongoing_requests",
@@ -135,8 +136,6 @@ def _given(options: ServerOptions, defaults: Mapping[str, Any]) -> dict[str, Any
 def _options(options: ServerOptions, given: Mapping[str, Any], policy: str) -> dict[str, Any]:
     """Arguments of ``serve.deployment``; autoscaling, if there is any, is by ``policy``."""
     actor = {key: given[key] for key in _ACTOR_OPTIONS if key in given}
-    runtime_env = dict(given.get("runtime_env") or {})
-    runtime_env["env_vars"] = {**REPLICA_ENV, **runtime_env.get("env_vars", {})}
     deployment: dict[str, Any] = {key: given[key] for key in _DEPLOYMENT_OPTIONS if key in given}
     if options.autoscaling is not None:
         deployment["autoscaling_config"] = _autoscaling(options.autoscaling, policy)
@@ -144,7 +143,7 @@ def _options(options: ServerOptions, given: Mapping[str, Any], policy: str) -> d
         deployment.setdefault("num_replicas", 1)
     return {
         **deployment,
-        "ray_actor_options": {**actor, "runtime_env": runtime_env},
+        "ray_actor_options": actor,
         "logging_config": {"enable_access_log": False},
     }
 

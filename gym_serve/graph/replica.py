@@ -11,7 +11,6 @@ a redeploy) *drains*: it takes no new work, and ends when its calls and sessions
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +30,13 @@ from gym_serve.routing.rpc import Directory, Listener
 from gym_serve.routing.serve_compat import is_being_deleted, node_address, request_limits
 from gym_serve.servers.clients import Agent, Client, Model, Resources
 from gym_serve.servers.edge import Call, Edge, Reply
+from gym_serve.servers.garbage import collect_rarely
 from gym_serve.servers.host import Host
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import GraphError
 
 __all__ = ["Replica", "ServerPlan", "edge_to"]
-
-_GC_THRESHOLDS = (50_000, 20, 100)
-"""Python's own (700, 10, 10) look at the objects of all episodes in flight, which are no garbage, again and
-again: an eighth of an agent's CPU."""
 
 _DRAIN_SECONDS = 0.5  # between two looks whether a draining replica is done
 
@@ -108,8 +104,7 @@ class Replica:
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that did not find it a moment ago
-        gc.freeze()  # what was imported stays
-        gc.set_threshold(*_GC_THRESHOLDS)
+        collect_rarely()
 
     async def ping(self) -> None:
         """Answer, so that the caller knows that this replica runs."""

@@ -162,8 +162,8 @@ class Engine:
             whether there is anything to wait for.
         """
         if self._draining:
-            for job in self.scheduler.drop_idle():
-                self._dropped(job)
+            for idle in self.scheduler.drop_idle():
+                self._dropped(idle)
             return self.scheduler.open > 0
         now = time.monotonic()
         while True:

@@ -1,9 +1,4 @@
-"""What gym_serve asks of Ray Serve beyond its documented API, feature-detected, in one place.
-
-Serve reads some of its settings from the environment of the process, so a replica gets them by its
-runtime_env, and nobody has to export anything: router and user code on one event loop, as every
-hop between threads costs more than the work.
-"""
+"""What gym_serve asks of Ray Serve beyond its documented API, feature-detected, in one place."""
 
 from __future__ import annotations
 
@@ -24,7 +19,6 @@ from ray.serve.schema import ApplicationStatus
 from gym_serve.types.errors import GraphError, Unavailable
 
 __all__ = [
-    "REPLICA_ENV",
     "autoscaling_config",
     "fast",
     "forget_serve",
@@ -38,14 +32,6 @@ __all__ = [
     "serve_is_running",
     "with_version",
 ]
-
-REPLICA_ENV: dict[str, str] = {
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    # One thread per replica is enough for libraries that size their pools by the machine.
-    "OMP_NUM_THREADS": "1",
-}
-"""Environment of every replica."""
 
 
 def fast(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:

@@ -304,6 +304,9 @@ def test_last_box(text: str, box: str | None) -> None:
         ("$1$ and $2$", "1$ and $2", False),
         ("\\text{a} b \\text{c}", "a} b \\text{c", False),
         ("1", "2", False),
+        ("\\text{\\frac{\\pi}{8}}", "\\frac{\\pi}{8}", True),
+        ("\\text{4 \\text{ days}}", "4 \\text{ days}", True),
+        ("\\text{a} or \\text{b}", "a} or \\text{b", False),
     ],
 )
 def test_same_text(expected: str, answer: str, same: bool) -> None:

@@ -322,4 +322,12 @@ async def test_metrics(bench: Bench) -> None:
     assert metrics["pass@1[avg-of-3]/symbolic_accuracy"] == pytest.approx(100 / 3)
     assert metrics["pass@1[avg-of-3]/no_answer"] == pytest.approx(100 / 3)
     assert "majority@3/judge_accuracy" in metrics
-    assert "pass@3/symbolic_accuracy" in reply.json()["key_metrics"]
+    # No judged rollouts at the highest k, no judge_accuracy among the headlines.
+    assert reply.json()["key_metrics"].keys() == {
+        "pass@1[avg-of-3]/symbolic_accuracy",
+        "pass@1[avg-of-3]/judge_accuracy",
+        "pass@1[avg-of-3]/no_answer",
+        "pass@3/symbolic_accuracy",
+        "majority@3/symbolic_accuracy",
+        "majority@3/judge_accuracy",
+    }

@@ -223,29 +223,6 @@ JSON_VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-BLOCK = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "x"])},
-    optional=dict.fromkeys(
-        ["text", "thinking", "id", "name", "input", "source", "content", "tool_use_id"], JSON_VALUE
-    ),
-)
-ANY_MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "x"]), "content": JSON_VALUE | st.lists(BLOCK)}
-)
-REST = st.fixed_dictionaries(
-    {},
-    optional=dict.fromkeys(
-        ["system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences"], JSON_VALUE
-    ),
-)
-
-
-@given(REST, JSON_VALUE | st.lists(JSON_VALUE | ANY_MESSAGE))
-def test_no_request_breaks_the_conversion(rest, messages):
-    with contextlib.suppress(GymError):
-        message_to_params({**rest, "messages": messages})
-
-
 ITEM = st.fixed_dictionaries(
     {"type": st.sampled_from(["message", "reasoning", "function_call", "x"]), "role": st.just("assistant")},
     optional=dict.fromkeys(

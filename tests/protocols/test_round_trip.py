@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from gym_serve.types.errors import GymError
 from gym_serve.types.protocols import (
     TOKEN_KEYS,
-    apply_sampling,
     chat_chunks,
-    chat_to_params,
     chat_to_response,
-    inline_audio,
     messages_to_items,
     response_events,
     response_to_chat,
@@ -160,23 +157,6 @@ def only_gym_errors(function, *args, **kwargs):
         return function(*args, **kwargs)
     except GymError:
         return None
-
-
-@given(
-    any_object("instructions", "reasoning", "text", "tools", "tool_choice", "metadata"), st.lists(ANY_ITEM)
-)
-def test_no_request_breaks_the_conversion(params, items):
-    chat = only_gym_errors(responses_to_chat, {**params, "input": items}, token_ids=True)
-    if chat is not None:
-        only_gym_errors(apply_sampling, inline_audio(chat))
-
-
-@given(
-    any_object("tools", "tool_choice", "response_format", "metadata", "chat_template_kwargs"),
-    st.lists(ANY_MESSAGE),
-)
-def test_no_chat_request_breaks_the_conversion(chat, messages):
-    only_gym_errors(chat_to_params, {**chat, "messages": messages}, token_ids=True)
 
 
 @given(

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.errors import GymError
 from gym_serve.types.protocols import (
     ChunkJoiner,
     CompletionStream,
@@ -230,40 +230,3 @@ def test_no_chunk_breaks_the_stream(chunks):
             joiner.add(chunk)
             stream.chunk(chunk)
         stream.finish(chat_to_response(joiner.completion(), {"input": "x"}, parse_think=True))
-
-
-EVENT_OF_AN_API = st.fixed_dictionaries(
-    {
-        "type": st.sampled_from(
-            [
-                "response.created",
-                "response.output_item.added",
-                "response.output_item.done",
-                "response.output_text.delta",
-                "response.function_call_arguments.delta",
-                "response.completed",
-                "error",
-            ]
-        )
-    },
-    optional={
-        "delta": JSON_VALUE,
-        "logprobs": JSON_VALUE,
-        "output_index": JSON_VALUE,
-        "item": JSON_VALUE
-        | st.fixed_dictionaries(
-            {"type": st.sampled_from(["function_call", "message", "reasoning"])},
-            optional=dict.fromkeys(["name", "call_id", "arguments", "content", "summary"], JSON_VALUE),
-        ),
-        "response": JSON_VALUE
-        | st.fixed_dictionaries({}, optional=dict.fromkeys(["output", "usage", "model"], JSON_VALUE)),
-    },
-)
-
-
-@given(st.lists(EVENT_OF_AN_API, max_size=6))
-def test_no_event_of_an_api_breaks_the_other_streams(events):
-    for stream in (MessageStream({"tools": [{"name": "f"}]}), CompletionStream({})):
-        with contextlib.suppress(Unavailable):
-            for event in events:
-                list(stream.event(event))

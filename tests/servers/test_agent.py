@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -158,6 +159,24 @@ async def test_arguments_that_are_too_deep_to_be_sent_on_are_told_to_the_model()
     rollout = await agent(FakeModel([call("ring", deep)], [call("ring")], [say("x")]), Bell()).run(ROW)
     assert "nested too deeply" in rollout["response"]["output"][1]["output"]
     assert rollout["reward"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "JSONDecodeError('Expecting value: line 1 column 1 (char 0)')"),
+        ("{'times': 1}", "JSONDecodeError('Expecting property name enclosed in double quotes: "),
+        ('{"times": 1}}', "JSONDecodeError('Extra data: line 1 column 13 (char 12)')"),
+        ('{"times": NaN}', "ValueError('NaN is no JSON')"),
+        ('{"times": 1' + 5000 * "0" + "}", "ValueError('Exceeds the limit"),
+        (100_000 * "[", "nested too deeply"),
+    ],
+)
+async def test_arguments_that_are_no_json_are_told_to_the_model(arguments: str, said: str) -> None:
+    rollout = await agent(FakeModel([call("ring", arguments)], [say("x")]), Bell()).run(ROW)
+    output = json.loads(rollout["response"]["output"][1]["output"])
+    assert output["error"].startswith(f"Invalid tool call arguments: {said}")
+    assert rollout["reward"] == 0
 
 
 async def test_a_tool_without_a_usable_name_declares_nothing() -> None:

@@ -19,6 +19,7 @@ from gym_serve.types.protocols import ChunkJoiner, completion_tokens, responses_
 
 MARKS = [
     pytest.mark.vllm,
+    pytest.mark.timeout(500),
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("default"),  # of torch and vLLM, when they are imported
 ]

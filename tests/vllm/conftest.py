@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from gym_serve.deployments.vllm_engine import VLLMEngine
 
 # As in replicas: with two threads on two busy cores, torch is ten times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """vLLM leaves its sockets' context to the garbage collector, which may come when pytest itself ends."""
+    warnings.filterwarnings("ignore", "Unclosed context <zmq", ResourceWarning)
 
 
 @pytest.fixture(scope="session")

@@ -95,20 +95,20 @@ class Tally:
         The mask of a rollout is that of its branches.
         """
         records: list[JSON] = []
-        failures: list[tuple[Rollout, NotExportable]] = []
+        failures: list[tuple[str, NotExportable]] = []
         for conversation in rollout.conversations():
             try:
                 records.append(convert(conversation, **options))
             except NotExportable as error:
-                failures.append((conversation, error))
+                failures.append((conversation.id, error))
         if not records:
-            _, error = failures[0]
-            self.drop(error.reason, rollout.id, error.message)
+            first = failures[0][1]
+            self.drop(first.reason, rollout.id, first.message)
             return
         self.exported += 1
         self.masked += rollout.masked
-        for conversation, error in failures:
-            _count(self.dropped_branches, error.reason, conversation.id, error.message)
+        for name, failure in failures:
+            _count(self.dropped_branches, failure.reason, name, failure.message)
         yield from records
 
 
