@@ -44,7 +44,10 @@ def serve_alone() -> Iterator[None]:
 
     with ray_alone():
         serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-        yield
+        try:
+            yield
+        finally:
+            serve.shutdown()  # its client would outlive Ray otherwise, and be taken for that of the next one
 
 
 @contextmanager

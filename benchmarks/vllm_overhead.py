@@ -5,6 +5,8 @@
 The same chat requests go to vLLM's own server, to a `vllm_engine` by handle and to that one by HTTP, in
 turns, from the same number of threads. Both engines have the same model and arguments. The smaller the
 model, the larger the share of what is not the engine: what a real model loses is a fraction of this.
+With ``RAY_SERVE_ENABLE_HA_PROXY=1`` in the environment, HTTP goes by Serve's HAProxy instead of its proxy
+in Python.
 Writes benchmarks/results/vllm_overhead.json; prints a table of medians, and of the ratios within each round.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -44,6 +47,7 @@ ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": 
 OWN, HANDLE, HTTP = "vLLM's own server", "vllm_engine by handle", "vllm_engine by HTTP"
 _PATIENCE_SECONDS = 240.0
 _ROUTE = "v1/chat/completions"
+_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
 @contextmanager
@@ -92,6 +96,16 @@ def by_http(client: httpx.Client, base: str) -> Ask:
     return ask
 
 
+def lengths_of(requests: int, tokens: int) -> list[int]:
+    """Lengths of the answers, around ``tokens``.
+
+    They differ, as those of a policy do: answers of one length end together, and then the engine waits
+    until all of the next requests have come, one by one.
+    """
+    random_ = random.Random(0)
+    return [random_.randint(tokens // 2, tokens + tokens // 2) for _ in range(requests)]
+
+
 def tokens_per_second(ask: Ask, arguments: argparse.Namespace) -> float:
     """The rate over one round of requests.
 
@@ -99,9 +113,11 @@ def tokens_per_second(ask: Ask, arguments: argparse.Namespace) -> float:
         RuntimeError: an answer is shorter than it must be.
     """
 
+    lengths = lengths_of(arguments.requests, arguments.tokens)
+
     def one(number: int) -> int:
         messages = [{"role": "user", "content": f"Tell me more about number {number}."}]
-        limits = {"max_tokens": arguments.tokens, "ignore_eos": True}
+        limits = {"max_tokens": lengths[number], "ignore_eos": True}
         completion = ask({"model": "policy", "messages": messages, **limits})
         return int(completion["usage"]["completion_tokens"])
 
@@ -109,8 +125,8 @@ def tokens_per_second(ask: Ask, arguments: argparse.Namespace) -> float:
         started = time.perf_counter()
         made = sum(pool.map(one, range(arguments.requests)))
         seconds = time.perf_counter() - started
-    if made != arguments.requests * arguments.tokens:
-        raise RuntimeError(f"{made} tokens instead of {arguments.requests} x {arguments.tokens}")
+    if made != sum(lengths):
+        raise RuntimeError(f"{made} tokens instead of {sum(lengths)}")
     return made / seconds
 
 
@@ -130,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--concurrency", type=int, default=32, help="requests at a time")
     parser.add_argument("--requests", type=int, default=128, help="of each way in each round")
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer, in the mean")
     parser.add_argument("--rounds", type=int, default=5, help="how many")
     parser.add_argument("--model", type=Path, help="folder of a model; by default a tiny one is made")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "vllm_overhead.json")
@@ -168,6 +184,7 @@ def main() -> None:
         for name, ratio in ratios.items()
     ]
     settings = {key: str(value) for key, value in vars(arguments).items() if key != "output"}
+    settings["haproxy"] = os.environ.get(_HAPROXY, "0")
     save(arguments.output, {"machine": machine(), "settings": settings, "rounds": rounds})
     print(table(("", "tokens/s", "of vLLM's own server", "least", "most"), lines))
 

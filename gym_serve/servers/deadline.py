@@ -16,19 +16,13 @@ from weakref import WeakKeyDictionary
 if sys.version_info >= (3, 11):
     from asyncio import Timeout, timeout
 
-    def _end(scope: Timeout) -> None:
-        scope.reschedule(0.0)
-
+    _COARSE_SECONDS = 5.0
 else:
     from async_timeout import Timeout, timeout
 
-    def _end(scope: Timeout) -> None:
-        scope.update(0.0)
-
+    _COARSE_SECONDS = math.inf  # these cannot be ended from outside their task
 
 __all__ = ["time_limit"]
-
-_COARSE_SECONDS = 5.0
 
 _Seconds = dict[int, set[Timeout]]
 """What ends at each second of a loop's clock."""
@@ -82,4 +76,4 @@ def _second_in(seconds: float) -> set[Timeout]:
 
 def _end_all(due: _Seconds, second: int) -> None:
     for scope in due.pop(second):
-        _end(scope)
+        scope.reschedule(0.0)

@@ -29,7 +29,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 def _docstrings(cls: type) -> dict[str, str]:
     """Those in the body of a class; none if there is no source, as for a class made by a function."""
-    found = {}
+    found: dict[str, str] = {}
     with suppress(OSError, TypeError):
         definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
