@@ -104,8 +104,8 @@ class Grammars:
             return None
         named = choice.get("function") if isinstance(choice, dict) else {}
         name = named.get("name") if isinstance(named, dict) else None
-        tools = [tool.get("function") for tool in chat.get("tools") or [] if isinstance(tool, dict)]
-        tools = [tool for tool in tools if isinstance(tool, dict) and name in (None, tool.get("name"))]
+        functions = [tool.get("function") for tool in chat.get("tools") or [] if isinstance(tool, dict)]
+        tools = [tool for tool in functions if isinstance(tool, dict) and name in (None, tool.get("name"))]
         if not tools or (choice != "required" and name is None):
             raise BadRequest(f"tool_choice: no tool of this request is meant by {str(choice)[:100]}")
         schema = {"anyOf": [_call_schema(tool) for tool in tools], "x-guidance": _JSON_STYLE}

@@ -41,7 +41,7 @@ class HttpEdge:
                 transport=httpx_aiohttp.AiohttpTransport(limits=httpx.Limits(max_connections=None)),
                 headers=self._headers,
             )
-        headers = {"content-type": b"application/json", "x-request-id": call.request_id.encode()}
+        headers = {b"content-type": b"application/json", b"x-request-id": call.request_id.encode()}
         headers |= _session_headers(call)
         method = "GET" if call.op in GETS else "POST"
         tool = call.op.removeprefix("tools/") if call.op.startswith("tools/") else None
@@ -82,15 +82,15 @@ _NO_ROUTE = b"/-/routes for available routes"
 """Serve's proxy says this of every path until it has learnt which applications run."""
 
 
-def _session_headers(call: Call) -> dict[str, bytes]:
+def _session_headers(call: Call) -> dict[bytes, bytes]:
     if call.session is None:
         # A row may name its rollout in any script.
         key = quote(call.affinity or "", ":", errors="replace").encode()
-        return {"x-session-affinity": key} if key else {}
+        return {b"x-session-affinity": key} if key else {}
     session = call.session.encode()
     if call.session.startswith(_COOKIE):
-        return {"cookie": session.removeprefix(_COOKIE.encode())}
-    return {"x-session-id": session, "cookie": b"gym_session=" + session}
+        return {b"cookie": session.removeprefix(_COOKIE.encode())}
+    return {b"x-session-id": session, b"cookie": b"gym_session=" + session}
 
 
 def _session_of(answer: httpx.Response, before: str | None) -> str | None:
