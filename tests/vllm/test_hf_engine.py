@@ -224,7 +224,10 @@ async def test_what_it_cannot_do_is_a_bad_request(hf: HFEngine, wrong: dict[str,
 
 _SCHEMA = {
     "type": "object",
-    "properties": {"verdict": {"enum": ["right", "wrong"]}, "points": {"type": "integer", "maximum": 99}},
+    "properties": {
+        "verdict": {"enum": ["right", "wrong"]},
+        "points": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["verdict", "points"],
     "additionalProperties": False,
 }
@@ -248,7 +251,7 @@ async def test_an_answer_by_a_schema(hf: HFEngine) -> None:
     [
         ({"choice": ["yes", 'no "x"', "né"]}, 'yes|no "x"|né'),
         ({"regex": "[ab]{3}c?"}, "[ab]{3}c?"),
-        ({"grammar": 'start: "a"+ "b"'}, "a+b"),
+        ({"grammar": 'start: /a{1,3}/ "b"'}, "a{1,3}b"),
         ({"json": {"type": "boolean"}}, "true|false"),
     ],
 )
@@ -262,7 +265,10 @@ async def test_an_answer_in_a_form(hf: HFEngine, constraint: dict[str, Any], pat
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
 async def test_a_call_that_is_asked_for(hf: HFEngine, choice: Any) -> None:
-    body = {"input": "hi", "tools": TOOLS, "tool_choice": choice, "max_output_tokens": 2000}
+    city = {"type": "string", "maxLength": 12}  # or random weights would go on and on
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tools = [{**TOOLS[0], "parameters": {**parameters, "additionalProperties": False}}]
+    body = {"input": "hi", "tools": tools, "tool_choice": choice, "max_output_tokens": 2000}
     for response in await asyncio.gather(*(hf.responses(body) for _ in range(3))):
         (call,) = response["output"]
         assert call["name"] == "get_weather"
