@@ -20,8 +20,8 @@ class InlineEdge:
         self.host = host
 
     async def call(self, call: Call) -> Reply:
-        """See `Edge.call`. The limit on its time is the caller's own: another one would be a timer more."""
-        return await self.host.run(call)
+        """See `Edge.call`."""
+        return await self.host.dispatch(call)
 
     async def close(self) -> None:
         """Nothing to release: whoever started the host stops it."""

@@ -55,15 +55,6 @@ class Host:
 
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time. Failures are in the reply: only cancellation is raised."""
-        try:
-            async with time_limit(call.timeout):
-                return await self.run(call)
-        except (asyncio.TimeoutError, TimeoutError):
-            message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
-            return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
-
-    async def run(self, call: Call) -> Reply:
-        """`dispatch` for a caller in this task, whose own limit ends the call as well."""
         context = CallContext(
             request_id=call.request_id or secrets.token_hex(16),
             session=call.session,
@@ -71,8 +62,13 @@ class Host:
             deadline=None if call.timeout is None else time.monotonic() + call.timeout,
             emit=call.emit,
         )
-        with use(context):
-            return await self._answer(call)
+        try:
+            with use(context):
+                async with time_limit(call.timeout):
+                    return await self._answer(call)
+        except (asyncio.TimeoutError, TimeoutError):
+            message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
+            return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""
