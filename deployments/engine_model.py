@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,7 @@ from gym_serve.deployments.chat_streams import streamed_chat, streamed_response
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
 from gym_serve.servers import ModelServer
 from gym_serve.servers.base import Operation
+from gym_serve.servers.model import PauseMode
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
 from gym_serve.types.protocols import (
@@ -35,10 +36,7 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["EngineModel", "PauseMode"]
-
-PauseMode = Literal["keep", "abort"]
-"""What becomes of the generations that run: they go on with the new weights, or end as failed (retryable)."""
+__all__ = ["EngineModel"]
 
 _FORM = ConfigDict(extra="forbid", hide_input_in_errors=True)
 

@@ -162,17 +162,17 @@ class Upstream:
         Raises:
             Overloaded: that is after its deadline.
         """
-        wait = limit.reserve(time.monotonic(), request.tokens)
-        left = request.call.timeout()
-        if left is not None and wait >= left:
-            limit.cancel(request.tokens)
-            raise Overloaded(f"the rate limit of {endpoint.url} is used up", retry_after=wait)
-        if wait:
-            try:
+
+        def check(wait: float) -> None:
+            left = request.call.timeout()
+            if left is not None and wait >= left:
+                raise Overloaded(f"the rate limit of {endpoint.url} is used up", retry_after=wait)
+
+        check(limit.expected(time.monotonic(), request.tokens))
+        async with limit.turn(request.tokens):
+            while wait := limit.begin(time.monotonic(), request.tokens):
+                check(wait)
                 await asyncio.sleep(wait)
-            except asyncio.CancelledError:
-                limit.cancel(request.tokens)
-                raise
 
     def _start_watch(self) -> None:
         if self._watch is not None:

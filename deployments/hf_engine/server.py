@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from gym_serve.deployments.engine_model import EngineModel, PauseMode
+from gym_serve.deployments.engine_model import EngineModel
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
 from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
+from gym_serve.servers.model import PauseMode
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
 from gym_serve.types.protocols import new_id

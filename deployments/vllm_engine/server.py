@@ -21,10 +21,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from gym_serve.deployments.chat_streams import joined
-from gym_serve.deployments.engine_model import EngineModel, PauseMode
+from gym_serve.deployments.engine_model import EngineModel
 from gym_serve.deployments.vllm_engine.engine_args import command_line, problem_of
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.servers.base import Operation
+from gym_serve.servers.model import PauseMode
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, GraphError, InvalidRequest, NotFound, Unavailable
 from gym_serve.types.requests import JSON

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gym_serve.client import loop
 from gym_serve.graph.spec import Graph
+from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
@@ -65,7 +66,7 @@ class ModelControl:
         *,
         path: str | Path | None = None,
         tensors: bytes | None = None,
-        mode: Literal["keep", "abort"] = "keep",
+        mode: PauseMode = "keep",
     ) -> None:
         """Give all replicas of a model new weights; blocks until they generate with them.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import ray
@@ -21,12 +20,10 @@ from gym_serve.graph.kept_weights import Kept, keep, kept, settle
 from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
 from gym_serve.servers.edge import Call, Reply, encode
 from gym_serve.servers.host import Host
-from gym_serve.servers.model import ModelServer
+from gym_serve.servers.model import ModelServer, PauseMode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
 
 __all__ = ["CurrentWeights", "update_weights"]
-
-Mode = Literal["keep", "abort"]
 
 _ALL = "weights/"
 """Begins the operations that a call to any replica does on all of them."""
@@ -36,13 +33,13 @@ _UPDATE, _FETCH = f"{_ALL}update", f"{_EACH}fetch"
 
 
 class _Fetch(msgspec.Struct):
-    mode: Mode = "keep"
+    mode: PauseMode = "keep"
 
 
 class _Update(msgspec.Struct):
     path: str
     version: str
-    mode: Mode = "keep"
+    mode: PauseMode = "keep"
 
 
 class CurrentWeights:
@@ -84,7 +81,7 @@ class CurrentWeights:
             error.server = error.server or name
             return Reply.failed(error)
 
-    async def fetch(self, mode: Mode = "keep") -> None:
+    async def fetch(self, mode: PauseMode = "keep") -> None:
         """Load the graph's current weights, unless the server has them.
 
         Raises:
@@ -122,7 +119,7 @@ async def update_weights(
     *,
     path: str | None = None,
     tensors: bytes | None = None,
-    mode: Mode = "keep",
+    mode: PauseMode = "keep",
 ) -> None:
     """Give every replica of a model new weights, and keep them for those that start later.
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from gym_serve.servers.context import current
-from gym_serve.servers.streaming import Streaming, plain, stream_chat, stream_messages, stream_responses
+from gym_serve.servers.context import Emit, current
+from gym_serve.servers.streaming import (
+    Streaming,
+    plain,
+    stream_chat,
+    stream_messages,
+    stream_responses,
+)
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.protocols import message_to_params, response_to_message
 from gym_serve.types.requests import JSON
@@ -47,28 +53,30 @@ class WireProtocol(NamedTuple):
 async def _responses(model: Answering, body: Any) -> JSON:
     if not isinstance(body, dict) or not isinstance(body.get("input"), str | list):
         raise InvalidRequest("input: a string or a list of items is missing")
-    emit = current().emit
-    if emit is None or not body.get("stream"):
+    if (emit := _emit(body)) is None:
         return await model.responses(plain(body))
     return await stream_responses(model, body, emit)
 
 
 async def _chat(model: Answering, body: Any) -> JSON:
     _check_messages(body)
-    emit = current().emit
-    if emit is None or not body.get("stream"):
+    if (emit := _emit(body)) is None:
         return await model.chat_completions(plain(body))
     return await stream_chat(model, body, emit)
 
 
 async def _messages(model: Answering, body: Any) -> JSON:
     _check_messages(body)
-    emit = current().emit
-    if emit is None or not body.get("stream"):
+    if (emit := _emit(body)) is None:
         response = await model.responses(message_to_params(body))
     else:
         response = await stream_messages(model, body, emit)
     return response_to_message(response, body)
+
+
+def _emit(body: JSON) -> Emit | None:
+    """Takes the parts of the answer; None where it is wanted whole."""
+    return current().emit if body.get("stream") else None
 
 
 def _check_messages(body: Any) -> None:

@@ -34,7 +34,10 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["ModelServer"]
+__all__ = ["ModelServer", "PauseMode"]
+
+PauseMode = Literal["keep", "abort"]
+"""What becomes of the generations that run: they go on with the new weights, or end as failed (retryable)."""
 
 COUNT_TOKENS = "v1/messages/count_tokens"
 
@@ -81,9 +84,7 @@ class ModelServer(Server):
         """
         return response_to_chat(await self.responses(chat_to_params(body)), body)
 
-    async def update_weights(
-        self, weights: Path | bytes, version: str, mode: Literal["keep", "abort"] = "keep"
-    ) -> None:
+    async def update_weights(self, weights: Path | bytes, version: str, mode: PauseMode = "keep") -> None:
         """Replace the model's weights while it runs.
 
         Args:
@@ -163,9 +164,11 @@ class ModelServer(Server):
         return len(self.captures)
 
     def _counting(self) -> Operation:
-        request = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
+        protocol = PROTOCOLS["v1/messages"]
         answer = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}}
-        return Operation(self._op_count_tokens, "Tokens of an Anthropic Messages request", request, answer)
+        return Operation(
+            self._op_count_tokens, f"Tokens of an {protocol.summary} request", protocol.request, answer
+        )
 
     async def _op_count_tokens(self, body: Any) -> JSON:
         if not isinstance(body, dict):

@@ -113,7 +113,7 @@ async def test_limits_let_calls_wait(model_at, backend, completed):
     for _ in range(3):
         await model.responses({**ASK, "max_output_tokens": 5000})
     (endpoint,) = model._upstream.pool.endpoints
-    assert endpoint.limit.reserve(0.0, 1.0) == 0.0  # the clock stands: only what was used is gone
+    assert endpoint.limit.begin(0.0, 1.0) == 0.0  # the clock stands: only what was used is gone
 
 
 async def test_azure(model_at, backend):
@@ -187,7 +187,7 @@ async def test_calls_that_were_refused_took_no_tokens(model_at, backend, reply):
     with use(CallContext().within(30.0)), pytest.raises((BadRequest, Overloaded, Unavailable)):
         await model.responses({**ASK, "max_output_tokens": 40})
     (endpoint,) = model._upstream.pool.endpoints
-    assert endpoint.limit.reserve(0.0, 60.0) == 0.0
+    assert endpoint.limit.begin(0.0, 60.0) == 0.0
 
 
 async def test_who_waits_for_a_limit_counts_as_a_call_there(model_at, backends):

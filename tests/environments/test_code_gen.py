@@ -70,7 +70,7 @@ async def test_example_rows_are_sound(bench: Bench) -> None:
         ("import time; time.sleep(99)", -3),
         ("import os; os.abort()", -1),
         ("raise SystemExit(1)", -2),
-        ("a = []\nwhile True: a.append(bytearray(10**8))", -4),
+        ("bytearray(10**9)", -4),
         ("while True: print('x' * 10**6)", -4),
     ],
 )

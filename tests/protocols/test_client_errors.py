@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from support.loopback import Loopback
+from support.loopback import Loopback, chat_and_api
 
 JSON = dict[str, Any]
 Ask = Callable[..., Any]
@@ -19,12 +19,8 @@ USER: Any = [{"role": "user", "content": "hi"}]
 
 
 def models(url: str) -> JSON:
-    backend = {"base_url": url, "model": "m", "max_retries": 0}
-    return {
-        "chat": {"type": "chat_model", **backend},
-        "api": {"type": "openai_model", "api_key": "key-of-the-api", **backend},
-        "hasty": {"type": "chat_model", **backend, "timeout": 0.2},
-    }
+    models = chat_and_api(url)
+    return {**models, "hasty": {**models["chat"], "timeout": 0.2}}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.loopback import Gate, Loopback
+from support.loopback import Gate, Loopback, chat_and_api
 
 from gym_serve.types.protocols import chat_chunks, response_events
 
@@ -87,12 +87,8 @@ def streamed(path: str, *, at: Any = None) -> list[Any]:
 
 
 def models(url: str) -> JSON:
-    backend = {"base_url": url, "model": "m", "max_retries": 0}
-    return {
-        "chat": {"type": "chat_model", **backend},
-        "api": {"type": "openai_model", "api_key": "key-of-the-api", **backend},
-        "two": {"type": "chat_model", **backend, "base_url": [url, url.replace("127.0.0.1", "localhost")]},
-    }
+    models = chat_and_api(url)
+    return {**models, "two": {**models["chat"], "base_url": [url, url.replace("127.0.0.1", "localhost")]}}
 
 
 @pytest.fixture(scope="module")

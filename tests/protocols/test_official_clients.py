@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 from pydantic import BaseModel
-from support.loopback import Loopback
+from support.loopback import Loopback, chat_and_api
 
 JSON = dict[str, Any]
 
@@ -51,17 +51,9 @@ def said(text: str, **part: Any) -> JSON:
     return {"type": "output_text", "text": text, "annotations": [], **part}
 
 
-def models(url: str) -> JSON:
-    backend = {"base_url": url, "model": "m", "max_retries": 0}
-    return {
-        "chat": {"type": "chat_model", **backend},
-        "api": {"type": "openai_model", "api_key": "key-of-the-api", **backend},
-    }
-
-
 @pytest.fixture(scope="module")
 def running() -> Iterator[Loopback]:
-    with Loopback(models) as loopback:
+    with Loopback(chat_and_api) as loopback:
         yield loopback
 
 

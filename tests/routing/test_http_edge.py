@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from aiohttp import web
 
@@ -13,10 +15,7 @@ from gym_serve.types.errors import NotFound, Unavailable
 NO_ROUTE = "Path '/math/agent/run' not found. Ping http://.../-/routes for available routes."
 
 
-async def call(answer: web.Response) -> None:
-    async def handle(request: web.Request) -> web.Response:
-        return answer
-
+async def send(call: Call, handle: Callable[[web.Request], Awaitable[web.Response]]) -> None:
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
     runner = web.AppRunner(app)
@@ -24,10 +23,17 @@ async def call(answer: web.Response) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}/math/agent")
     try:
-        (await edge.call(Call("run", b"{}"))).json()
+        (await edge.call(call)).json()
     finally:
         await edge.close()
         await runner.cleanup()
+
+
+async def call(answer: web.Response) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return answer
+
+    await send(Call("run", b"{}"), handle)
 
 
 async def test_a_proxy_that_has_just_started_knows_no_graph_yet() -> None:
@@ -55,17 +61,7 @@ async def test_keys_and_sessions_in_any_script_are_delivered(
         got.update(request.headers)
         return web.json_response({})
 
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    try:
-        (await edge.call(Call("run", b"{}", session, affinity=affinity))).json()
-    finally:
-        await edge.close()
-        await runner.cleanup()
+    await send(Call("run", b"{}", session, affinity=affinity), handle)
     got = {name.lower(): value for name, value in got.items()}
     assert {name: got.get(name) for name in sent} == sent
     assert "x-other" not in got

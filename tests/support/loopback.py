@@ -23,10 +23,19 @@ from gym_serve.graph.spec import GraphSpec
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.servers import Host
 
-__all__ = ["Gate", "Loopback"]
+__all__ = ["Gate", "Loopback", "chat_and_api"]
 
 JSON = dict[str, Any]
 T = TypeVar("T")
+
+
+def chat_and_api(url: str) -> JSON:
+    """Models of both types in front of an API: ``chat`` speaks Chat Completions to it, ``api`` Responses."""
+    backend = {"base_url": url, "model": "m", "max_retries": 0}
+    return {
+        "chat": {"type": "chat_model", **backend},
+        "api": {"type": "openai_model", "api_key": "key-of-the-api", **backend},
+    }
 
 
 class Gate:
