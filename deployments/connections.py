@@ -24,6 +24,7 @@ from gym_serve.deployments.event_stream import is_event_stream, read_events
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure
 from gym_serve.servers.context import CallContext
+from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
@@ -31,7 +32,7 @@ from gym_serve.types.protocols import is_context_overflow
 __all__ = ["Answer", "Connections", "Request"]
 
 _CONNECT_SECONDS = 10.0
-_PROBE_SECONDS = 5.0
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
 
 
@@ -111,7 +112,11 @@ class Connections:
         # The caller bounds its concurrency: a second limit here would only hide a queue.
         connector = aiohttp.TCPConnector(limit=0)
         # No cookies: a balancer's would draw the calls of all episodes to one engine.
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS),  # each call has a limit of its own
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -132,31 +137,34 @@ class Connections:
         base, breaker = endpoint.url, endpoint.breaker
         url = (base if request.below_v1 else base.removesuffix("/v1")) + request.path
         left = request.call.timeout()
-        if left == 0.0:  # To aiohttp, 0 means no limit.
+        if left == 0.0:
             raise DeadlineExceeded(f"no time left for a call of {url}")
-        timeout = aiohttp.ClientTimeout(total=left, sock_connect=_CONNECT_SECONDS)
         breaker.began(time.monotonic())
         try:
-            async with self._session.post(
-                f"{url}{self._query}",
-                data=request.data,
-                headers=self._headers,
-                timeout=timeout,
-                proxy=proxy_of(base),
-                allow_redirects=False,
-            ) as response:
-                status, headers = response.status, response.headers
-                if status < 300 and request.on_event is not None and is_event_stream(headers):
-                    last = await read_events(url, response.content.iter_any(), request.on_event)
-                    breaker.succeeded()
-                    return Answer(url, None, last)
-                text = await response.read()
+            with time_limit(left):
+                async with self._session.post(
+                    f"{url}{self._query}",
+                    data=request.data,
+                    headers=self._headers,
+                    proxy=proxy_of(base),
+                    allow_redirects=False,
+                ) as response:
+                    status, headers = response.status, response.headers
+                    if status < 300 and request.on_event is not None and is_event_stream(headers):
+                        last = await read_events(url, response.content.iter_any(), request.on_event)
+                        breaker.succeeded()
+                        return Answer(url, None, last)
+                    text = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(f"no connection to {url}: {error}") from None
         except asyncio.TimeoutError:
             breaker.failed(time.monotonic())
             raise DeadlineExceeded(f"no answer from {url} in time") from None
+        except asyncio.CancelledError:
+            if request.call.timeout() == 0.0:  # the limit of a caller, which ended in the same moment
+                breaker.failed(time.monotonic())
+            raise
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed(time.monotonic())
             raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
@@ -176,13 +184,12 @@ class Connections:
     async def probe(self, endpoint: Endpoint) -> None:
         """Look whether somebody is at an endpoint, and tell its breaker."""
         assert self._session is not None
-        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
         url = f"{endpoint.url}/models{self._query}"
         try:
             async with self._session.get(
                 url,
                 headers=self._headers,
-                timeout=timeout,
+                timeout=_PROBE_TIMEOUT,
                 proxy=proxy_of(endpoint.url),
                 allow_redirects=False,
             ) as response:

@@ -95,7 +95,7 @@ class OpenAIModel(ModelServer):
         if not isinstance(response, dict) or not _are_objects(response.get("output")):
             raise Unavailable(f"the answer is no Response: {str(response)[:200]}")
         error = response.get("error")
-        if isinstance(error, Mapping):
+        if isinstance(error, dict):
             raise _error_of(error)
         return response
 
@@ -124,7 +124,7 @@ class OpenAIModel(ModelServer):
             {**body, "model": config.model}, extra_body=config.extra_body, overrides=config.sampling_overrides
         )
         metadata = request.get("metadata")
-        if isinstance(metadata, Mapping):
+        if isinstance(metadata, dict):
             request["metadata"] = {k: v for k, v in metadata.items() if k not in _OWN_METADATA}
         request = {key: value for key, value in request.items() if value is not None and value != {}}
         request.pop("stream", None)
@@ -146,7 +146,7 @@ def _check_event(event: Any) -> None:
     response = event.get("response")
     if event.get("type") == "response.failed" and isinstance(response, dict):
         error = response.get("error")
-        raise _error_of(error if isinstance(error, Mapping) else {"message": error})
+        raise _error_of(error if isinstance(error, dict) else {"message": error})
 
 
 def _without_tokens(items: Any) -> Any:

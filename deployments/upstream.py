@@ -206,6 +206,6 @@ def _tokens_of(answer: Answer, otherwise: int) -> int:
         found = answer.decoded()
     except Unavailable:
         return otherwise
-    usage = found.get("usage") if isinstance(found, Mapping) else None
-    total = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+    usage = found.get("usage") if isinstance(found, dict) else None
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if type(total) is int and total >= 0 else otherwise

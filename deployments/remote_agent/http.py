@@ -80,18 +80,16 @@ class RemoteHttp:
         if context.affinity:
             headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
         try:
-            async with (
-                time_limit(context.timeout()),
-                self._session.post(
+            with time_limit(context.timeout()):
+                async with self._session.post(
                     f"{self.url}/{op}",
                     data=encode(body),
                     headers=headers,
                     cookies=cookies,
                     proxy=proxy_of(self.url),
                     allow_redirects=False,
-                ) as answer,
-            ):
-                text = await self._read(answer)
+                ) as answer:
+                    text = await self._read(answer)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(f"no connection to {self.url}: {error}") from None
         except (asyncio.TimeoutError, TimeoutError):

@@ -57,10 +57,11 @@ class PageText:
 
     async def _extracted(self, html: str) -> str:
         try:
-            async with self._turns, time_limit(self._timeout):
-                return await anyio.to_process.run_sync(
-                    _extract, html, cancellable=True, limiter=self._limiter
-                )
+            async with self._turns:
+                with time_limit(self._timeout):
+                    return await anyio.to_process.run_sync(
+                        _extract, html, cancellable=True, limiter=self._limiter
+                    )
         except (asyncio.TimeoutError, TimeoutError, anyio.BrokenWorkerProcess, MemoryError):
             raise ToolFailed("the page is too complicated to find its text") from None
 

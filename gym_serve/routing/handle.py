@@ -68,7 +68,7 @@ class HandleEdge:
             self._ping = fast(self.handle, "ping")  # from now on Serve tells which replicas run
         owner = replica_of(call.session) if call.session else ""
         try:
-            async with time_limit(call.timeout):
+            with time_limit(call.timeout):
                 return await (self._pinned(call, owner) if owner else self._balanced(call))
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(

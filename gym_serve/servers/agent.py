@@ -142,7 +142,7 @@ class AgentServer(Server):
         """`act`, ended also where it waits for something else than a stage of the episode."""
         left = current().timeout()
         try:
-            async with time_limit(None if left is None else left + _GRACE_SECONDS):
+            with time_limit(None if left is None else left + _GRACE_SECONDS):
                 await self.act(episode)
         except (asyncio.TimeoutError, TimeoutError):
             if current().timeout():  # it is a time-out of the agent's own
@@ -166,13 +166,16 @@ class AgentServer(Server):
                 raise Unavailable(message, server=self.name) from error
 
     async def _close(self, episode: Episode) -> None:
-        """Close the session in a task of its own, so that a cancelled episode frees it as well."""
-        if episode.session is None:
-            return
-        task = asyncio.create_task(self._close_quietly(episode))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        await asyncio.shield(task)
+        """Close the session, also where nobody waits for that."""
+        session = episode.session
+        try:
+            await self._close_quietly(episode)
+        except asyncio.CancelledError:
+            episode.session = session  # closing it a second time does no harm
+            task = asyncio.create_task(self._close_quietly(episode))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            raise
 
     async def _close_quietly(self, episode: Episode) -> None:
         # The reward is in; a session that cannot be closed now expires by its time to live.

@@ -1,8 +1,8 @@
 """A limit on the time that a block of a coroutine takes.
 
-`asyncio.wait_for` makes a task for the same, which costs as much as a whole call inside a process. A timer
-costs half of that, and there are ten per rollout, hardly one of which ever goes off: so limits of
-`_COARSE_SECONDS` or more that end within the same second share one, and may be up to a second late.
+`asyncio.wait_for` makes a task for the same, which costs as much as a whole call inside a process, and
+`asyncio.timeout` a timer. There are fifteen limits per rollout, hardly one of which ever goes off: so those
+of `_COARSE_SECONDS` or more that end within the same second share a timer, and may be up to a second late.
 """
 
 from __future__ import annotations
@@ -10,70 +10,94 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
-from weakref import WeakKeyDictionary
-
-if sys.version_info >= (3, 11):
-    from asyncio import Timeout, timeout
-
-    _COARSE_SECONDS = 5.0
-else:
-    from async_timeout import Timeout, timeout
-
-    _COARSE_SECONDS = math.inf  # these cannot be ended from outside their task
+from typing import Any
 
 __all__ = ["time_limit"]
 
-_Seconds = dict[int, set[Timeout]]
-"""What ends at each second of a loop's clock."""
+_COARSE_SECONDS = 5.0
 
-_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Seconds] = WeakKeyDictionary()
+_Task = asyncio.Task[Any]
+_cancelling: Callable[[_Task], int]
+_uncancel: Callable[[_Task], int]
+if sys.version_info >= (3, 11):
+    _cancelling, _uncancel = asyncio.Task.cancelling, asyncio.Task.uncancel
+else:  # a task does not know there how often it was cancelled
+    _cancelling = _uncancel = lambda task: 0
 
 
 class time_limit:
-    """Ends an ``async with`` block after a time.
+    """Ends a ``with`` block of a coroutine after a time.
 
     Args:
         seconds: from now; None for no limit.
 
     Raises:
-        TimeoutError: on exit, where the block was ended. (`asyncio.TimeoutError` on Python 3.10.)
+        asyncio.TimeoutError: on exit, where the block was ended.
     """
 
-    __slots__ = ("_scope", "_second")
+    __slots__ = ("_before", "_over", "_second", "_seconds", "_task", "_timer")
 
     def __init__(self, seconds: float | None) -> None:
-        self._second: set[Timeout] | None = None
-        if seconds is not None and _COARSE_SECONDS <= seconds < math.inf:
-            self._second, seconds = _second_in(seconds), None
-        self._scope = timeout(seconds)
+        self._seconds = math.inf if seconds is None else seconds
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._second: set[time_limit] | None = None
 
-    async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
-        if self._second is not None:
-            self._second.add(self._scope)
+    def __enter__(self) -> None:
+        if self._seconds == math.inf:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._before = _cancelling(task)  # by others
+        if self._seconds < _COARSE_SECONDS:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
+        else:
+            self._second = _second_in(self._seconds)
+            self._second.add(self)
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._second is not None:
-            self._second.discard(self._scope)
-        await self._scope.__aexit__(kind, error, trace)
+        if self._timer is not None:
+            self._timer.cancel()
+        elif self._second is not None:
+            self._second.discard(self)
+        if self._over and _uncancel(self._task) <= self._before and isinstance(error, asyncio.CancelledError):
+            raise asyncio.TimeoutError from error
+
+    def _end(self) -> None:
+        self._over = True
+        self._task.cancel()
 
 
-def _second_in(seconds: float) -> set[Timeout]:
+class _Seconds(threading.local):
+    """The limits that end at each second of the monotonic clock, in the loop that runs in this thread."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    ending: dict[int, set[time_limit]]
+
+
+_seconds = _Seconds()
+
+
+def _second_in(seconds: float) -> set[time_limit]:
     """What ends at the first full second after so many from now."""
     loop = asyncio.get_running_loop()
-    due = _of_loop.get(loop)
-    if due is None:
-        due = _of_loop[loop] = {}
-    second = math.ceil(loop.time() + seconds)
-    if (ending := due.get(second)) is None:
-        ending = due[second] = set()
-        loop.call_at(second, _end_all, due, second)
-    return ending
+    if _seconds.loop is not loop:
+        _seconds.loop, _seconds.ending = loop, {}
+    now = time.monotonic()
+    second = math.ceil(now + seconds)
+    if (limits := _seconds.ending.get(second)) is None:
+        limits = _seconds.ending[second] = set()
+        loop.call_later(second - now, _end_all, _seconds.ending, second)
+    return limits
 
 
-def _end_all(due: _Seconds, second: int) -> None:
-    for scope in due.pop(second):
-        scope.reschedule(0.0)
+def _end_all(ending: dict[int, set[time_limit]], second: int) -> None:
+    for limit in ending.pop(second):
+        limit._end()

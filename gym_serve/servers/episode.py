@@ -180,7 +180,7 @@ class Episode:
         """
         with use(current().within(self._timeouts[name])) as context, metering(self.meter, name):
             try:
-                async with time_limit(context.timeout()):
+                with time_limit(context.timeout()):
                     return await work()
             except (asyncio.TimeoutError, TimeoutError):
                 raise self._late(name) from None
@@ -210,8 +210,7 @@ class Episode:
         if not isinstance(arguments, str) or len(arguments) > _MAX_ARGUMENTS:
             return _error(f"Invalid tool call arguments: longer than {_MAX_ARGUMENTS} characters, or no text")
         try:
-            # Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it.
-            values = json.loads(arguments, parse_constant=_no_number)
+            values = _ARGUMENTS.decode(arguments)
         except RecursionError:
             return _error("Invalid tool call arguments: nested too deeply")
         except ValueError as error:
@@ -252,6 +251,10 @@ def _error(message: str) -> str:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+_ARGUMENTS = json.JSONDecoder(parse_constant=_no_number)
+"""Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it."""
 
 
 def _without_tokens(item: JSON) -> JSON:

@@ -63,9 +63,8 @@ class Host:
             emit=call.emit,
         )
         try:
-            with use(context):
-                async with time_limit(call.timeout):
-                    return await self._answer(call)
+            with use(context), time_limit(call.timeout):
+                return await self._answer(call)
         except (asyncio.TimeoutError, TimeoutError):
             message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
             return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)

@@ -68,10 +68,10 @@ class Meter:
             usage: of all of them together, as Responses or as Chat Completions has it; None if unknown.
             calls: how many.
         """
-        told = usage if isinstance(usage, Mapping) else {}
+        told = usage if isinstance(usage, dict) else {}
         given = _count(told, "input_tokens", "prompt_tokens")
         details = told.get("input_tokens_details") or told.get("prompt_tokens_details")
-        cached = _count(details if isinstance(details, Mapping) else {}, "cached_tokens")
+        cached = _count(details if isinstance(details, dict) else {}, "cached_tokens")
         output = _count(told, "output_tokens", "completion_tokens")
         self._add(
             stage,
@@ -81,9 +81,9 @@ class Meter:
 
     def merge(self, usage: Any) -> None:
         """Add what another meter counted, as `to_json` gave it; what is malformed in it is left out."""
-        for stage, servers in usage.items() if isinstance(usage, Mapping) else ():
-            for server, counts in servers.items() if isinstance(servers, Mapping) else ():
-                if isinstance(counts, Mapping):
+        for stage, servers in usage.items() if isinstance(usage, dict) else ():
+            for server, counts in servers.items() if isinstance(servers, dict) else ():
+                if isinstance(counts, dict):
                     self._add(str(stage), str(server), {name: _count(counts, name) for name in COUNTS})
 
     def to_json(self) -> JSON:

@@ -16,12 +16,14 @@ class App:
     """Answers with what it was sent, or as its path says."""
 
     def __init__(self) -> None:
+        self.waits = asyncio.Event()
         self.hung_up = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         path = scope["path"]
         if path == "/wait":
+            self.waits.set()
             assert await receive() == {"type": "http.disconnect"}
             self.hung_up.set()
             return
@@ -65,11 +67,11 @@ async def test_refusals_and_failures() -> None:
 async def test_a_cancelled_call_hangs_up() -> None:
     app = App()
     call = asyncio.create_task(InProcess(app).post("/wait", {}))
-    await asyncio.sleep(0.05)
+    await app.waits.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.wait_for(app.hung_up.wait(), 5)
+    await app.hung_up.wait()
 
 
 async def test_a_stream_is_read_while_it_comes_and_hung_up() -> None:
@@ -81,12 +83,12 @@ async def test_a_stream_is_read_while_it_comes_and_hung_up() -> None:
             second.set()
 
     call = asyncio.create_task(InProcess(app).post("/stream", {}, on_event))
-    await asyncio.wait_for(second.wait(), 5)
+    await second.wait()
     assert not app.hung_up.is_set()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.wait_for(app.hung_up.wait(), 5)
+    await app.hung_up.wait()
     assert seen == [{"n": 1}, {"n": 2}]
 
 

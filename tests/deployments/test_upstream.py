@@ -10,6 +10,7 @@ from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.proxies import proxy_of
 from gym_serve.servers.context import CallContext, use
+from gym_serve.servers.deadline import time_limit
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, Overloaded, Unavailable
 
 ASK = {"input": "hi"}
@@ -223,9 +224,24 @@ async def test_no_retry_begins_after_the_deadline(model, backend):
 
 async def test_the_deadline_of_the_call_ends_a_hanging_one(model, backend):
     backend.replies = ["hang"]
-    with use(CallContext().within(1.0)), pytest.raises(DeadlineExceeded, match="in time"):
+    with use(CallContext().within(2.0)), pytest.raises(DeadlineExceeded, match="in time"):
         await model.responses(ASK)
     await backend.cancelled.wait()
+
+
+async def test_an_endpoint_that_hangs_is_known_for_it_whoever_ends_the_call(model, backend, monkeypatch):
+    monkeypatch.setattr("gym_serve.servers.deadline._COARSE_SECONDS", 0.0)  # one timer for both limits
+    backend.replies = ["hang"]
+    (endpoint,) = model._upstream.pool.endpoints
+    for _ in range(5):
+        assert endpoint.breaker.allows(0.0)
+        with (
+            use(CallContext().within(0.01)),
+            pytest.raises((asyncio.TimeoutError, DeadlineExceeded)),
+            time_limit(0.01),
+        ):
+            await model.responses(ASK)
+    assert not endpoint.breaker.allows(0.0)
 
 
 async def test_a_call_past_its_deadline_is_not_sent(model, backend):

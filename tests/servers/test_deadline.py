@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+from contextlib import suppress
 
 import pytest
 
 from gym_serve.servers import deadline
 from gym_serve.servers.deadline import time_limit
 
-shared = pytest.mark.skipif(sys.version_info < (3, 11), reason="each limit has a timer of its own there")
 
-
-@pytest.fixture(params=["own timer", pytest.param("shared timer", marks=shared)])
+@pytest.fixture(params=["own timer", "shared timer"])
 def coarse(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "shared timer":
         monkeypatch.setattr(deadline, "_COARSE_SECONDS", 0.0)
@@ -22,30 +20,28 @@ def coarse(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("coarse")
 class TestBoth:
     async def test_a_block_that_takes_too_long_ends(self) -> None:
-        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
-            async with time_limit(0.01):
-                await asyncio.Event().wait()
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)), time_limit(0.01):
+            await asyncio.Event().wait()
 
     async def test_a_block_in_time_is_left_alone(self) -> None:
-        async with time_limit(0.01):
+        with time_limit(0.01):
             pass
         await asyncio.sleep(1.1)
 
     async def test_of_two_limits_at_once_the_outer_one_tells(self) -> None:
         async def inner() -> None:
             try:
-                async with time_limit(0.5):
+                with time_limit(0.5):
                     await asyncio.Event().wait()
             except (asyncio.TimeoutError, TimeoutError):
                 raise AssertionError("the inner one has time left") from None
 
-        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
-            async with time_limit(0.01):
-                await inner()
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)), time_limit(0.01):
+            await inner()
 
     async def test_a_cancellation_from_elsewhere_stays_one(self) -> None:
         async def work() -> None:
-            async with time_limit(60.0):
+            with time_limit(60.0):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(work())
@@ -55,24 +51,43 @@ class TestBoth:
             await task
 
     async def test_an_error_of_the_block_passes(self) -> None:
-        with pytest.raises(KeyError):
-            async with time_limit(60.0):
-                raise KeyError
+        with pytest.raises(KeyError), time_limit(60.0):
+            raise KeyError
 
 
-@shared
 async def test_limits_of_one_second_share_a_timer_and_leave_nothing_behind() -> None:
     async def work() -> None:
-        async with time_limit(60.0):
+        with time_limit(60.0):
             await asyncio.sleep(0.01)
 
     await asyncio.gather(*(work() for _ in range(100)))
-    due = deadline._of_loop[asyncio.get_running_loop()]
-    assert len(due) <= 2
-    assert not any(due.values())
+    seconds = deadline._seconds
+    assert seconds.loop is asyncio.get_running_loop()
+    assert len(seconds.ending) <= 2
+    assert not any(seconds.ending.values())
+
+
+async def test_a_block_that_caught_its_end_tells_of_it_no_more() -> None:
+    with time_limit(0.01), suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert getattr(task, "cancelling", int)() == 0
+
+
+def test_loops_one_after_the_other_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_COARSE_SECONDS", 0.0)
+
+    async def late() -> None:
+        with time_limit(0.01):
+            await asyncio.Event().wait()
+
+    for _ in range(2):
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+            asyncio.run(late())
 
 
 @pytest.mark.parametrize("seconds", [None, float("inf")])
 async def test_no_limit(seconds: float | None) -> None:
-    async with time_limit(seconds):
+    with time_limit(seconds):
         await asyncio.sleep(0)

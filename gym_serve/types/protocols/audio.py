@@ -23,14 +23,14 @@ def inline_audio(chat: Mapping[str, Any]) -> JSON:
         BadRequest: the audio is no URL, or the message has no form in which it can be added.
     """
     metadata = chat.get("metadata")
-    url = metadata.get("audio_data") if isinstance(metadata, Mapping) else None
-    if not url or not isinstance(metadata, Mapping):
+    url = metadata.get("audio_data") if isinstance(metadata, dict) else None
+    if not url or not isinstance(metadata, dict):
         return dict(chat)
     if not isinstance(url, str):
         raise BadRequest("metadata.audio_data: a data: URL is expected")
     audio = {"type": "audio_url", "audio_url": {"url": url}}
     messages = chat.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadRequest("messages: a list of objects is expected")
     messages = [*messages]
     last = next((i for i in reversed(range(len(messages))) if messages[i].get("role") == "user"), None)

@@ -67,7 +67,7 @@ class CompletionStream:
             yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": delta}}]})
 
     def _begun(self, response: Any) -> JSON:
-        begun = response if isinstance(response, Mapping) else {}
+        begun = response if isinstance(response, dict) else {}
         return {
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk",

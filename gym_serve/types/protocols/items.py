@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +16,12 @@ from gym_serve.types.requests import JSON
 __all__ = ["assistant_items", "message_item", "messages_to_items", "new_id"]
 
 
+_RANDOM = random.Random()  # its own, seeded by the system: whoever seeds the module's does not repeat ids
+
+
 def new_id(prefix: str) -> str:
     """A fresh id as OpenAI writes them, e.g. ``msg_1f0c...``."""
-    return f"{prefix}_{secrets.token_hex(16)}"
+    return f"{prefix}_{_RANDOM.getrandbits(128):032x}"
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
@@ -61,7 +64,7 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
         summary = [{"type": "summary_text", "text": block} for block in blocks]
         items.append({"id": new_id("rs"), "type": "reasoning", "summary": summary})
     calls = message.get("tool_calls")
-    calls = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if text or refusal or not (items or calls):
         items.append(message_item(text, refusal))
     items.extend(map(_call_item, calls))
@@ -84,7 +87,7 @@ def messages_to_items(
     items: list[JSON] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        role = message.get("role") if isinstance(message, Mapping) else None
+        role = message.get("role") if isinstance(message, dict) else None
         if role in ("user", "system", "developer"):
             content = responses_content(message.get("content"), f"{where}.content")
             items.append({"role": role, "content": content, "type": "message"})
@@ -108,7 +111,7 @@ def messages_to_items(
 
 def _call_item(call: Mapping[str, Any]) -> JSON:
     function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
+    function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         # Some backends send the arguments decoded.

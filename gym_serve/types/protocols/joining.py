@@ -33,13 +33,13 @@ class ChunkJoiner:
         Raises:
             Unavailable: it is none, or it tells of a failure.
         """
-        if not isinstance(chunk, Mapping) or not isinstance(chunk.get("choices"), list):
-            error = chunk.get("error") if isinstance(chunk, Mapping) else None
+        if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
+            error = chunk.get("error") if isinstance(chunk, dict) else None
             raise Unavailable(f"the backend's stream failed: {shown(error or chunk)}")
         self.begun = True
         self._head.update((k, v) for k, v in chunk.items() if k != "choices" and v is not None)
         for choice in chunk["choices"]:
-            if not isinstance(choice, Mapping):
+            if not isinstance(choice, dict):
                 raise Unavailable(f"the backend's stream has a choice that is none: {shown(choice)}")
             index = choice.get("index")
             joined = self._choices.setdefault(index if isinstance(index, int) else 0, _choice())
@@ -69,10 +69,10 @@ def _choice() -> JSON:
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
     delta = choice.get("delta")
-    for key, value in delta.items() if isinstance(delta, Mapping) else ():
+    for key, value in delta.items() if isinstance(delta, dict) else ():
         if key == "tool_calls":
             for call in value if isinstance(value, list) else ():
-                if isinstance(call, Mapping):
+                if isinstance(call, dict):
                     _add_call(joined["message"]["tool_calls"], call)
         elif key == "role":
             joined["message"]["role"] = value or "assistant"
@@ -85,7 +85,7 @@ def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
         if key in ("delta", "index") or value is None:
             continue
         if key == "logprobs":
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 joined["logprobs"] = _appended(joined["logprobs"] or {}, value)
         elif key == "token_ids":
             joined[key] = [*joined.get(key, []), *_list(value)]
@@ -114,6 +114,6 @@ def _add_call(calls: dict[int, JSON], part: Mapping[str, Any]) -> None:
     call["id"] = part.get("id") or call["id"]
     function = part.get("function")
     for key in ("name", "arguments"):
-        more = function.get(key) if isinstance(function, Mapping) else None
+        more = function.get(key) if isinstance(function, dict) else None
         if isinstance(more, str):
             call["function"][key] += more

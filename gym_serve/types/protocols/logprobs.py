@@ -37,7 +37,7 @@ def includes_logprobs(params: Mapping[str, Any]) -> bool:
 
 def choice_logprobs(logprobs: Any) -> list[JSON]:
     """The entries of a chat choice's ``logprobs``; empty without any."""
-    entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
@@ -54,8 +54,8 @@ def answer_logprobs(answer: list[Any]) -> JSON | None:
     """A chat choice's ``logprobs`` for the items of an answer; None where they have none."""
     found: list[JSON] = []
     for item in answer:
-        content = item.get("content") if isinstance(item, Mapping) else None
+        content = item.get("content") if isinstance(item, dict) else None
         for part in content if isinstance(content, list) else ():
-            entries = part.get("logprobs") if isinstance(part, Mapping) else None
+            entries = part.get("logprobs") if isinstance(part, dict) else None
             found += choice_logprobs({"content": entries})
     return {"content": found, "refusal": None} if found else None

@@ -29,7 +29,7 @@ def message_items(message: Any, where: str) -> list[JSON]:
     Raises:
         BadRequest: it is none, or has a block that Responses has no form for.
     """
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
     content = message.get("content")
@@ -86,7 +86,7 @@ def _arguments(given: Any, where: str) -> str:
     """The arguments of a call: `tool_input` backwards."""
     if given is None:
         return "{}"
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         raise BadRequest(f"{where}.input: an object is expected")
     raw = given.get(INVALID_JSON)
     if given.keys() == {INVALID_JSON} and isinstance(raw, str) and tool_input(raw) == given:
@@ -118,7 +118,7 @@ def _part(block: JSON, where: str) -> JSON:
 
 
 def _image_url(source: Any, where: str) -> str:
-    source = source if isinstance(source, Mapping) else {}
+    source = source if isinstance(source, dict) else {}
     url, kind, data = source.get("url"), source.get("media_type"), source.get("data")
     if source.get("type") == "base64" and isinstance(kind, str) and isinstance(data, str):
         return f"data:{kind};base64,{data}"

@@ -65,8 +65,8 @@ def _system(system: Any) -> str:
 def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     tools = []
     for i, tool in enumerate(list_of(body.get("tools") or [], "tools")):
-        if not isinstance(tool, Mapping) or tool.get("type", "custom") != "custom" or "name" not in tool:
-            kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or "name" not in tool:
+            kind = tool.get("type") if isinstance(tool, dict) else tool
             raise BadRequest(f"tools[{i}]: only tools of the client's own are known, not {shown(kind)}")
         made = {"type": "function", "name": tool["name"], "parameters": tool.get("input_schema")}
         tools.append({**made, "description": tool.get("description"), "strict": tool.get("strict")})
@@ -76,7 +76,7 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     choice = body.get("tool_choice")
     if choice is None:
         return
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, dict):
         raise BadRequest("tool_choice: an object is expected")
     if choice.get("disable_parallel_tool_use"):
         params["parallel_tool_calls"] = False
@@ -89,7 +89,7 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
 
 
 def _effort(thinking: Any) -> str | None:
-    if not isinstance(thinking, Mapping) or thinking.get("type") not in ("enabled", "adaptive"):
+    if not isinstance(thinking, dict) or thinking.get("type") not in ("enabled", "adaptive"):
         return None
     budget = thinking.get("budget_tokens")
     if type(budget) is not int:
@@ -100,7 +100,7 @@ def _effort(thinking: Any) -> str | None:
 def _format(body: Mapping[str, Any]) -> JSON | None:
     """The format of the answer: ``output_config.format``, or ``output_format`` as it was called before."""
     config = body.get("output_config")
-    wanted = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
-    if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+    wanted = config.get("format") if isinstance(config, dict) else body.get("output_format")
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
         return None
     return {"type": "json_schema", "name": "answer", "schema": wanted.get("schema"), "strict": True}

@@ -72,7 +72,7 @@ class MessageStream:
 
     def _start(self, event: Mapping[str, Any]) -> JSON:
         response = event.get("response")
-        model = response.get("model") if isinstance(response, Mapping) else None
+        model = response.get("model") if isinstance(response, dict) else None
         message: JSON = {
             "id": new_id("msg"),
             "type": "message",
@@ -136,7 +136,7 @@ class MessageStream:
 
 def _eager_tools(tools: Any) -> frozenset[str]:
     """Names of the tools whose input goes out as it comes."""
-    listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
+    listed = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return frozenset(str(tool.get("name")) for tool in listed if tool.get("eager_input_streaming") is True)
 
 

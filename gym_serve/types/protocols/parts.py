@@ -55,7 +55,7 @@ def responses_content(content: Any, where: str) -> Any:
 
 
 def _chat_part(part: Any, where: str) -> JSON:
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = part.get("type") if isinstance(part, dict) else None
     if kind == "input_text":
         return {"type": "text", "text": _required(part, "text", str, where)}
     if kind == "input_image":
@@ -79,12 +79,12 @@ def _chat_part(part: Any, where: str) -> JSON:
 
 
 def _responses_part(part: Any, where: str) -> JSON:
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return {"type": "input_text", "text": _required(part, "text", str, where)}
     if kind == "image_url":
         image = part.get("image_url")
-        detail = image.get("detail") if isinstance(image, Mapping) else None
+        detail = image.get("detail") if isinstance(image, dict) else None
         return {"type": "input_image", "image_url": _url(image), "detail": detail or "auto"}
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
@@ -97,7 +97,7 @@ def _responses_part(part: Any, where: str) -> JSON:
 
 
 def _url(value: Any) -> str:
-    url = value.get("url") if isinstance(value, Mapping) else value
+    url = value.get("url") if isinstance(value, dict) else value
     return url if isinstance(url, str) else ""
 
 
@@ -110,5 +110,5 @@ def _required(part: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 def _joined(content: Any, key: str) -> str:
     parts = content if isinstance(content, list) else ()
-    texts = (part.get(key) for part in parts if isinstance(part, Mapping))
+    texts = (part.get(key) for part in parts if isinstance(part, dict))
     return "".join(text for text in texts if isinstance(text, str))

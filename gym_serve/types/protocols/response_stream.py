@@ -93,7 +93,7 @@ class ResponseStream:
             yield {"type": "response.in_progress", "response": self._begun}
         choice: JSON = next((c for c in chunk.get("choices") or () if (c.get("index") or 0) == 0), {})
         delta = choice.get("delta")
-        delta = delta if isinstance(delta, Mapping) else {}
+        delta = delta if isinstance(delta, dict) else {}
         if self._logprobs is not None:
             self._logprobs += choice_logprobs(choice.get("logprobs"))
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
@@ -109,7 +109,7 @@ class ResponseStream:
             yield from self._text("refusal", delta["refusal"])
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, Mapping):
+            if isinstance(call, dict):
                 yield from self._call(call)
 
     def _text(self, kind: str, text: str) -> Iterator[JSON]:
@@ -138,7 +138,7 @@ class ResponseStream:
         index = part.get("index")
         index = index if isinstance(index, int) else len(self._calls)
         function = part.get("function")
-        function = function if isinstance(function, Mapping) else {}
+        function = function if isinstance(function, dict) else {}
         if index not in self._calls:
             yield from self._flush()
             yield from self._close()

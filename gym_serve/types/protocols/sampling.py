@@ -57,7 +57,7 @@ def metadata_object(metadata: Any, key: str) -> JSON:
     Raises:
         BadRequest: it is neither.
     """
-    value = metadata.get(key) if isinstance(metadata, Mapping) else None
+    value = metadata.get(key) if isinstance(metadata, dict) else None
     if isinstance(value, str) and value:
         try:
             value = orjson.loads(value)
@@ -69,6 +69,6 @@ def metadata_object(metadata: Any, key: str) -> JSON:
 def _object(value: Any, where: str) -> JSON:
     if not value:
         return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise BadRequest(f"{where} is an object, not {type(value).__name__}")
     return dict(value)

@@ -77,13 +77,13 @@ def responses_to_chat(
     if params.get("max_output_tokens") is not None:
         chat["max_tokens"] = params["max_output_tokens"]
     effort = params.get("reasoning")
-    if isinstance(effort, Mapping) and effort.get("effort") is not None:
+    if isinstance(effort, dict) and effort.get("effort") is not None:
         chat["reasoning_effort"] = effort["effort"]
     text = params.get("text")
     response_format = chat_response_format(text)
     if response_format is not None:
         chat["response_format"] = response_format
-    if isinstance(text, Mapping) and text.get("verbosity") is not None:
+    if isinstance(text, dict) and text.get("verbosity") is not None:
         chat["verbosity"] = text["verbosity"]
     if includes_logprobs(params):
         chat["logprobs"] = True
@@ -125,7 +125,7 @@ def _messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> list[JSO
     turn = _Turn(reasoning)
     for i, item in enumerate(items):
         where = f"input[{i}]"
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             raise BadRequest(f"{where}: an item is an object, not {type(item).__name__}")
         other = turn.take(item, where)
         if other is not None:

@@ -41,7 +41,7 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
         start -= 1
     message = _final_message(output[start:])
     details = response.get("incomplete_details")
-    reason = details.get("reason") if isinstance(details, Mapping) else None
+    reason = details.get("reason") if isinstance(details, dict) else None
     finish = _FINISH.get(str(reason)) or ("tool_calls" if message.get("tool_calls") else "stop")
     logprobs = answer_logprobs(output[start:])
     return {
@@ -70,5 +70,5 @@ def _final_message(answer: list[Any]) -> JSON:
 
 
 def _is_answer(item: Any) -> bool:
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    kind = item.get("type", "message") if isinstance(item, dict) else None
     return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")

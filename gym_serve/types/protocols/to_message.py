@@ -82,7 +82,7 @@ def _answer_of(output: list[Any]) -> list[Any]:
 
 
 def _is_answer(item: Any) -> bool:
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    kind = item.get("type", "message") if isinstance(item, dict) else None
     return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
 
 
@@ -136,7 +136,7 @@ def tool_input(arguments: Any) -> JSON:
 def stop_of(response: Mapping[str, Any], content: list[JSON]) -> JSON:
     """Why it ended: ``stop_reason`` and ``stop_sequence``."""
     details = response.get("incomplete_details")
-    reason = _STOPS.get(str(details.get("reason"))) if isinstance(details, Mapping) else None
+    reason = _STOPS.get(str(details.get("reason"))) if isinstance(details, dict) else None
     sequence = None
     if reason is None:
         if any(block["type"] == "tool_use" for block in content):
@@ -157,9 +157,9 @@ def _refuses(output: Any) -> bool:
 
 def message_usage(usage: Any) -> JSON:
     """The usage in Anthropic's form: there, ``input_tokens`` are those that no cache answered."""
-    usage = usage if isinstance(usage, Mapping) else {}
+    usage = usage if isinstance(usage, dict) else {}
     details = usage.get("input_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     given = _count(usage.get("input_tokens"))
     return {
         "input_tokens": max(0, given - cached),

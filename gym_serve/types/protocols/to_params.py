@@ -81,10 +81,10 @@ def chat_to_params(chat: Mapping[str, Any], *, parse_think: bool = True, token_i
 
 def _metadata(chat: Mapping[str, Any]) -> JSON:
     given = chat.get("metadata")
-    metadata = dict(given) if isinstance(given, Mapping) else {}
+    metadata = dict(given) if isinstance(given, dict) else {}
     further = {k: v for k, v in chat.items() if k not in _CONVERTED and v is not None}
     template = chat.get("chat_template_kwargs")
-    if template and not isinstance(template, Mapping):
+    if template and not isinstance(template, dict):
         raise BadRequest(f"chat_template_kwargs is an object, not {type(template).__name__}")
     for key, explicit in (("extra_body", further), ("chat_template_kwargs", template)):
         if explicit:

@@ -97,9 +97,9 @@ def check_completion(completion: Any) -> JSON:
         Unavailable: the answer is no chat completion, or its generation was aborted (as engines do
             to running requests when their weights are replaced): a part is not the model's answer.
     """
-    choices = completion.get("choices") if isinstance(completion, Mapping) else None
+    choices = completion.get("choices") if isinstance(completion, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict) or not isinstance(choice.get("message"), Mapping):
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         raise Unavailable(f"the backend's answer is no chat completion: {shown(completion)}")
     if choice.get("finish_reason") in ("abort", "error"):
         raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")

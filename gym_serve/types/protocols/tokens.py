@@ -59,7 +59,7 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
         found = message
     else:
         logprobs = choice.get("logprobs")
-        entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        entries = logprobs.get("content") if isinstance(logprobs, dict) else None
         prompt = completion.get("prompt_token_ids")
         if not _objects(entries) or prompt is None:
             return None

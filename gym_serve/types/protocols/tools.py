@@ -7,7 +7,6 @@ engines constrain the decoding with it, and so sample from another distribution 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
@@ -34,8 +33,8 @@ def chat_tools(tools: Any) -> list[JSON]:
     """
     converted = []
     for i, tool in enumerate(_listed(tools, "tools")):
-        if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
-            kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+            kind = tool.get("type") if isinstance(tool, dict) else tool
             raise BadRequest(f"tools[{i}]: a chat backend takes function tools only, not {shown(kind)}")
         if not isinstance(tool.get("name"), str):
             raise BadRequest(f"tools[{i}]: a function without a name")
@@ -52,8 +51,8 @@ def responses_tools(tools: Any) -> list[JSON]:
     """
     converted = []
     for i, tool in enumerate(_listed(tools or [], "tools")):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
             raise BadRequest(f"tools[{i}]: a function tool is expected")
         converted.append({**function, "type": "function"})
     return converted
@@ -65,7 +64,7 @@ def chat_tool_choice(choice: Any) -> Any:
     Raises:
         BadRequest: the choice of a hosted tool.
     """
-    if not isinstance(choice, Mapping) or "function" in choice:
+    if not isinstance(choice, dict) or "function" in choice:
         return choice
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
@@ -80,11 +79,11 @@ def chat_tool_choice(choice: Any) -> Any:
 
 def responses_tool_choice(choice: Any) -> Any:
     """``tool_choice`` in Responses form; null is ``"auto"``."""
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, dict):
         return "auto" if choice is None else choice
-    if isinstance(choice.get("function"), Mapping):
+    if isinstance(choice.get("function"), dict):
         return {"type": "function", "name": choice["function"].get("name")}
-    if isinstance(choice.get("allowed_tools"), Mapping):
+    if isinstance(choice.get("allowed_tools"), dict):
         allowed = choice["allowed_tools"]
         tools = [responses_tool_choice(tool) for tool in _listed(allowed.get("tools"), "tool_choice.tools")]
         return {"type": "allowed_tools", "mode": allowed.get("mode", "auto"), "tools": tools}
@@ -97,8 +96,8 @@ def chat_response_format(text: Any) -> JSON | None:
     Raises:
         BadRequest: a format that chat cannot say.
     """
-    wanted = text.get("format") if isinstance(text, Mapping) else None
-    if not isinstance(wanted, Mapping) or wanted.get("type") == "text":
+    wanted = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(wanted, dict) or wanted.get("type") == "text":
         return None
     if wanted.get("type") == "json_object":
         return {"type": "json_object"}
@@ -110,10 +109,10 @@ def chat_response_format(text: Any) -> JSON | None:
 
 def responses_text_format(response_format: Any) -> JSON | None:
     """``text.format`` for ``response_format``; None without one."""
-    if not isinstance(response_format, Mapping):
+    if not isinstance(response_format, dict):
         return None
     schema = response_format.get("json_schema")
-    return {**(schema if isinstance(schema, Mapping) else {}), "type": response_format.get("type", "text")}
+    return {**(schema if isinstance(schema, dict) else {}), "type": response_format.get("type", "text")}
 
 
 def _listed(value: Any, where: str) -> list[Any]:

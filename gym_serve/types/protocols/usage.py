@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from gym_serve.types.requests import JSON
@@ -12,7 +13,7 @@ __all__ = ["chat_usage", "responses_usage", "usage_sum"]
 
 def responses_usage(usage: Any) -> JSON | None:
     """Usage of a chat completion in Responses form; None without one."""
-    if not isinstance(usage, Mapping) or not usage:
+    if not isinstance(usage, dict) or not usage:
         return None
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     total = _count(usage.get("total_tokens"))
@@ -32,7 +33,7 @@ def responses_usage(usage: Any) -> JSON | None:
 
 def chat_usage(usage: Any) -> JSON | None:
     """Usage of a Response in chat form; None without one."""
-    if not isinstance(usage, Mapping) or not usage:
+    if not isinstance(usage, dict) or not usage:
         return None
     return {
         "prompt_tokens": usage.get("input_tokens"),
@@ -49,38 +50,39 @@ def usage_sum(usages: Iterable[Mapping[str, Any] | None]) -> JSON | None:
     A nested detail that is unknown (null or absent) in one of the summed usages is null in the sum.
     """
     known = [usage for usage in usages if usage]
-    if not known:
-        return None
     total: JSON = {}
-    for key in _keys(known):
-        values = [usage.get(key) for usage in known]
-        if any(isinstance(value, Mapping) for value in values):
-            total[key] = _sum_details([v if isinstance(v, Mapping) else {} for v in values])
-        else:
-            total[key] = sum(_count(value) or 0 for value in values)
+    nested: JSON = {}
+    for usage in known:
+        for key, value in usage.items():
+            if isinstance(value, dict):
+                total[key] = nested[key] = None
+            elif key not in nested:
+                total[key] = total.get(key, 0) + (_count(value) or 0)
+    for key in nested:
+        details = [usage.get(key) for usage in known]
+        total[key] = _sum_details([detail if isinstance(detail, dict) else {} for detail in details])
+    return total if known else None
+
+
+def _sum_details(details: list[JSON]) -> JSON:
+    total: JSON = dict.fromkeys(chain.from_iterable(details), 0)
+    for detail in details:
+        for key, sum_so_far in total.items():
+            count = _count(detail.get(key))
+            total[key] = None if count is None or sum_so_far is None else sum_so_far + count
     return total
-
-
-def _sum_details(details: list[Mapping[str, Any]]) -> JSON:
-    total: JSON = {}
-    for key in _keys(details):
-        counts = [_count(detail.get(key)) for detail in details]
-        total[key] = None if None in counts else sum(count for count in counts if count is not None)
-    return total
-
-
-def _keys(mappings: list[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def _detail(usage: Mapping[str, Any], group: str, name: str, *aliases: str) -> int | None:
     """A nested count, or one of the names under which other backends send it at the top."""
     details = usage.get(group)
-    nested = _count(details.get(name)) if isinstance(details, Mapping) else None
+    nested = _count(details.get(name)) if isinstance(details, dict) else None
     if nested is not None:
         return nested
-    found = (_count(usage.get(alias)) for alias in (name, *aliases))
-    return next((count for count in found if count is not None), None)
+    for alias in (name, *aliases):
+        if (count := _count(usage.get(alias))) is not None:
+            return count
+    return None
 
 
 def _count(value: Any) -> int | None:
