@@ -47,18 +47,27 @@ def graph(
         agent_replicas: number of those.
         in_flight: calls that each replica works on at the same time; further ones wait.
     """
-    policy = {"type": "chat_model", "base_url": f"{model_url}/v1", "model": "loopback"}
-    agent: dict[str, Any] = {
-        "type": "simple_agent",
-        "model": "policy",
-        "resources": "weather",
-        "num_replicas": agent_replicas,
-        "max_ongoing_requests": in_flight,
-    }
-    if inline:
-        agent["inline"] = ["weather", "policy"]
+    # Inlined servers have replicas of their own only where something else calls them.
+    unused = {"autoscaling": {"min_replicas": 0, "max_replicas": 1}} if inline else {}
     return {
-        "models": {"policy": {**policy, "max_ongoing_requests": in_flight}},
-        "resources": {"weather": {"type": "simple_weather"}},
-        "agents": {"agent": agent},
+        "models": {
+            "policy": {
+                "type": "chat_model",
+                "base_url": f"{model_url}/v1",
+                "model": "loopback",
+                "max_ongoing_requests": in_flight,
+                **unused,
+            }
+        },
+        "resources": {"weather": {"type": "simple_weather", **unused}},
+        "agents": {
+            "agent": {
+                "type": "simple_agent",
+                "model": "policy",
+                "resources": "weather",
+                "num_replicas": agent_replicas,
+                "max_ongoing_requests": in_flight,
+                "inline": ["weather", "policy"] if inline else [],
+            }
+        },
     }

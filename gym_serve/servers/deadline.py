@@ -91,10 +91,11 @@ def _second_in(seconds: float) -> set[time_limit]:
     if _seconds.loop is not loop:
         _seconds.loop, _seconds.ending = loop, {}
     now = time.monotonic()
-    second = math.ceil(now + seconds)
-    if (limits := _seconds.ending.get(second)) is None:
-        limits = _seconds.ending[second] = set()
-        loop.call_later(second - now, _end_all, _seconds.ending, second)
+    second = int(now + seconds) + 1
+    ending = _seconds.ending
+    if (limits := ending.get(second)) is None:
+        limits = ending[second] = set()
+        loop.call_later(second - now, _end_all, ending, second)
     return limits
 
 
