@@ -4,7 +4,7 @@
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make bench   rollouts per second, CPU and memory over all edges; half an hour
-# Variables: PYTHON (3.10 to 3.13) and VENV.
+# Variables: PYTHON (3.10 to 3.13), VENV, and TESTS, the arguments of pytest in `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,13 +14,15 @@ FOREIGN ?= .venv-foreign
 PYTHON312 ?= python3.12
 VLLM ?= .venv-vllm
 
-.PHONY: run test test-vllm lint types interop chaos bench
+.PHONY: run test pytest test-vllm lint types interop chaos bench
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
 
-test: lint types
-	$(BIN)/python -m pytest
+test: lint types pytest
+
+pytest: $(VENV)/.test
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -98,8 +98,8 @@ class ChatModel(ModelServer):
     async def _responses(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
         config = self.config
         chat = responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-        params = {**body, "model": config.model}
         completion = await self._complete(chat, on_chunk)
+        params = {**body, "model": config.model}
         if completion is None:
             return context_overflow_response(params)
         return chat_to_response(
@@ -148,7 +148,10 @@ class ChatModel(ModelServer):
         body = self._backend_body(chat)
         if self.config.return_token_ids and self.config.continue_tokens:
             body = await self._continued(body, call)
-        completion = await self._ask(body, call, on_chunk)
+        if on_chunk is None:
+            completion: JSON | None = await self._upstream.post("/chat/completions", body, call)
+        else:
+            completion = await self._streamed(body, call, on_chunk)
         if completion is None:
             return None
         check_completion(completion)
@@ -163,16 +166,12 @@ class ChatModel(ModelServer):
             )
         return completion
 
-    async def _ask(self, body: JSON, call: CallContext, on_chunk: OnEvent | None) -> JSON | None:
-        answer: JSON | None
-        if on_chunk is None:
-            answer = await self._upstream.post("/chat/completions", body, call)
-        else:
-            body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-            answer = await joined(
-                lambda on_event: self._upstream.post("/chat/completions", body, call, on_event=on_event),
-                on_chunk,
-            )
+    async def _streamed(self, body: JSON, call: CallContext, on_chunk: OnEvent) -> JSON | None:
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        answer: JSON | None = await joined(
+            lambda on_event: self._upstream.post("/chat/completions", body, call, on_event=on_event),
+            on_chunk,
+        )
         return answer
 
     async def _continued(self, body: JSON, call: CallContext) -> JSON:

@@ -29,11 +29,31 @@ from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["Answer", "Connections", "Request"]
+__all__ = ["Answer", "Connections", "PassedOn", "Request"]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
+
+
+class PassedOn:
+    """Passes the events of a stream on.
+
+    Args:
+        on_event: takes them.
+
+    Attributes:
+        begun: whether one was.
+    """
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.begun = False
+        self._on_event = on_event
+
+    async def __call__(self, event: Any) -> None:
+        """Pass on an event."""
+        await self._on_event(event)
+        self.begun = True
 
 
 class Request(NamedTuple):
@@ -52,8 +72,13 @@ class Request(NamedTuple):
     data: bytes
     call: CallContext
     below_v1: bool
-    on_event: OnEvent | None
+    on_event: PassedOn | None
     tokens: int
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether no part of an answer was passed on yet."""
+        return self.on_event is None or not self.on_event.begun
 
 
 class Answer(NamedTuple):

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
 
-from gym_serve.servers.context import CallContext
 from gym_serve.types.errors import BadRequest, GymError, Overloaded, Unavailable, error_from_body
 
-__all__ = ["failure", "retry_after", "with_retries"]
-
-T = TypeVar("T")
+__all__ = ["failure", "pause_after", "retry_after"]
 
 _PAUSE, _MAX_PAUSE = 0.5, 20.0  # seconds; the first is doubled with every attempt
-
-
-async def with_retries(
-    attempt: Callable[[], Awaitable[T]],
-    *,
-    max_retries: int,
-    call: CallContext,
-    repeatable: Callable[[], bool] = lambda: True,
-) -> T:
-    """The result of ``attempt``, repeated while it raises `Overloaded` or `Unavailable`.
-
-    Args:
-        repeatable: asked after a failure: whether it may be tried again.
-
-    Raises:
-        GymError: what the last attempt raised, when there were ``max_retries`` more, or the next
-            would begin after the deadline of ``call``.
-    """
-
-    failed = 0
-    while True:
-        try:
-            return await attempt()
-        except (Overloaded, Unavailable) as error:
-            pause = _pause(error, failed)
-            failed += 1
-            left = call.timeout()
-            if failed > max_retries or (left is not None and pause >= left) or not repeatable():
-                raise
-        await asyncio.sleep(pause)
 
 
 def failure(url: str, status: int, headers: Mapping[str, str], text: str, secrets: Iterable[str]) -> GymError:
@@ -92,7 +57,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
-def _pause(error: GymError, failed: int) -> float:
+def pause_after(error: GymError, failed: int) -> float:
     """Seconds to wait after a failure when ``failed`` attempts failed before it."""
     # Added, so that callers who were told the same do not come back at the same moment.
     return (error.retry_after or 0.0) + random.uniform(0.0, min(_MAX_PAUSE, _PAUSE * 2**failed))

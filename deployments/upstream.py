@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import orjson
 
-from gym_serve.deployments.connections import Answer, Connections, Request
+from gym_serve.deployments.connections import Answer, Connections, PassedOn, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
-from gym_serve.deployments.retries import with_retries
+from gym_serve.deployments.retries import pause_after
 from gym_serve.servers.context import CallContext
 from gym_serve.servers.edge import trimmed
 from gym_serve.servers.streaming import OnEvent
@@ -96,28 +96,23 @@ class Upstream:
         tokens = 0
         if self._config.tokens_per_minute is not None:
             tokens = len(data) // _BYTES_PER_TOKEN + _limit_of(body)
-        begun = False
+        events = None if on_event is None else PassedOn(on_event)
+        request = Request(path, data, call, below_v1, events, tokens)
+        max_retries = self._config.max_retries
+        failed = 0
+        while True:
+            try:
+                answer = await self._attempt(request)
+            except (Overloaded, Unavailable) as error:
+                pause, left = pause_after(error, failed), call.timeout()
+                failed += 1
+                if failed > max_retries or (left is not None and pause >= left) or not request.repeatable:
+                    raise
+            else:
+                return answer.decoded()
+            await asyncio.sleep(pause)
 
-        async def first(event: Any) -> None:
-            nonlocal begun
-            assert on_event is not None
-            await on_event(event)
-            begun = True
-
-        request = Request(path, data, call, below_v1, None if on_event is None else first, tokens)
-
-        def repeatable() -> bool:
-            return not begun
-
-        answer = await with_retries(
-            lambda: self._attempt(request, repeatable),
-            max_retries=self._config.max_retries,
-            call=call,
-            repeatable=repeatable,
-        )
-        return answer.decoded()
-
-    async def _attempt(self, request: Request, repeatable: Callable[[], bool]) -> Answer:
+    async def _attempt(self, request: Request) -> Answer:
         """Where nobody is at an endpoint, it goes on at the next one."""
         while True:
             endpoint = self.pool.pick(request.call.affinity, time.monotonic())
@@ -127,7 +122,7 @@ class Upstream:
                 return await self._hedged(endpoint, request, self._config.hedge_after)
             except Unavailable:
                 now = time.monotonic()
-                elsewhere = repeatable() and self.pool.other(endpoint, now) is not None
+                elsewhere = request.repeatable and self.pool.other(endpoint, now) is not None
                 if endpoint.breaker.allows(now) or not elsewhere:
                     raise
 

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import haproxy
+from support.ports import free_port
 
-# A shared machine is slow at times; that is no failure of a property.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A shared machine is slow at times; that is no failure of a property. In CI (`.ci/run` sets the variable) a
+# test has the same examples every time, so that a change is judged by what it changes: new ones are looked
+# for wherever else the tests run.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
 settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
@@ -20,17 +29,17 @@ ROOT = TESTS.parent
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray with Serve; the base URL of its proxy. Stopped at the end of the session."""
     import ray
     from ray import serve
 
-    from gym_serve.client.cluster import free_port
-
     # Replicas import the servers of the tests (tests/support).
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    if haproxy.ENABLED:
+        os.environ |= haproxy.environment(tmp_path_factory.mktemp("haproxy"))
     ray.init(
-        address="local", num_cpus=16, include_dashboard=True, log_to_driver=False, logging_level="warning"
+        address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="warning"
     )
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})

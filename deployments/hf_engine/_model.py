@@ -7,13 +7,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 
 __all__ = ["end_tokens", "load_model", "new_weights", "render"]
@@ -96,7 +96,7 @@ def _plain(message: JSON) -> JSON:
 
 def _decoded(function: JSON) -> JSON:
     try:
-        arguments = orjson.loads(function.get("arguments") or "{}")
-    except orjson.JSONDecodeError:
+        arguments = exact_json(function.get("arguments") or "{}")
+    except ValueError:
         return function
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else function

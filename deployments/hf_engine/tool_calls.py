@@ -5,8 +5,8 @@ What does not fit this form stays in the text: it is the policy's own mistake, f
 
 from __future__ import annotations
 
-import orjson
-
+from gym_serve.servers.edge import encode
+from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
@@ -39,14 +39,14 @@ def split_calls(text: str) -> tuple[str, list[JSON]]:
 
 def _call(text: str) -> JSON | None:
     try:
-        call = orjson.loads(text.encode("utf-8", "replace"))
-    except orjson.JSONDecodeError:
+        call = exact_json(text.encode("utf-8", "replace"))
+    except ValueError:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", {})
     if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments).decode()
+        arguments = encode(arguments).decode()
     return {
         "id": new_id("call"),
         "type": "function",

@@ -9,14 +9,15 @@ Source: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/lis
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
-import orjson
 from pydantic import SecretStr
 
 from gym_serve.environments.google_search.retrying import with_retries
 from gym_serve.servers.context import current
+from gym_serve.servers.edge import encode
 from gym_serve.types.errors import Overloaded, ToolFailed, Unavailable
 
 __all__ = ["ENDPOINT", "CustomSearch"]
@@ -25,6 +26,7 @@ ENDPOINT = "https://www.googleapis.com/customsearch/v1"
 
 _SHOWN = ("title", "link", "displayLink", "snippet")
 _MAX_ANSWER = 4 << 20
+_DAY = 86400.0  # seconds
 _MAX_WAIT = 30.0  # seconds; a longer Retry-After is a quota of the day
 
 
@@ -110,6 +112,8 @@ def _results(body: bytes) -> str:
     if not isinstance(answer, dict):
         raise Unavailable("Google's answer is no JSON object")
     items = answer.get("items") or []
+    if not isinstance(items, list):
+        raise Unavailable("Google's answer has no list of results")
     shown: dict[str, Any] = {
         "items": [
             {key: item[key] for key in _SHOWN if key in item} for item in items if isinstance(item, dict)
@@ -118,7 +122,7 @@ def _results(body: bytes) -> str:
     spelling = answer.get("spelling")
     if isinstance(spelling, dict) and spelling.get("correctedQuery"):
         shown["correctedQuery"] = spelling["correctedQuery"]
-    return orjson.dumps(shown).decode()
+    return encode(shown).decode()
 
 
 def _message(body: bytes) -> str:
@@ -130,11 +134,11 @@ def _message(body: bytes) -> str:
 
 def _decoded(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return json.loads(body)  # not orjson: the summary of a page may be cut within a character
+    except (ValueError, RecursionError):
         return None
 
 
 def _seconds(header: str | None) -> float | None:
-    """Seconds of a ``Retry-After``; None without one. Google sends no dates there."""
-    return float(header) if header and header.isascii() and header.isdigit() else None
+    """Seconds of a ``Retry-After``, a day at most; None without one. Google sends no dates there."""
+    return min(float(header), _DAY) if header and header.isascii() and header.isdigit() else None

@@ -1,8 +1,8 @@
 """From a page to the text that the model reads.
 
 Trafilatura finds the text of an HTML page. It works on what a stranger wrote, so it runs in a process of its
-own, which has a limit of memory and is killed when it runs out of time. It gets decoded text: of bytes it
-would decompress any amount.
+own, which has a limit of memory and is killed when it runs out of time; so does guessing a character set.
+Trafilatura gets decoded text: of bytes it would decompress any amount.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from gym_serve.types.errors import ToolFailed
 __all__ = ["PageText", "decoded", "shortened"]
 
 _MEMORY = 2 << 30
-_META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset=["']?([\w-]{1,40})""", re.IGNORECASE)
-_META_WITHIN = 2048  # bytes; HTML's own limit is 1024
+_CHARSET = re.compile(
+    rb"""<(?:meta[^>]{0,200}?charset=|\?xml[^>]{0,200}?encoding=)["']?([\w-]{1,40})""", re.IGNORECASE
+)
+_CHARSET_WITHIN = 2048  # bytes; HTML's own limit is 1024
+_GUESSED_FROM = 1 << 16  # bytes
+_CHARSETS = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949"]  # HTML's default first
 _WORD = re.compile(r"\S+")
 _MAX_CHARS_PER_WORD = 12  # on average, else a page without spaces would have no limit
 
@@ -49,34 +53,51 @@ class PageText:
         Raises:
             ToolFailed: no text was found in time.
         """
-        text = decoded(page)
-        if page.content_type != "text/plain":
-            text = await self._extracted(text)
-        text = text.strip()
+        text = (await self._in_worker(page)).strip()
         return shortened(text, self._max_words) if text else None
 
-    async def _extracted(self, html: str) -> str:
+    async def _in_worker(self, page: Page) -> str:
         try:
             async with self._turns:
                 with time_limit(self._timeout):
                     return await anyio.to_process.run_sync(
-                        _extract, html, cancellable=True, limiter=self._limiter
+                        _text_of, page, cancellable=True, limiter=self._limiter
                     )
         except (asyncio.TimeoutError, TimeoutError, anyio.BrokenWorkerProcess, MemoryError):
             raise ToolFailed("the page is too complicated to find its text") from None
 
 
 def decoded(page: Page) -> str:
-    """The characters of a page: by its header, its ``meta`` element, else UTF-8; wrong bytes become marks."""
-    meta = _META_CHARSET.search(page.body[:_META_WITHIN])
-    for charset in (page.charset, meta and meta.group(1).decode("ascii"), "utf-8"):
+    """The characters of a page: as it says, else UTF-8, else as they look; wrong bytes become marks.
+
+    A page says so by its header, its first bytes, and its ``meta`` element or XML declaration.
+    """
+    marked = "utf-16" if page.body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+    written = _CHARSET.search(page.body[:_CHARSET_WITHIN])
+    for charset in (page.charset, marked, written and written.group(1).decode("ascii")):
         try:
             text = page.body.decode(codecs.lookup(charset or "").name, "replace")
+            break
         except (LookupError, ValueError):  # no such character set, or one that is no text encoding
             continue
-        # Some encodings have lone surrogates, which JSON has not.
-        return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
-    return page.body.decode("utf-8", "replace")
+    else:
+        text = _undeclared(page.body)
+    # Some encodings have lone surrogates, which JSON has not.
+    return text.replace("\0", "").removeprefix("\ufeff").encode("utf-8", "replace").decode("utf-8")
+
+
+def _undeclared(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    wrong = text.count("\ufffd")
+    if not wrong:
+        return text
+    right = len(text) - len(text.encode("ascii", "ignore")) - wrong
+    if right > wrong:  # else one broken character would make all the others wrong
+        return text
+    import charset_normalizer  # comes with trafilatura
+
+    guess = charset_normalizer.from_bytes(body[:_GUESSED_FROM], cp_isolation=_CHARSETS).best()
+    return body.decode(guess.encoding if guess is not None else _CHARSETS[0], "replace")
 
 
 def shortened(text: str, max_words: int) -> str:
@@ -91,9 +112,12 @@ def shortened(text: str, max_words: int) -> str:
     return f"{text[: words[half - 1][1]]} ... {text[words[-half][0] :]}"
 
 
-def _extract(html: str) -> str:
+def _text_of(page: Page) -> str:
     # Runs in the worker process.
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    text = decoded(page)
+    if page.content_type == "text/plain":
+        return text
     import trafilatura
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    return trafilatura.extract(html) or ""
+    return trafilatura.extract(text) or ""

@@ -39,7 +39,8 @@ _GONE = frozenset({502, 503, 504})
 _CONTENT_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _MAX_URL = 2048
 _MAX_REDIRECTS = 5
-_GZIP = 16 + zlib.MAX_WBITS
+_MAX_PARTS = 64  # of a gzip body, each of which costs a copy of the rest
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # by what its first bytes say
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
     "Accept-Encoding": "gzip",
@@ -213,15 +214,22 @@ class WebPages:
     def _decompressed(self, body: bytes, encoding: str) -> bytes:
         if encoding in ("identity", ""):
             return body
-        if encoding not in ("gzip", "x-gzip"):
+        if encoding not in ("gzip", "x-gzip", "deflate"):
             raise ToolFailed(f"the page is compressed by {encoding[:40]}, which was not asked for")
-        try:
-            plain = zlib.decompressobj(_GZIP).decompress(body, self._max_bytes + 1)
-        except zlib.error:
-            raise ToolFailed("the page is compressed wrongly") from None
-        if len(plain) > self._max_bytes:
-            raise self._too_large()
-        return plain
+        plain = bytearray()
+        for number in range(_MAX_PARTS):
+            part = zlib.decompressobj(_GZIP_OR_ZLIB)
+            try:
+                plain += part.decompress(body, self._max_bytes + 1 - len(plain))
+            except zlib.error:
+                if number:
+                    break  # what follows is no part
+                raise ToolFailed("the page is compressed wrongly") from None
+            if len(plain) > self._max_bytes:
+                raise self._too_large()
+            if not (body := part.unused_data):
+                break
+        return bytes(plain)
 
     def _too_large(self) -> ToolFailed:
         return ToolFailed(f"the page has more than {self._max_bytes} bytes")

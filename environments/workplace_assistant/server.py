@@ -66,6 +66,7 @@ class WorkplaceAssistant(
     """Tasks in an office: reward 1.0 for the right end state, else 0.0."""
 
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    extra_arguments: ClassVar[Literal["forbid"]] = "forbid"  # as the original's, which are plain functions
     metrics: ClassVar[MetricSpec] = MetricSpec(
         scores=(Score("accuracy"),), breakdowns=(Breakdown("category", prefix="category_"),)
     )

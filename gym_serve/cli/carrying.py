@@ -1,8 +1,8 @@
 """Carrying a collection through: progress while it runs, Ctrl-C, the report at the end, the exit status.
 
 `collect` and `reverify` share it. Exit status: 0 all rollouts are scored; 3 the run is complete, but some
-rollouts have failed for good; 4 its budget is spent; 130 (SIGINT) or 143 (SIGTERM) it was stopped. It can be
-resumed after 4, 130 and 143.
+rollouts have failed for good, or groups of them could not be compared; 4 its budget is spent; 130 (SIGINT) or
+143 (SIGTERM) it was stopped. It can be resumed after 4, 130 and 143, and to compare those groups again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def conclude(report: Report | None, signalled: int | None, *, as_json: bool) -> 
         raise typer.Exit(_BUDGET)
     if report is None or not report.complete:
         typer.echo("to go on: the same command with --resume", err=True)
-        raise typer.Exit(signalled or 1)
+        raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))
     raise typer.Exit(_FAILURES if report.progress.failed else 0)
 
 

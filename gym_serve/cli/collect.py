@@ -113,7 +113,7 @@ def collect(
     0    every rollout is scored
     1    the graph, the rows or OUT cannot be used: nothing was started
     2    wrong usage
-    3    complete, but some rollouts have failed for good
+    3    complete, but some rollouts have failed for good, or groups could not be compared
     4    stopped by --max-cost or --max-tokens; to be resumed with a higher one
     130  stopped by Ctrl-C (143: by SIGTERM); to be resumed
 

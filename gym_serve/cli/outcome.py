@@ -79,6 +79,7 @@ def report_json(report: Report) -> JSON:
         "failures": [asdict(found) for found in failures_of(report.outputs)],
         "metrics": report.metrics,
         "left_out": report.problems,
+        "uncompared": report.uncompared,
         "notes": report.notes,
         "files": {name: str(path) for name, path in asdict(report.outputs).items()},
     }
@@ -95,6 +96,10 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
     if (more := len(report.problems) - _PROBLEMS) > 0:
         console.print(f"left out: and at least {more} more")
+    for group in report.uncompared[:_PROBLEMS]:
+        console.print(f"not compared: {group}", markup=False, highlight=False, soft_wrap=True)
+    if (more := len(report.uncompared) - _PROBLEMS) > 0:
+        console.print(f"not compared: and at least {more} more groups")
     progress = report.progress
     console.print(
         f"{progress.finished:,} of {progress.total:,} rollouts: {progress.scored:,} scored, "

@@ -6,6 +6,7 @@ environments for group rewards and metrics, and says what about the graph decide
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +19,9 @@ from gym_serve.client import loop
 from gym_serve.graph.options import ServerOptions
 from gym_serve.graph.spec import Graph
 from gym_serve.rollouts import EngineOptions, Expansion, PromptTemplate, Rows, checked_groups
+from gym_serve.rollouts.groups import Compare
 from gym_serve.servers.clients import Agent, Resources
-from gym_serve.servers.context import CallContext, use
-from gym_serve.servers.edge import Edge
+from gym_serve.servers.edge import Call, Edge, encode
 from gym_serve.servers.host import DESCRIBE
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.servers.resources import ResourcesServer
@@ -139,8 +140,12 @@ class Driver:
 
     async def run(self, row: JSON) -> JSON:
         """One episode of a stamped row; cancelling it cancels the episode."""
-        agent = self._agent_of(row)
-        return await loop.run(self._episode(agent, row, CallContext(affinity=str(row["_ng_rollout_id"]))))
+        agent = Agent(self._edge(self._agent_of(row)))
+        # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
+        key = str(row["_ng_rollout_id"])
+        call = Call("run", encode(row), request_id=secrets.token_hex(16), affinity=key)
+        rollout: JSON = agent.decode(await loop.run(agent.edge.call(call)))
+        return rollout
 
     async def compare(self, row: JSON, body: JSON, meter: Meter) -> JSON | None:
         """The answer of ``POST /compare``; None where the agent's environment has no such operation.
@@ -154,6 +159,13 @@ class Driver:
         if not isinstance(resources, str):
             return None
         return await loop.run(self._compare(resources, body, meter))
+
+    async def comparing(self) -> Compare | None:
+        """`compare`, if any environment of the graph has that operation."""
+        environments = {str(agent.get("resources")) for agent in self._agents.values()}
+        known = environments & (self._graph.get("resources") or {}).keys()
+        has = [await loop.run(self._has_compare(name)) for name in sorted(known)]
+        return self.compare if any(has) else None
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics of its rollouts."""
@@ -193,22 +205,21 @@ class Driver:
             raise NotFound(f"no agent {str(name)[:100]!r} in {self._name}; it has {', '.join(self._agents)}")
         return str(name)
 
-    async def _episode(self, agent: str, row: JSON, context: CallContext) -> JSON:
-        with use(context):
-            return await Agent(self._edge(agent)).run(row)
-
     async def _compare(self, name: str, body: JSON, meter: Meter) -> JSON | None:
-        resources = Resources(self._edge(name))
-        if name not in self._compares:
-            try:
-                self._compares[name] = "compare" in await resources.fetch(DESCRIBE)
-            except Rejected:  # a foreign server that does not describe itself
-                self._compares[name] = False
-        if not self._compares[name]:
+        if not await self._has_compare(name):
             return None
+        resources = Resources(self._edge(name))
         reply = await resources.call("compare", body)
         with suppress(orjson.JSONDecodeError):  # `decode` says what is wrong with it
             told = orjson.loads(reply.body)
             meter.merge(told.get(USAGE_FIELD) if isinstance(told, dict) else None)
         answer: JSON = resources.decode(reply)
         return answer
+
+    async def _has_compare(self, name: str) -> bool:
+        if name not in self._compares:
+            try:
+                self._compares[name] = "compare" in await Resources(self._edge(name)).fetch(DESCRIBE)
+            except Rejected:  # a foreign server that does not describe itself
+                self._compares[name] = False
+        return self._compares[name]

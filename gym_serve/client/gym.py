@@ -261,6 +261,8 @@ class Gym(ModelControl):
     ) -> Report:
         """Collect rollouts into files, so that nothing is lost and nothing is done twice.
 
+        Where an environment has ``compare``, the rollouts of each row are compared once all have ended.
+
         Args:
             rows: as for `rollouts`; all of them are checked before anything runs.
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
@@ -281,6 +283,7 @@ class Gym(ModelControl):
             engine=driver.engine_options(options, attempts=3),
             check=driver.check,
             graph=driver.described(),
+            comparing=driver.comparing,
             aggregate=driver.aggregate,
             spec_of=driver.spec_of,
             prices=prices_of(self.graph),

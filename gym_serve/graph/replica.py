@@ -11,7 +11,7 @@ a redeploy) *drains*: it takes no new work, and ends when its calls and sessions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,15 +138,18 @@ class Replica:
         for edge in getattr(self, "_edges", []):
             await edge.close()
 
-    async def _dispatch(self, call: Call) -> Reply:
+    def _dispatch(self, call: Call) -> Coroutine[Any, Any, Reply]:
         if call.op == PRESSURE:  # answered at once: it is asked for when the queue is full
-            sessions = sum(host.server.live_sessions for host in self._hosts)
-            node, limit = self._plan.nodes[self._plan.name], request_limits()[0]
-            counts = report(node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
-            return Reply.of(counts)
+            return self._pressure()
         if self._weights.takes(call):
-            return await self._weights.dispatch(call)
-        return await self._admission.dispatch(call)
+            return self._weights.dispatch(call)
+        return self._admission.dispatch(call)
+
+    async def _pressure(self) -> Reply:
+        sessions = sum(host.server.live_sessions for host in self._hosts)
+        node, limit = self._plan.nodes[self._plan.name], request_limits()[0]
+        counts = report(node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
+        return Reply.of(counts)
 
     def _load(self) -> int:
         return self._listener.calls + sum(host.server.live_sessions for host in self._hosts)

@@ -1,21 +1,24 @@
 """`collect`: rows to files, so that nothing is lost and nothing is done twice, whatever happens meanwhile.
 
-Three steps. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before
+Four steps. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before
 anything runs; the engine runs what the journal does not hold yet, and every result is in the journal before
-it is counted; the metrics are computed from the files. Each step can be interrupted: the first
-is done again, the second goes on, the third is done again.
+it is counted; where an environment compares the rollouts of a row, its rewards replace the verifier's
+(`group_stage`); the metrics are computed from the files. Each step can be interrupted: the first and the last
+are done again, the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gym_serve.rollouts.engine import Engine, EngineOptions, Run, jobs_of
 from gym_serve.rollouts.expansion import Expansion
+from gym_serve.rollouts.group_stage import GroupStage
+from gym_serve.rollouts.groups import Compare
 from gym_serve.rollouts.header import Header
 from gym_serve.rollouts.inputs import Inputs, stored_groups
 from gym_serve.rollouts.journal import Journal
@@ -45,6 +48,7 @@ class Collection:
         engine: how attempts are run.
         check: raises a `GymError` for a row that the graph cannot run.
         graph: what decides what a rollout is, as JSON; resuming with another is refused.
+        comparing: asked, once all rollouts have ended, for what compares those of a row, if anything does.
         aggregate: asks an agent for metrics; None to compute all of them here.
         spec_of: an agent's metrics, for those that are computed here.
         prices: what tokens cost, by model server.
@@ -56,6 +60,7 @@ class Collection:
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(attempts=3))
     check: Callable[[JSON], None] = lambda row: None
     graph: JSON = field(default_factory=dict)
+    comparing: Callable[[], Awaitable[Compare | None]] | None = None
     aggregate: Aggregate | None = None
     spec_of: SpecOf = lambda agent: STATISTICS_ONLY
     prices: Mapping[str, Prices] = field(default_factory=dict)
@@ -77,9 +82,12 @@ class Report:
     notes: list[str]
     """What was unusual about the input, but harmless."""
     complete: bool
-    """Whether every rollout is scored or has failed for good; False if it was stopped before."""
+    """Whether every rollout is scored or has failed for good, and all groups are compared, if they are to be;
+    False if it was stopped before."""
     spent: Spent = field(default_factory=lambda: Spent({}))
     """What its model calls used, failed attempts included."""
+    uncompared: list[str] = field(default_factory=list)
+    """The groups that could not be compared, and why; resuming tries them again."""
     exhausted: str | None = None
     """Which limit of its budget stopped it; None if none did."""
 
@@ -126,16 +134,21 @@ async def collect(
         await in_steps(_recalled(journal, tally, spending, collection.engine.attempts))
         await _run(journal, collection, tally, spending, progress=progress, stop=stop)
         complete = not tally.progress().remaining
+        stage = GroupStage(outputs, header.run, collection.engine, spending, stop)
+        if complete and collection.comparing and (compare := await collection.comparing()):
+            complete = await stage.run(compare)
         if complete:
             metrics = await summarize_run(outputs, collection.aggregate, collection.spec_of)
+    done = tally.progress()
     return Report(
         outputs,
-        tally.progress(),
+        done if stage.mean_reward is None else replace(done, mean_reward=stage.mean_reward),
         metrics,
         inputs.problems.kept,
         inputs.problems.notes,
         complete,
         spending.spent(),
+        stage.problems.kept,
         None if complete else spending.exhausted,
     )
 

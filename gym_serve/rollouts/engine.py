@@ -22,6 +22,7 @@ from gym_serve.rollouts.ordering import Order, Ordering
 from gym_serve.rollouts.pool import Pool
 from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
 from gym_serve.rollouts.stamps import STAMPS, is_failure, retried
+from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.metrics import LATENCY_FIELD
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
@@ -231,7 +232,8 @@ class Engine:
         row = _row_of(job)
         started = time.monotonic()
         try:
-            rollout = _checked(await asyncio.wait_for(self._run(row), self._options.timeout))
+            with time_limit(self._options.timeout):
+                rollout = _checked(await self._run(row))
         except GymError as error:
             rollout = failed_rollout(row, error)
         except (asyncio.TimeoutError, TimeoutError):

@@ -21,7 +21,7 @@ from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import DeadlineExceeded, GymError
 from gym_serve.types.requests import JSON
 
-__all__ = ["Compare", "groups"]
+__all__ = ["Compare", "compared", "groups"]
 
 logger = logging.getLogger("gym_serve")
 
@@ -66,7 +66,7 @@ async def groups(
         if spending.exhausted:
             engine.drain()
 
-    def compared(group: Group) -> None:
+    def after(group: Group) -> None:
         nonlocal comparing
         comparing -= 1
         ready.append(group)
@@ -80,7 +80,7 @@ async def groups(
                 ready.append(group)
             else:
                 comparing += 1
-                engine.aside(_compared(group, compare, engine_options, spend), compared)
+                engine.aside(compared(group, compare, engine_options, spend), after)
 
     engine = Engine(
         jobs,
@@ -110,9 +110,17 @@ async def groups(
         await engine.close()
 
 
-async def _compared(
+async def compared(
     group: Group, compare: Compare, options: EngineOptions, spend: Callable[[JSON], None]
 ) -> Group:
+    """A settled group with the rewards of ``compare``; where that fails for good, see `without_comparison`.
+
+    Args:
+        group: the group.
+        compare: asks the environment; tried as often as an attempt at a rollout.
+        options: how often, and how long.
+        spend: told what models used for it, as ``model_usage``, after every try.
+    """
     failed = 0
     while True:
         meter = Meter()

@@ -33,6 +33,10 @@ class IntTable:
         """All values, in no particular order."""
         return (value for key, value in zip(self._keys, self._values, strict=True) if key)
 
+    def items(self) -> Iterator[tuple[int, int]]:
+        """All keys with their values, in no particular order."""
+        return ((key - 1, value) for key, value in zip(self._keys, self._values, strict=True) if key)
+
     def __setitem__(self, key: int, value: int) -> None:
         slot = self._slot(key)
         if not self._keys[slot]:

@@ -77,6 +77,8 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
                 file.write(b"".join(encode(row) + b"\n" for row in group))
     merged.write(target.header)
     _write(target.failures, _records([source.failures for source in sources], merged.run))
+    if any(source.comparisons.exists() for source in sources):
+        _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
     # The last of all: while it does not exist, there is no merged run.
     _write(target.rollouts, _once(_records([source.rollouts for source in sources], merged.run)))
     sync_directory(target.rollouts.parent)

@@ -41,6 +41,12 @@ class Outputs:
     metrics: Path
     header: Path
 
+    @property
+    def comparisons(self) -> Path:
+        """What ``compare`` answered, a line per group, ``out_comparisons.jsonl``; see `group_stage`."""
+        stem, suffix = split_name(self.rollouts)
+        return self.rollouts.with_name(f"{stem}_comparisons{suffix}")
+
     @classmethod
     def of(cls, path: str | Path) -> Outputs:
         """The files of the run whose main file is ``path``."""

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-import orjson
 from typing_extensions import Self
 
 from gym_serve.rollouts.compression import CORRUPT, codec_of
 from gym_serve.rollouts.outputs import lock, writing
 from gym_serve.servers.edge import encode
 from gym_serve.types.errors import BadRequest, Conflict
+from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
 
 __all__ = ["RecordFile", "read_records"]
@@ -136,7 +136,7 @@ def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
         count = end = 0
         try:
             for frame_end, line in codec_of(path).frames(file):
-                record = orjson.loads(line)
+                record = any_json(line)
                 if not isinstance(record, dict):
                     raise ValueError(f"a {type(record).__name__} instead of a rollout")
                 count, end = count + 1, frame_end

@@ -16,6 +16,7 @@ import orjson
 
 from gym_serve.rollouts.compression import CORRUPT, open_decompressed
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
 
 __all__ = ["MAX_ROW_BYTES", "Located", "Rows", "located"]
@@ -110,7 +111,7 @@ def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
 
 def _parsed(where: str, line: bytes) -> Located:
     try:
-        row = orjson.loads(line)
+        row = any_json(line)
     except orjson.JSONDecodeError as error:
         return Located(where, None, _explained(line, error))
     if not isinstance(row, dict):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.host import Host
 
@@ -19,9 +22,9 @@ class InlineEdge:
         self.server = host.server.name
         self.host = host
 
-    async def call(self, call: Call) -> Reply:
+    def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """See `Edge.call`."""
-        return await self.host.dispatch(call)
+        return self.host.dispatch(call)
 
     async def close(self) -> None:
         """Nothing to release: whoever started the host stops it."""

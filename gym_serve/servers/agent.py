@@ -106,7 +106,7 @@ class AgentServer(Server):
         }
         params = {"type": "object", "required": ["input"], "properties": {"input": {}}}
         return {
-            "run": Operation(self._op_run, "Run one episode of a row", row, {"type": "object"}),
+            "run": Operation(self.run, "Run one episode of a row", row, {"type": "object"}),
             "v1/responses": Operation(
                 self.responses, "A whole episode as one Response", params, {"type": "object"}
             ),
@@ -185,9 +185,6 @@ class AgentServer(Server):
         except GymError as error:
             if not isinstance(error, Rejected):
                 logger.warning("a session of %s was not closed: %s", self.name, error.message)
-
-    async def _op_run(self, body: Any) -> JSON:
-        return await self.run(body)
 
     async def _op_aggregate(self, body: Any) -> Any:
         return await self.config.resources.fetch("aggregate_metrics", body)

@@ -13,6 +13,7 @@ import orjson
 
 from gym_serve.servers.context import Emit
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
+from gym_serve.types.exact import any_json
 
 __all__ = ["Call", "Edge", "Reply", "encode", "trimmed"]
 
@@ -82,7 +83,7 @@ class Reply(NamedTuple):
             Unavailable: the body is no JSON (a foreign server, or a proxy in between).
         """
         try:
-            body = orjson.loads(self.body) if self.body else None
+            body = any_json(self.body) if self.body else None
         except orjson.JSONDecodeError:
             body = self.body[:2000].decode("utf-8", "replace")
             if self.status < 400:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
@@ -249,11 +250,16 @@ def _error(message: str) -> str:
     return json.dumps({"error": message})
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-_ARGUMENTS = json.JSONDecoder(parse_constant=_no_number)
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+_ARGUMENTS = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 """Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it."""
 
 

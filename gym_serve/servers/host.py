@@ -13,14 +13,13 @@ import secrets
 import time
 from typing import Any
 
-import orjson
-
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.snapshots import RESTORE
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
+from gym_serve.types.exact import any_json, exact_json
 
 __all__ = ["DESCRIBE", "GETS", "Host"]
 
@@ -88,7 +87,11 @@ class Host:
 
     async def _answer(self, call: Call) -> Reply:
         try:
-            return await self._run(call)
+            operation = self.operations.get(call.op) or self.server.operation(call.op)
+            if operation is None:
+                raise NotFound(self._unknown(call.op))
+            result = await operation.handler(_body_of(call))
+            return result if isinstance(result, Reply) else Reply.of(result, call.session)
         except GymError as error:
             error.server = error.server or self.server.name
             return Reply.failed(error, call.session)
@@ -97,17 +100,6 @@ class Host:
             message = f"{call.op} failed in {self.server.name}: {type(error).__name__}: {error}"
             return Reply.failed(Unavailable(message, server=self.server.name), call.session)
 
-    async def _run(self, call: Call) -> Reply:
-        operation = self.operations.get(call.op) or self.server.operation(call.op)
-        if operation is None:
-            raise NotFound(self._unknown(call.op))
-        try:
-            body = orjson.loads(call.body) if call.body else {}
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body of {call.op} is no JSON: {error}") from None
-        result = await operation.handler(body)
-        return result if isinstance(result, Reply) else Reply.of(result, call.session)
-
     def _unknown(self, op: str) -> str:
         prefix = "tools/" if op.startswith("tools/") else ""
         names = [o.removeprefix(prefix) for o in self.operations if o.startswith("tools/") == bool(prefix)]
@@ -115,3 +107,11 @@ class Host:
         near = difflib.get_close_matches(shown, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(names)) or 'none'}"
         return f"{self.server.name} has no {'tool' if prefix else 'operation'} {shown!r}{hint}"
+
+
+def _body_of(call: Call) -> Any:
+    read = exact_json if call.op.startswith("tools/") else any_json
+    try:
+        return read(call.body) if call.body else {}
+    except ValueError as error:
+        raise BadRequest(f"the body of {call.op} is no JSON: {error}") from None

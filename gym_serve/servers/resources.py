@@ -26,7 +26,7 @@ from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.live_sessions import LiveSessions, SessionCall
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
-from gym_serve.servers.tools import RESERVED, ToolSpec, hints_of, tools_of
+from gym_serve.servers.tools import RESERVED, Extra, ToolSpec, hints_of, tools_of
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import GymError, InvalidRequest, ToolFailed, VerifierFailed
 from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
@@ -53,6 +53,10 @@ class ResourcesServer(Server):
     metrics: ClassVar[MetricSpec] = STATISTICS_ONLY
     """What ``/aggregate_metrics`` computes: scores, the extracted answer, breakdowns."""
 
+    extra_arguments: ClassVar[Extra] = "ignore"
+    """What becomes of an argument that a tool does not have: it is left out, as in NeMo Gym's servers, or
+    with ``forbid`` the call is refused, and the model is told. Schemas forbid it either way."""
+
     tools: ClassVar[dict[str, ToolSpec]] = {}
     """The tools by name, collected from the methods marked with `tool`."""
 
@@ -73,7 +77,7 @@ class ResourcesServer(Server):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.restorable = _is_restorable(cls)
-        cls.tools = tools_of(cls)
+        cls.tools = tools_of(cls, cls.extra_arguments)
         if clash := RESERVED & cls.tools.keys():
             raise TypeError(f"{cls.__name__}: no tool may be named {', '.join(sorted(clash))}")
         parameters = list(inspect.signature(cls.verify).parameters)

@@ -3,7 +3,8 @@
 Its JSON schema derives from the signature: annotations give the types (anything that pydantic
 knows), defaults make an argument optional, and the docstring (Google, NumPy or reST style) gives
 the descriptions. A parameter named ``session`` receives the state of the episode and is no
-argument. Arguments are validated before the method runs.
+argument. Arguments are validated before the method runs; one that the method does not have is left out or
+refused, as the server's class says.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["RESERVED", "ToolSpec", "hints_of", "is_tool_name", "tool", "tools_of"]
+__all__ = ["RESERVED", "Extra", "ToolSpec", "hints_of", "is_tool_name", "tool", "tools_of"]
+
+Extra = Literal["ignore", "forbid"]
+"""What becomes of arguments that a tool does not have: they are left out, or the call is refused."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__gym_serve_tool__"
@@ -95,8 +99,12 @@ def tool(method: F) -> F:
     return method
 
 
-def tools_of(cls: type) -> dict[str, ToolSpec]:
+def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
     """The tools of a class, inherited ones included, in the order of their definition.
+
+    Args:
+        cls: the class.
+        extra: what becomes of arguments that a tool does not have.
 
     Raises:
         TypeError: a signature that cannot be described; names the class, method and parameter.
@@ -106,7 +114,7 @@ def tools_of(cls: type) -> dict[str, ToolSpec]:
         for name in vars(base):
             member = inspect.getattr_static(cls, name)
             if getattr(member, _MARK, False):
-                specs[name] = _describe(cls, name, member)
+                specs[name] = _describe(cls, name, member, extra)
     return specs
 
 
@@ -120,7 +128,7 @@ def hints_of(cls: type, method: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(method, localns=nested, include_extras=True)
 
 
-def _describe(cls: type, name: str, method: Callable[..., Any]) -> ToolSpec:
+def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) -> ToolSpec:
     where = f"tool {cls.__name__}.{name}"
     try:
         hints = hints_of(cls, method)
@@ -140,9 +148,11 @@ def _describe(cls: type, name: str, method: Callable[..., Any]) -> ToolSpec:
         default = ... if parameter.default is parameter.empty else parameter.default
         field = Field(default=default, description=described.get(parameter.name))
         fields[parameter.name] = (hints[parameter.name], field)
-    arguments: type[BaseModel] = create_model(
-        f"{name}_arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+    # The schema is the same either way: a model is never told that it may make arguments up.
+    config = ConfigDict(
+        extra=extra, json_schema_extra={"additionalProperties": False}, arbitrary_types_allowed=False
     )
+    arguments: type[BaseModel] = create_model(f"{name}_arguments", __config__=config, **fields)
     description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
     return ToolSpec(
         name=name,

@@ -138,9 +138,11 @@ def test_a_kill_and_then_resume_gives_every_rollout_once(gym: Gym, tmp_path: Pat
 @pytest.mark.parametrize("signals", [1, 2])
 def test_ctrl_c_once_drains_and_twice_cancels(gym: Gym, tmp_path: Path, signals: int) -> None:
     out = tmp_path / "out.jsonl"
-    command = ["collect", ROWS, "--url", gym.url, "-o", out, "--repeats", 8, "--concurrency", 4]
+    # At this concurrency half a minute's work, however late the signals come.
+    repeats = 28
+    command = ["collect", ROWS, "--url", gym.url, "-o", out, "--repeats", repeats, "--concurrency", 4]
     process = start(*command)
-    until(lambda: records(out))
+    until(lambda: out.exists() and out.stat().st_size)
     process.send_signal(signal.SIGINT)
     if signals == 2:
         assert process.stderr is not None
@@ -151,12 +153,12 @@ def test_ctrl_c_once_drains_and_twice_cancels(gym: Gym, tmp_path: Path, signals:
     assert "--resume" in stderr
     assert "Traceback" not in stderr
     finished = len(records(out))
-    assert f"{finished} of {8 * len(example())} rollouts" in stdout
+    assert f"{finished} of {repeats * len(example())} rollouts" in stdout
     assert records(tmp_path / "out_failures.jsonl") == []
     result = run(*command[:-2], "--resume")
     assert result.returncode == 0, result.stderr
     assert set(keys(out).values()) == {1}
-    assert len(records(out)) == 8 * len(example())
+    assert len(records(out)) == repeats * len(example())
 
 
 def test_bad_rows_are_all_named_and_nothing_starts(gym: Gym, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""`gym-serve up`, `status`, `logs` and `down`: the life of a Ray of their own, from the first to the last."""
+"""`gym-serve up`, `status`, `logs` and `down`: the life of a Ray of their own, from the first to the last.
+
+What is collected there, docs/collecting.md shows, which is run as well.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ from gym_serve.cli import local_ray, main
 from gym_serve.routing import serve_compat
 
 GYM_SERVE = [sys.executable, "-c", "from gym_serve.cli import main; main()"]
-ROWS = Path(__file__).parents[2] / "environments" / "mcqa" / "data" / "example.jsonl"
 GRAPH = """
 applications:
   - name: small
@@ -36,9 +38,7 @@ MODULE = """
 from gym_serve.deployments.scripted_model import ScriptedModel
 
 class Echo(ScriptedModel):
-    async def responses(self, body):
-        print("asked")
-        return await super().responses(body)
+    pass
 """
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             [*GYM_SERVE, *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=300,
             check=False,
             cwd=tmp_path,
             env=environment,
@@ -72,8 +72,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
         shutil.rmtree(short, ignore_errors=True)
 
 
-@pytest.mark.timeout(400)  # a Ray of its own, and a process for each command
-def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
+def test_from_up_to_down(run: Run) -> None:
     nothing = run("status")
     assert nothing.returncode == 1
     assert "gym-serve up FILE" in nothing.stderr
@@ -92,10 +92,6 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     assert servers.keys() == {"policy", "mcqa", "agent", "gateway"}
     assert {state["status"] for state in servers.values()} == {"HEALTHY"}
     assert servers["agent"]["replicas"] == {"RUNNING": 1}
-
-    collected = run("collect", ROWS, "--attach", "small", "--agent", "agent", "--limit", 2, "-o", "out.jsonl")
-    assert collected.returncode == 0, collected.stderr
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
     logs = run("logs", "policy", "-n", 5)
     assert logs.returncode == 0, logs.stderr

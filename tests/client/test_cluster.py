@@ -74,6 +74,7 @@ def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:
     assert "Traceback" not in silent.stderr
 
 
+@pytest.mark.timeout(400)
 def test_one_local_ray_after_the_other() -> None:
     """Serve's own memory of the first one must not be taken for the second."""
     code = (
@@ -85,6 +86,6 @@ def test_one_local_ray_after_the_other() -> None:
         "    cluster.leave()\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=150
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=350
     )
     assert ran.returncode == 0, ran.stderr

@@ -28,7 +28,7 @@ def gym(deploy: Any) -> Gym:
         "agents": {
             "agent": {
                 "type": "simple_agent", "model": "model", "resources": "env",
-                "episode_timeout": 20, "tool_timeout": 10, "verify_timeout": 10,
+                "episode_timeout": 90, "tool_timeout": 60, "verify_timeout": 60,
             }
         },
     }  # fmt: skip

@@ -60,7 +60,10 @@ def gym(deploy: Any, tmp_path_factory: pytest.TempPathFactory) -> Gym:
 
 
 def test_each_server_has_its_own_version(gym: Gym) -> None:
-    found = {name: httpx.post(f"{gym.url}/{name}/version", json={}).json() for name in ("old", "new", "own")}
+    found = {
+        name: httpx.post(f"{gym.url}/{name}/version", json={}, timeout=60).json()
+        for name in ("old", "new", "own")
+    }
     assert {name: told["version"] for name, told in found.items()} == {
         "old": "1.0",
         "new": "2.0",

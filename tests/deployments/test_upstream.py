@@ -95,7 +95,7 @@ async def test_the_key_is_a_bearer_token(model, backend):
 def test_what_the_backend_asks_for_is_waited_in_addition(monkeypatch, error, seconds):
     monkeypatch.setattr(retries.random, "uniform", lambda low, high: high)
     monkeypatch.setattr(retries, "_PAUSE", 0.25)
-    assert retries._pause(error, 0) == seconds
+    assert retries.pause_after(error, 0) == seconds
 
 
 @pytest.fixture

@@ -155,6 +155,11 @@ async def test_no_results() -> None:
         assert await found(bench) == '{"items":[]}'
 
 
+async def test_a_summary_that_is_cut_within_a_character() -> None:
+    async with live(Google((200, '{"items": [{"title": "\\ud83e", "snippet": "An otter"}]}', {}))) as bench:
+        assert json.loads(await found(bench)) == {"items": [{"title": "?", "snippet": "An otter"}]}
+
+
 async def test_a_busy_google_is_asked_again() -> None:
     google = Google(refusal(429, "slow down"), refusal(503, "away"), ok())
     async with live(google) as bench:
@@ -172,6 +177,8 @@ async def test_a_busy_google_is_asked_again() -> None:
         ((500, "<html>", {}), "Error: Google answers 500: no reason was given", 3),
         ((200, "<html>", {}), "Error: Google's answer is no JSON object", 3),
         ((200, "[1]", {}), "Error: Google's answer is no JSON object", 3),
+        ((200, '{"items": 3}', {}), "Error: Google's answer has no list of results", 3),
+        (refusal(429, "Never", **{"Retry-After": "9" * 400}), "Error: Google answers 429: Never", 1),
     ],
 )
 async def test_a_refusal_is_an_answer_of_the_tool(answer: Any, message: str, asked: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import ipaddress
 import socket
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -302,13 +303,27 @@ async def test_a_bomb_is_not_decompressed() -> None:
     bomb, page = gzip.compress(b"x" * 5_000_000), gzip.compress(b"<p>Hello</p>")
 
     async def compressed(request: web.Request) -> web.Response:
-        body = {"/bomb": bomb, "/broken": b"\x1f\x8bxx", "/page": page}.get(request.path, b"x")
-        encoding = "br" if request.path == "/brotli" else "gzip"
+        body = {
+            "/bomb": bomb,
+            "/bombs": gzip.compress(b"x" * 9_000) * 2,
+            "/parts": page * 2,
+            "/padded": page + b"\0" * 20,
+            "/many": gzip.compress(b"") * 50_000,
+            "/broken": b"\x1f\x8bxx",
+            "/deflate": zlib.compress(b"<p>Hello</p>"),
+            "/page": page,
+        }.get(request.path, b"x")
+        encoding = {"/brotli": "br", "/deflate": "deflate"}.get(request.path, "gzip")
         return web.Response(body=body, headers={"Content-Type": "text/html", "Content-Encoding": encoding})
 
     async with internet(compressed) as net:
         assert (await net.get("http://site.example/page")).body == b"<p>Hello</p>"
+        assert (await net.get("http://site.example/parts")).body == b"<p>Hello</p>" * 2
+        assert (await net.get("http://site.example/padded")).body == b"<p>Hello</p>"
+        assert (await net.get("http://site.example/deflate")).body == b"<p>Hello</p>"
+        assert "more than 10000 bytes" in await failure(net, "http://site.example/many")  # as it came
         assert "more than 10000 bytes" in await failure(net, "http://site.example/bomb")
+        assert "more than 10000 bytes" in await failure(net, "http://site.example/bombs")
         assert "compressed wrongly" in await failure(net, "http://site.example/broken")
         assert "compressed by br" in await failure(net, "http://site.example/brotli")
 
@@ -320,8 +335,8 @@ async def test_a_page_that_does_not_come() -> None:
         await asyncio.sleep(30)
         return response
 
-    async with internet(slow, timeout=0.2) as net:
-        assert "did not come within 0.2 s" in await failure(net, "http://site.example/")
+    async with internet(slow, timeout=1.0) as net:
+        assert "did not come within 1 s" in await failure(net, "http://site.example/")
         assert len(net.requests) == 1  # a slow page is not asked for again
 
 
@@ -376,10 +391,31 @@ def page(body: bytes, *, charset: str | None = None, content_type: str = "text/h
         page("Käse".encode(), charset="no-such-charset"),
         page("Käse".encode(), charset="hex"),
         page(b'<meta charset="iso-8859-1">' + "Käse".encode("latin-1")),
+        page(b'<?xml version="1.0" encoding="windows-1252"?>' + "Käse".encode("latin-1")),
+        page("Käse".encode("utf-16")),
+        page(b"\xef\xbb\xbf" + "Käse".encode()),
+        page("Käse, Öl und Äpfel ".encode("latin-1") * 9),  # says nothing
+        page("Käse, Öl ".encode() + b"\xff"),  # one wrong byte
     ],
 )
 def test_characters(given: Page) -> None:
     assert "Käse" in decoded(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "charset"),
+    [
+        ("Die Äste über dem Fluss hängen tief, und der Otter schläft darunter gemütlich. ", "windows-1252"),
+        ("Le café où l’élève préférait déjeuner était fermé à Noël, hélas. ", "windows-1252"),
+        ("Выдра плавает в реке и ест то, что там находит каждый день. ", "windows-1251"),
+        ("カワウソは川で泳ぎ、毎日そこで見つけたものを食べる。", "shift_jis"),
+        ("水獭每天在河里游泳，吃它在那里找到的东西。", "gb18030"),
+        ("水獺每天在河裡游泳，吃牠在那裡找到的東西。", "big5"),
+        ("수달은 강에서 헤엄치며 매일 그곳에서 찾은 것을 먹는다. ", "euc_kr"),
+    ],
+)
+def test_a_character_set_is_guessed_where_a_page_names_none(text: str, charset: str) -> None:
+    assert decoded(page(f"<p>{text * 4}</p>".encode(charset))) == f"<p>{text * 4}</p>"
 
 
 @given(st.binary(max_size=80), st.sampled_from([None, "utf-16", "utf-7", "idna", "base64", "x" * 50]))

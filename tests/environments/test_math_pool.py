@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -70,9 +71,14 @@ async def test_time_out_costs_one_worker() -> None:
     assert workers() == []
 
 
-async def test_time_in_the_queue_does_not_count(pool: VerifierPool) -> None:
+async def test_time_in_the_queue_does_not_count(pool: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(worker: process.WorkerProcess, request: list[str]) -> dict[str, Any]:
+        await asyncio.sleep(0.2 if request[1] == SLOW else 0)
+        return {"equal": True, "extracted": None, "written": None, "spent": False}
+
+    monkeypatch.setattr(process.WorkerProcess, "ask", ask)
     slow = asyncio.create_task(equal(pool, "0", SLOW))
-    quick = [asyncio.create_task(equal(pool, "5", "\\boxed{5}", timeout=0.5)) for _ in range(20)]
+    quick = [asyncio.create_task(equal(pool, "5", "\\boxed{5}", timeout=0.1)) for _ in range(20)]
     assert await asyncio.gather(slow, *quick) == [True] * 21
 
 
@@ -96,20 +102,30 @@ async def test_idle_worker_killed_from_outside(pool: VerifierPool) -> None:
 
 async def test_busy_worker_killed_from_outside(pool: VerifierPool) -> None:
     [worker] = workers()
+    idle = worker.cpu_times().user
     task = asyncio.create_task(equal(pool, "0", SLOW))
-    await eventually(lambda: worker.cpu_times().user > 0 and worker.status() == psutil.STATUS_RUNNING)
+    await eventually(lambda: worker.cpu_times().user > idle)
     worker.kill()
-    assert await task  # tried once more
+    assert await task  # tried once more, if it was not done
+    assert await equal(pool, "5", "\\boxed{5}")
 
 
-async def test_answer_that_kills_every_worker(pool: VerifierPool) -> None:
+async def test_answer_that_kills_every_worker(pool: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, asked_again = asyncio.Event(), asyncio.Event()
+    ask = process.WorkerProcess.ask
+
+    async def noted(worker: process.WorkerProcess, request: list[str]) -> dict[str, Any]:
+        (asked_again if asked.is_set() else asked).set()
+        return await ask(worker, request)
+
+    monkeypatch.setattr(process.WorkerProcess, "ask", noted)
     first = workers()[0]
     task = asyncio.create_task(equal(pool, "42", ENDLESS))
-    await asyncio.sleep(0.1)
+    await asked.wait()
     first.kill()
     await eventually(lambda: any(worker.pid != first.pid for worker in workers()))
     second = next(worker for worker in workers() if worker.pid != first.pid)
-    await eventually(lambda: second.cpu_times().user > 1.5)  # warm, and at the task
+    await asked_again.wait()
     second.kill()
     with pytest.raises(VerifierFailed, match=r"two math-verify workers died on this answer.* signal 9"):
         await task

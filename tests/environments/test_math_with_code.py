@@ -206,7 +206,7 @@ async def test_end_session_forgets(bench: Bench) -> None:
 async def test_a_cancelled_call_is_told_with_the_next(bench: Bench) -> None:
     await execute(bench, "x = 1")
     host, body = bench.host, b'{"code": "while True: pass"}'
-    reply = await host.dispatch(Call("tools/execute_python", body, bench.session, timeout=0.2))
+    reply = await host.dispatch(Call("tools/execute_python", body, bench.session, timeout=1.0))
     assert reply.status == 504
     done = await execute(bench, "print('x' in globals())")
     assert done["stdout"] == "False\n"
@@ -222,7 +222,7 @@ async def test_nobody_is_held_up_by_many_sessions(server: MathWithCode) -> None:
 
 
 @LOOP
-@pytest.mark.parametrize("arguments", [{}, {"code": 1}, {"code": "1", "session": {}}, {"code": None}])
+@pytest.mark.parametrize("arguments", [{}, {"code": 1}, {"code": None}])
 async def test_arguments_that_do_not_fit(bench: Bench, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         await bench.tool("execute_python", **arguments)

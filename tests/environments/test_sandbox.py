@@ -199,8 +199,8 @@ async def test_characters_of_any_kind(python: SandboxedPython) -> None:
 )
 async def test_time_out_keeps_the_names(python: SandboxedPython, code: str) -> None:
     await execute(python, "kept = 7")
-    done = await execute(python, f"print('before')\n{code}", timeout=0.3)
-    assert done.error == "TimeoutError: stopped after 0.3 s; variables are kept"
+    done = await execute(python, f"print('before')\n{code}", timeout=0.5)
+    assert done.error == "TimeoutError: stopped after 0.5 s; variables are kept"
     assert done.stdout == "before\n"
     assert (await execute(python, "kept")).result == "7"
 
@@ -347,7 +347,7 @@ async def test_programs_that_fail(python: SandboxedPython, code: str, status: in
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(99)", "sum(range(10**15))"])
 async def test_a_program_out_of_time(python: SandboxedPython, code: str) -> None:
-    done = await run(python, code, timeout=0.3)
+    done = await run(python, code, timeout=0.6)  # of ten times that, the machine is said to be overloaded
     assert (done.timed_out, done.starved) == (True, False)
     assert (await run(python, "print(1)")).stdout == "1\n"
 

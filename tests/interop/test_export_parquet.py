@@ -91,6 +91,12 @@ def test_tools_that_parquet_would_change_are_left_out_with_a_note(tool_sets, kep
         assert function == {key: WEATHER_TOOL[key] for key in ("name", "description", "parameters")}
 
 
+def test_nulls_in_a_tool_are_kept(tmp_path):
+    tool = {**CLOCK_TOOL, "parameters": {"enum": [None, None]}}
+    found, _ = rows([rollout([said("x")], tools=[tool])], "verl", tmp_path)
+    assert found[0]["tools"][0]["function"]["parameters"] == {"enum": [None, None]}
+
+
 def test_images_are_placeholders_and_a_list(tmp_path):
     rollouts = [asking(text("What is "), IMAGE, text("?")), rollout([said("3")], task=1)]
     for format in ("verl", "openrlhf"):

@@ -209,7 +209,7 @@ async def test_a_call_that_was_given_up_leaves_no_answer_to_the_next():
     async with played() as (bench, _):
         await bench.call("reset", ROW)
         body = json.dumps({**ROW, "response": {"output": said("hang")}}).encode()
-        reply = await bench.host.dispatch(Call("step", body, bench.session, timeout=0.1))
+        reply = await bench.host.dispatch(Call("step", body, bench.session, timeout=1.0))
         assert reply.status == 504
         with pytest.raises(SessionLost):
             await bench.call("step", {**ROW, "response": {"output": said("gym")}})

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from support.processes import replicas_of
 from support.rollouts import JSON, keys, read_jsonl, write_jsonl
 from support.stragglers import StragglingEnvironment, StragglingModel
 
@@ -83,7 +83,7 @@ async def test_leaving_an_iteration_cancels_too(gym: Gym) -> None:
 async def test_an_attempt_that_takes_too_long_is_cancelled(gym: Gym) -> None:
     before = await asyncio.to_thread(cancelled, gym)
     source = [row(0, _ng_task_index=0, _ng_rollout_index=3)]
-    (found,) = [r async for r in gym.rollouts(source, timeout=1.0)]
+    (found,) = [r async for r in gym.rollouts(source, timeout=3.0)]
     assert found["failure"]["kind"] == "episode_timeout"
     await settle(gym, model=[before[0] + 1], tool=before[1])
 
@@ -103,6 +103,22 @@ def test_compare_over_http(gym: Gym) -> None:
     (group,) = asyncio.run(collected())
     assert [r["reward"] for r in group.rollouts] == [2.0, 0.0]
     remote.shutdown()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_collect_compares_when_all_have_ended(gym: Gym, tmp_path: Path, remote: bool) -> None:
+    used = await asyncio.to_thread(Gym.connect, gym.url) if remote else gym
+    source = [slow(0), slow(1), slow(2) | {"principle": "none"}]
+    report = await used.collect(source, tmp_path / "out.jsonl", repeats=2, attempts=1, agent="agent")
+    assert not report.complete
+    assert report.uncompared == ["task 2: compare failed: the judge is away"]
+    report = await used.collect(source[:2], tmp_path / "fine.jsonl", repeats=2, agent="agent")
+    assert report.complete
+    found = sorted(read_jsonl(tmp_path / "fine.jsonl"), key=lambda rollout: rollout["_ng_rollout_id"])
+    assert [rollout["reward"] for rollout in found] == [2.0, 0.0, 2.0, 0.0]
+    assert {rollout["verify_reward"] for rollout in found} == {0.5}
+    if remote:
+        await asyncio.to_thread(used.shutdown)
 
 
 async def test_orders(gym: Gym) -> None:
@@ -128,21 +144,11 @@ async def test_an_option_that_there_is_not(gym: Gym) -> None:
         [r async for r in gym.rollouts([slow(0)], repeat=2)]  # type: ignore[call-arg]
 
 
-def pid_of(server: str) -> int:
-    """Process of the only replica of a server."""
-    (process,) = (
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.cmdline()[:1] == [f"ray::ServeReplica:stragglers:{server}"]
-    )
-    return process.pid
-
-
 @pytest.mark.timeout(170)
 async def test_collect_survives_the_death_of_the_agent(gym: Gym, tmp_path: Path) -> None:
     """Its only replica is killed: what ran there is tried again, and the failures say what happened."""
     output = tmp_path / "out.jsonl"
-    pid = pid_of("agent")
+    (pid,) = replicas_of("stragglers")["agent"]
     killed: list[int] = []
 
     def progress(now: Progress) -> None:
@@ -157,7 +163,7 @@ async def test_collect_survives_the_death_of_the_agent(gym: Gym, tmp_path: Path)
     assert report.progress.failed_attempts.get("unavailable", 0) > 0
     (metrics,) = report.metrics
     assert metrics["failures"] == dict(report.progress.failed_attempts)
-    assert metrics["agent_metrics"]["mean/reward"] == 0.5
+    assert metrics["agent_metrics"]["mean/verify_reward"] == 0.5
 
     again = await gym.collect([slow(n) for n in range(60)], output, resume=True)
     assert again.progress.earlier == 60

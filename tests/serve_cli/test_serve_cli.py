@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 import yaml
+from support.ports import free_port
+
+# A Ray of its own, and a process for each command: on a slow machine each of them takes half a minute.
+pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -38,12 +42,6 @@ applications:
         agent: {type: simple_agent, model: policy, resources: mcqa, max_steps: 3}
         lonely: {type: simple_agent, model: remote, resources: mcqa, max_retries_none: 1}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:
@@ -72,7 +70,7 @@ class Cluster:
     def __call__(self, *command: str, fails: bool = False) -> str:
         done = subprocess.run(
             [BIN / command[0], *command[1:]], cwd=self.folder, env=self.env, capture_output=True, text=True,
-            timeout=120, check=False,
+            timeout=240, check=False,
         )  # fmt: skip
         output = done.stdout + done.stderr
         assert (done.returncode != 0) == fails, output
@@ -80,7 +78,7 @@ class Cluster:
 
     def status(self) -> dict:
         # What `serve status` asks as well; a process for every look would take longer than the look.
-        answer = httpx.get(f"{self.env['RAY_DASHBOARD_ADDRESS']}/api/serve/applications/", timeout=30)
+        answer = httpx.get(f"{self.env['RAY_DASHBOARD_ADDRESS']}/api/serve/applications/", timeout=60)
         return answer.json().get("applications", {}).get("cli", {})
 
     def deploy(self, text: str) -> dict:
@@ -88,7 +86,7 @@ class Cluster:
         (self.folder / "graph.yaml").write_text(text.replace("HTTP_PORT", str(self.http)))
         before = self.status().get("last_deployed_time_s")
         self("serve", "deploy", "graph.yaml")
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             status = self.status()
             fresh = status and status["last_deployed_time_s"] != before
@@ -103,23 +101,33 @@ class Cluster:
         for process in psutil.process_iter(["cmdline"]):
             name = " ".join(process.info["cmdline"] or [])
             if name.startswith("ray::ServeReplica:cli:") and str(self.temp) in _environment(process):
-                found.setdefault(name.split(":")[4].split()[0], set()).add(process.pid)
+                # Without the method that runs, if one does.
+                found.setdefault(name.split(":")[4].split()[0].partition(".")[0], set()).add(process.pid)
         return found
 
     def stop(self) -> None:
-        mine = [p for p in psutil.process_iter(["cmdline"]) if str(self.temp) in _text(p)]
+        mine = [p for p in psutil.process_iter(["cmdline"]) if f"{self.temp}/" in _text(p)]
         for process in mine:
-            for child in [*process.children(recursive=True), process]:
-                child.kill()
+            for one in [*_children(process), process]:
+                with suppress(psutil.NoSuchProcess):  # it ended with another one
+                    one.kill()
 
 
 def _text(process: psutil.Process) -> str:
     return " ".join(process.info["cmdline"] or []) if process.pid != os.getpid() else ""
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
+
+
 def _environment(process: psutil.Process) -> str:
-    parent = process.parent()
-    return " ".join(parent.cmdline()) if parent else ""
+    with suppress(psutil.NoSuchProcess):
+        parent = process.parent()
+        return " ".join(parent.cmdline()) if parent else ""
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +166,11 @@ def test_every_server_is_a_deployment_under_its_own_name(cluster: Cluster) -> No
 
 def test_http_works_with_the_token_only(cluster: Cluster) -> None:
     url = f"http://127.0.0.1:{cluster.http}/cli"
-    assert httpx.get(f"{url}/graph").status_code == 401
+    assert httpx.get(f"{url}/graph", timeout=60).status_code == 401
     headers = {"authorization": f"Bearer {SECRET}"}
-    assert httpx.get(f"{url}/health", headers=headers).json()["status"] == "ok"
+    assert httpx.get(f"{url}/health", headers=headers, timeout=60).json()["status"] == "ok"
     row = {"responses_create_params": {"input": "?"}, "options": [{"A": "1"}], "expected_answer": "A"}
-    rollout = httpx.post(f"{url}/agent/run", json=row, headers=headers, timeout=30).json()
+    rollout = httpx.post(f"{url}/agent/run", json=row, headers=headers, timeout=60).json()
     assert rollout["reward"] == 0.0
     assert "failure" not in rollout
 
@@ -172,17 +180,14 @@ def test_a_changed_setting_restarts_its_server_alone(cluster: Cluster) -> None:
     before = cluster.replicas()
     changed = GOOD.replace("max_steps: 3", "max_steps: 5").replace("num_replicas: 2", "num_replicas: 3")
     assert cluster.deploy(changed)["status"] == "RUNNING"
-    deadline = time.monotonic() + 30
-    while cluster.replicas().get("agent", set()) & before["agent"] and time.monotonic() < deadline:
+    while (after := cluster.replicas())["agent"] & before["agent"]:  # the time limit of the test ends it
         time.sleep(0.5)
-    after = cluster.replicas()
-    assert not after["agent"] & before["agent"]
     assert before["mcqa"] < after["mcqa"]
     assert len(after["mcqa"]) == 3
     others = before.keys() - {"agent", "mcqa"}
     assert {name: after[name] for name in others} == {name: before[name] for name in others}
     headers = {"authorization": f"Bearer {SECRET}"}
-    graph = httpx.get(f"http://127.0.0.1:{cluster.http}/cli/graph", headers=headers).json()
+    graph = httpx.get(f"http://127.0.0.1:{cluster.http}/cli/graph", headers=headers, timeout=60).json()
     assert graph["agents"]["agent"]["max_steps"] == 5
 
 
@@ -190,7 +195,7 @@ def test_no_secret_is_shown_anywhere(cluster: Cluster) -> None:
     headers = {"authorization": f"Bearer {SECRET}"}
     url = f"http://127.0.0.1:{cluster.http}/cli"
     for path in ("graph", "docs", "openapi.json", "health", "global_config_dict_yaml"):
-        assert SECRET not in httpx.get(f"{url}/{path}", headers=headers).text, path
+        assert SECRET not in httpx.get(f"{url}/{path}", headers=headers, timeout=60).text, path
     wrong = httpx.post(
         f"{url}/lonely/run", json={"responses_create_params": {"input": "?"}}, headers=headers, timeout=60
     )
@@ -201,7 +206,7 @@ def test_no_secret_is_shown_anywhere(cluster: Cluster) -> None:
     assert SECRET not in cluster("serve", "status")
     dashboard = f"http://127.0.0.1:{cluster.dashboard}"
     for path in ("/api/serve/applications/", "/api/v0/actors?detail=true", "/api/v0/tasks?detail=true"):
-        answer = httpx.get(dashboard + path, timeout=30)
+        answer = httpx.get(dashboard + path, timeout=60)
         assert answer.status_code == 200, path
         assert "mcqa" in answer.text or "tasks" in path
         assert SECRET not in answer.text, path
@@ -231,16 +236,16 @@ def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}/mcqa"
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and run.poll() is None:
             try:
-                if httpx.get(f"{url}/health").status_code == 200:
+                if httpx.get(f"{url}/health", timeout=60).status_code == 200:
                     break
             except httpx.HTTPError:
                 pass
             time.sleep(0.5)
         line = (ROOT / "environments" / "mcqa" / "data" / "example.jsonl").read_text().splitlines()[0]
-        rollout = httpx.post(f"{url}/run", json=json.loads(line), timeout=30).json()
+        rollout = httpx.post(f"{url}/run", json=json.loads(line), timeout=60).json()
         assert "failure" not in rollout, rollout
         assert rollout["extracted_answer"]
     finally:

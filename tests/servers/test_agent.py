@@ -168,6 +168,7 @@ async def test_arguments_that_are_too_deep_to_be_sent_on_are_told_to_the_model()
         ("{'times': 1}", "JSONDecodeError('Expecting property name enclosed in double quotes: "),
         ('{"times": 1}}', "JSONDecodeError('Extra data: line 1 column 13 (char 12)')"),
         ('{"times": NaN}', "ValueError('NaN is no JSON')"),
+        ('{"times": 1e999, "more": 123456789012345678901}', "ValueError('1e999 is no JSON')"),
         ('{"times": 1' + 5000 * "0" + "}", "ValueError('Exceeds the limit"),
         (100_000 * "[", "nested too deeply"),
     ],

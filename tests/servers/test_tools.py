@@ -103,7 +103,6 @@ async def test_sync_tools_work_too() -> None:
     [
         ({}, "place: Field required; days: Field required"),
         ({"place": {"city": "Oslo"}, "days": 9}, "days"),
-        ({"place": {"city": "Oslo"}, "days": 1, "session": {"calls": 9}}, "session: Extra inputs"),
         ({"place": "Oslo", "days": "many"}, "place"),
         ([], "arguments"),
         (None, "arguments"),
@@ -115,6 +114,27 @@ async def test_bad_arguments_are_refused_with_every_problem(arguments: object, s
     error = orjson.loads(reply.body)["error"]
     assert error["code"] == "invalid_request"
     assert said in error["message"]
+
+
+async def test_arguments_that_a_tool_does_not_have_are_left_out() -> None:
+    host = Host(Office())
+    made_up = {"place": {"city": "Oslo"}, "days": 1, "session": {"calls": 9}, "self": 1, "wind": "W"}
+    reply = await call(host, "forecast", made_up)
+    assert reply.json()["city"] == "Oslo"
+    assert host.server.sessions.get(reply.session).state.calls == 1
+
+
+async def test_a_class_may_refuse_them() -> None:
+    class Strict(Office):
+        extra_arguments = "forbid"
+
+    assert Strict.tools["add"].parameters == Office.tools["add"].parameters
+    reply = await call(Host(Strict()), "add", {"a": 1, "c": 2, "d": 3})
+    assert reply.status == 422
+    assert orjson.loads(reply.body)["error"]["message"] == (
+        "invalid arguments: c: Extra inputs are not permitted; d: Extra inputs are not permitted"
+    )
+    assert (await call(Host(Strict()), "add", {"a": 1})).json() == 2
 
 
 async def test_a_tool_that_breaks_says_so() -> None:

@@ -13,23 +13,21 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from copy import deepcopy
 from typing import Any
 
 import aiohttp
 import orjson
-import psutil
-import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 
 from gym_serve import Gym
 from gym_serve.client import loop
-from gym_serve.client.cluster import free_port
 from gym_serve.graph import GraphSpec, build, resolve
 from support.live_sessions import HttpWay, Players, handle_way
 from support.pinned import Pinned, SlowModel
+from support.processes import replicas_of
+from support.two_nodes import TwoNodes, two_nodes
 
 NAME = "changes"
 GRAPH: dict[str, Any] = {
@@ -74,15 +72,19 @@ def deploy(graph: dict[str, Any]) -> None:
     serve.run(build(resolve(spec)), name=NAME, route_prefix=f"/{NAME}")
 
 
-def replicas() -> dict[str, set[int]]:
-    """Processes of the replicas, by server."""
-    found: dict[str, set[int]] = {}
-    for process in psutil.Process().children(recursive=True):
-        command = ""
-        with suppress(psutil.Error):  # it has just ended
-            command = (process.cmdline() or [""])[0]
-        if command.startswith(f"ray::ServeReplica:{NAME}:"):
-            found.setdefault(command.split(":")[4].partition(".")[0], set()).add(process.pid)
+async def settled(graph: dict[str, Any]) -> dict[str, set[int]]:
+    """Processes of the replicas, by server, once there are as many as a graph has.
+
+    The last one that Serve has stopped may take a moment to end. Where their numbers stay wrong, they are
+    those of after a minute.
+    """
+    servers = {name: settings for section in graph.values() for name, settings in section.items()}
+    wanted = {name: settings.get("num_replicas", 1) for name, settings in servers.items()} | {"gateway": 1}
+    for _ in range(600):
+        found = replicas_of(NAME)
+        if {name: len(pids) for name, pids in found.items()} == wanted:
+            break
+        await asyncio.sleep(0.1)
     return found
 
 
@@ -107,35 +109,46 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def play(gym: Gym, options: argparse.Namespace) -> dict[str, Any]:
-    players = Players(options.seed, pause=options.pause, calls=options.calls)
+async def play(gym: Gym, *, sessions: int, pause: float, calls: int, seed: int) -> dict[str, Any]:
+    players = Players(seed, pause=pause, calls=calls)
     ended: Counter[str] = Counter()
     stop = asyncio.Event()
     table: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        players.start("handle", options.sessions // 2, handle_way(gym._edge("env")))
-        players.start("http", options.sessions // 2, HttpWay(client, f"{gym.url}/env"))
+        players.start("handle", sessions // 2, handle_way(gym._edge("env")))
+        players.start("http", sessions // 2, HttpWay(client, f"{gym.url}/env"))
         running = asyncio.create_task(episodes(gym, ended, stop))
-        await asyncio.sleep(2 * options.pause)
+        before = await settled(GRAPH)
         for name, graph in CHANGES.items():
-            before, counts, started = replicas(), players.counts.copy(), time.monotonic()
+            while players.live < 0.75 * sessions:  # noqa: ASYNC110  # on a slow machine they take a while
+                await asyncio.sleep(0.1)
+            counts, started = players.counts.copy(), time.monotonic()
             live = players.live
             await asyncio.to_thread(deploy, graph)
-            after = replicas()
+            seconds = round(time.monotonic() - started, 1)
+            after = await settled(graph)
             row = {
                 "change": name,
-                "seconds": round(time.monotonic() - started, 1),
+                "seconds": seconds,
                 "live": live,
                 "ended": ended_ones(before, after),
                 "started": ended_ones(after, before),
                 **(players.counts - counts),
             }
             table.append(row)
+            before = after
             say(f"{row}")
         stop.set()
         await players.stop()
         await running
     return {"changes": table, "counts": players.counts, "problems": players.problems, "episodes": ended}
+
+
+def run(cluster: TwoNodes, **options: Any) -> dict[str, Any]:
+    """What comes of it: the arguments of `main`."""
+    with Gym.from_graph(GRAPH, name=NAME, address=cluster.address) as gym:
+        found: dict[str, Any] = loop.wait(play(gym, **options))
+    return found
 
 
 def main() -> None:
@@ -147,16 +160,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5, help="mean calls of a session")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    cluster.add_node(num_cpus=4, resources={"second": 1})
-    ray.init(address=cluster.address, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-    with Gym.from_graph(GRAPH, name=NAME, address=cluster.address) as gym:
-        result = loop.wait(play(gym, options))
-    print(orjson.dumps(result).decode(), flush=True)
-    serve.shutdown()
-    ray.shutdown()
-    cluster.shutdown()
+    with two_nodes() as cluster:
+        print(orjson.dumps(run(cluster, **vars(options))).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,27 +20,24 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
-import ray
-from ray import serve
-from ray.cluster_utils import Cluster
 
 from gym_serve import Gym, Progress
-from gym_serve.client.cluster import free_port
 from gym_serve.testing.model_server import Behaviour, run_model_server
 from support.ledger import Ledger
+from support.processes import children_titled
 from support.rollouts import JSON, read_jsonl
+from support.two_nodes import TwoNodes, two_nodes
 
 NAME = "chaos"
 TIMEOUT = 20.0
 """Seconds for one attempt."""
-LATE = 10.0
-"""Seconds that an attempt may overrun, on a machine that starts replicas all the time."""
+LATE = 40.0
+"""Seconds that an attempt may overrun, on a slow machine that starts replicas all the time."""
 ATTEMPTS = 8
 
 EPISODE: dict[str, Any] = {"turns": 3, "tool": "add", "arguments": '{"amount": 7}'}
@@ -94,17 +91,14 @@ class Killer:
     """Kills one part after the other, as the rollouts go on.
 
     Args:
-        cluster, second: the cluster, and its node that is killed as well.
+        cluster: its second node is killed as well.
         generator: chooses the parts.
         kills: how many; every part once before any comes again.
         total: rollouts, by which the kills are spaced.
     """
 
-    def __init__(
-        self, cluster: Cluster, second: Any, generator: random.Random, kills: int, total: int
-    ) -> None:
+    def __init__(self, cluster: TwoNodes, generator: random.Random, kills: int, total: int) -> None:
         self._cluster = cluster
-        self._second = second
         self._random = generator
         self._finished: Counter[str] = Counter()
         names = [*PARTS, "node"]
@@ -128,32 +122,21 @@ class Killer:
                 if collecting.done():
                     return
                 time.sleep(0.05)
-            (self._node if name == "node" else self._process)(name)
+            if name == "node":
+                self._cluster.replace_second()
+            else:
+                self._process(name)
             self.killed.append(name)
             say(f"{time.monotonic() - started:6.1f} s  {self._finished.total():5d} finished   killed: {name}")
 
     def _process(self, name: str) -> None:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 180
         while time.monotonic() < give_up:
-            if found := _processes(PARTS[name]):
-                os.kill(self._random.choice(found), signal.SIGKILL)
+            if found := children_titled(PARTS[name]):
+                os.kill(self._random.choice(list(found)), signal.SIGKILL)
                 return
             time.sleep(0.1)  # the one that was killed before is not back yet
         raise AssertionError(f"no {name} to kill")
-
-    def _node(self, name: str) -> None:
-        self._cluster.remove_node(self._second, allow_graceful=False)
-        self._second = self._cluster.add_node(num_cpus=4)
-
-
-def _processes(title: str) -> list[int]:
-    """The children of this process with a title, oldest first."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            if (process.cmdline() or [""])[0].partition(".")[0] == title:
-                found.append(process.pid)
-    return sorted(found)
 
 
 def judge(folder: Path, count: int) -> JSON:
@@ -192,10 +175,10 @@ def judge(folder: Path, count: int) -> JSON:
     }
 
 
-async def disturbed(gym: Gym, folder: Path, killer: Killer, options: argparse.Namespace) -> None:
+async def disturbed(gym: Gym, folder: Path, killer: Killer, rollouts: int, minutes: float) -> None:
     """Collect both ways."""
     remote = Gym.connect(gym.url)
-    given = rows(options.rollouts)
+    given = rows(rollouts)
     collections = [
         one.collect(
             given[start::2],
@@ -207,27 +190,50 @@ async def disturbed(gym: Gym, folder: Path, killer: Killer, options: argparse.Na
         )
         for start, way, one in ((0, "handle", gym), (1, "http", remote))
     ]
-    await asyncio.wait_for(asyncio.gather(*collections), 60 * options.minutes)
+    await asyncio.wait_for(asyncio.gather(*collections), 60 * minutes)
     await asyncio.to_thread(remote.shutdown)
 
 
-def run(gym: Gym, folder: Path, killer: Killer, options: argparse.Namespace, urls: list[str]) -> JSON:
+def run_twice(
+    gym: Gym, folder: Path, killer: Killer, urls: list[str], *, rollouts: int, minutes: float
+) -> JSON:
     """The undisturbed run, and the other one."""
     started = time.monotonic()
-    asyncio.run(gym.collect(rows(options.rollouts), folder / "undisturbed.jsonl", concurrency=64))
-    say(f"{time.monotonic() - started:6.1f} s  {options.rollouts:5d} finished   undisturbed")
+    asyncio.run(gym.collect(rows(rollouts), folder / "undisturbed.jsonl", concurrency=64))
+    say(f"{time.monotonic() - started:6.1f} s  {rollouts:5d} finished   undisturbed")
     gym.set_model_endpoints("policy", urls)
     started = time.monotonic()
     with ThreadPoolExecutor() as executor:
-        collecting = executor.submit(lambda: asyncio.run(disturbed(gym, folder, killer, options)))
+        collecting = executor.submit(lambda: asyncio.run(disturbed(gym, folder, killer, rollouts, minutes)))
         killer.run(collecting)
         collecting.result()
     seconds = round(time.monotonic() - started, 1)
-    return {"seconds": seconds, "killed": killer.killed, **judge(folder, options.rollouts)}
+    return {"seconds": seconds, "killed": killer.killed, **judge(folder, rollouts)}
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def run(
+    cluster: TwoNodes,
+    generator: random.Random,
+    *,
+    rollouts: int,
+    kills: int,
+    minutes: float,
+    folder: Path | None = None,
+) -> JSON:
+    """What comes of it: the arguments of `main`."""
+    with ExitStack() as stack:
+        models = {name: stack.enter_context(run_model_server(how)) for name, how in MODELS.items()}
+        urls = {name: f"{server.url}/v1" for name, server in models.items()}
+        killer = Killer(cluster, generator, kills, rollouts)
+        folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        gym = stack.enter_context(Gym.from_graph(graph(urls["sound"]), name=NAME, address=cluster.address))
+        return run_twice(
+            gym, folder, killer, [urls["faulty"], urls["slow"]], rollouts=rollouts, minutes=minutes
+        )
 
 
 def main() -> None:
@@ -239,21 +245,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the rollouts are kept; nowhere by default")
     options = parser.parse_args()
     say(f"--seed {options.seed}")
-    with ExitStack() as stack:
-        models = {name: stack.enter_context(run_model_server(how)) for name, how in MODELS.items()}
-        urls = {name: f"{server.url}/v1" for name, server in models.items()}
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-        stack.callback(cluster.shutdown)
-        second = cluster.add_node(num_cpus=4)
-        ray.init(address=cluster.address, log_to_driver=False)
-        stack.callback(ray.shutdown)
-        serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-        killer = Killer(cluster, second, random.Random(options.seed), options.kills, options.rollouts)
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        with Gym.from_graph(graph(urls["sound"]), name=NAME, address=cluster.address) as gym:
-            result = run(gym, folder, killer, options, [urls["faulty"], urls["slow"]])
-        say("".join(f"\n  {name:18} {value}" for name, value in result.items()))
-        print(orjson.dumps({"seed": options.seed, **result}).decode(), flush=True)
+    seed = options.__dict__.pop("seed")
+    with two_nodes() as cluster:
+        result = run(cluster, random.Random(seed), **vars(options))
+    say("".join(f"\n  {name:18} {value}" for name, value in result.items()))
+    print(orjson.dumps({"seed": seed, **result}).decode(), flush=True)
 
 
 if __name__ == "__main__":

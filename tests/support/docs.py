@@ -121,7 +121,7 @@ def run_bash(block: Block, folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"line {block.line}: exit status {done.returncode}\n{done.stdout}"

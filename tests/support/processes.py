@@ -1,16 +1,18 @@
-"""Modules of this folder that run in a process of their own, with a Ray of their own."""
+"""Modules of this folder that run in a process of their own, with a Ray of their own; and Ray's processes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
-__all__ = ["run_module"]
+__all__ = ["children_titled", "replicas_of", "run_module"]
 
 TESTS = Path(__file__).parents[1]
 
@@ -25,3 +27,25 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
     objects = [line for line in result.stdout.splitlines() if line.startswith(b"{")]
     printed: dict[str, Any] = orjson.loads(objects[-1])
     return printed
+
+
+def children_titled(title: str) -> dict[int, str]:
+    """The children of this process whose title begins so, by process id, oldest first.
+
+    Ray calls a worker ``ray::Class:more``, followed by ``.method`` while one runs, which is left out here.
+    """
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            name = (process.cmdline() or [""])[0].partition(".")[0]
+            if name.startswith(title):
+                found[process.pid] = name
+    return dict(sorted(found.items()))
+
+
+def replicas_of(application: str) -> dict[str, set[int]]:
+    """Processes of an application's replicas, by server."""
+    found: dict[str, set[int]] = {}
+    for pid, title in children_titled(f"ray::ServeReplica:{application}:").items():
+        found.setdefault(title.split(":")[4], set()).add(pid)
+    return found

@@ -1,7 +1,7 @@
 """A model and an environment where some rollouts of a group hang, and which notice when they are cancelled.
 
 Which rollout it is, they read from the episode's affinity key, ``"{task}-{rollout}"``: rollout 2 hangs in its
-tool, rollout 3 in its model call, and the others answer after a second.
+tool, rollout 3 in its model call, and the others answer after two seconds: by then those two hang.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StragglingModel(ModelServer):
         try:
             if rollout() == 2 and len(body["input"]) == 1:
                 return self._response([call("hang", "{}")])
-            await asyncio.sleep(600 if rollout() == 3 else 1)
+            await asyncio.sleep(600 if rollout() == 3 else 2)
             return self._response([say(f"answer {rollout()}")])
         except asyncio.CancelledError:
             self.cancelled += 1

@@ -140,7 +140,13 @@ def _write_table(path: Path, schema: Any, lines: Iterable[bytes]) -> None:
     plain = pa.schema([(column.name, _buildable(pa, column.type)) for column in schema])
 
     def write(rows: list[JSON]) -> None:
-        writer.write_table(pa.Table.from_pylist(rows, schema=plain).cast(schema))
+        built = pa.Table.from_pylist(rows, schema=plain).columns
+        # Only where it must be: a cast loses all but the first of several nulls in a list of nothing else.
+        cast = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(built, schema, strict=True)
+        ]
+        writer.write_table(pa.Table.from_arrays(cast, schema=schema))
 
     with pq.ParquetWriter(path, schema) as writer:
         batch: list[JSON] = []

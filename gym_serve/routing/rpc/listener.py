@@ -111,6 +111,7 @@ class Listener:
             async for frame in socket:
                 if frame.type is aiohttp.WSMsgType.BINARY:
                     self._read(connection, frame.data)
+                    await asyncio.sleep(0)  # its calls begin before the next frame is read
         except msgspec.DecodeError:
             await socket.close(code=aiohttp.WSCloseCode.UNSUPPORTED_DATA)
         finally:

@@ -13,6 +13,8 @@ from gym_serve.routing.rpc.messages import Message, encode
 
 __all__ = ["Outbox"]
 
+_MOST = 64  # messages of a frame
+
 
 class Outbox:
     """Writes messages.
@@ -46,10 +48,10 @@ class Outbox:
             while True:
                 await self._filled.wait()
                 self._filled.clear()
-                messages, self._waiting = self._waiting, []
-                await self._send(encode(messages))
-                if not self._waiting:
-                    self._emptied.set()
+                while self._waiting:
+                    messages, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                    await self._send(encode(messages))
+                self._emptied.set()
         finally:
             self._ended = True
             self._emptied.set()

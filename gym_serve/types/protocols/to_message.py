@@ -6,12 +6,12 @@ output. The calls before that were already run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols.fields import shown
 from gym_serve.types.protocols.items import new_id
 from gym_serve.types.protocols.parts import content_refusal, content_text
@@ -125,9 +125,9 @@ def tool_input(arguments: Any) -> JSON:
     """The arguments of a call as an object; what is none stands under `INVALID_JSON`."""
     text = arguments if isinstance(arguments, str) else ""
     try:
-        decoded = orjson.loads(text) if text else {}
-        orjson.dumps(decoded)
-    except (orjson.JSONDecodeError, TypeError):  # the latter for what is nested too deeply to be sent on
+        decoded = exact_json(text) if text else {}
+        json.dumps(decoded)
+    except (ValueError, RecursionError):  # the latter for what is nested too deeply to be sent on
         return {INVALID_JSON: text}
     # So does an object of just this form, or it could not be told from one that is none.
     return decoded if isinstance(decoded, dict) and decoded.keys() != {INVALID_JSON} else {INVALID_JSON: text}

@@ -1,0 +1,65 @@
+"""What a cluster of two nodes goes through: changes under live sessions, losses, and chaos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+from support.losses import ROWS
+from support.processes import run_module
+from support.rollouts import keys, read_jsonl
+
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all three
+
+
+class Happened(NamedTuple):
+    """What came of the scenarios, by their names, and the files that they left."""
+
+    results: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def happened(tmp_path_factory: pytest.TempPathFactory) -> Happened:
+    folder = tmp_path_factory.mktemp("losses")
+    return Happened(run_module("support.two_nodes", str(folder)), folder)
+
+
+def test_no_session_is_lost_or_misrouted(happened: Happened) -> None:
+    """A graph that is scaled, changed and replaced under live sessions loses and misroutes none of them."""
+    result = happened.results["changes"]
+    assert [(change["started"], change["ended"]) for change in result["changes"]] == [
+        ({"env": 2}, {}),
+        ({}, {"env": 2}),
+        ({"env": 3}, {"env": 3}),
+        ({"agent": 1, "gateway": 1, "other": 1}, {"agent": 1, "gateway": 1}),
+    ]
+    assert result["counts"].keys() == {"calls", "sessions"}, result["problems"]
+    assert result["episodes"].keys() == {"reward 10"}
+
+
+def test_a_collection_goes_on(happened: Happened) -> None:
+    """While its cluster loses the gateway, the agent's only replica, and a node."""
+    counts = happened.results["losses"]
+    assert counts["lost"] == ["gateway", "agent", "node"]
+    assert counts["complete"]
+    assert counts["scored"] == ROWS
+    assert keys(read_jsonl(happened.folder / "out.jsonl")) == [(task, 0) for task in range(ROWS)]
+
+    failures = read_jsonl(happened.folder / "out_failures.jsonl")
+    assert len(failures) == sum(counts["failed_attempts"].values()) > 0
+    details = {failure["failure"]["detail"] for failure in failures}
+    assert "a replica of agent died during run" in details
+    (metrics,) = orjson.loads((happened.folder / "out_aggregate_metrics.json").read_bytes())
+    assert metrics["failures"] == counts["failed_attempts"]
+
+
+def test_every_rollout_ends_once_with_its_reward_or_a_typed_failure(happened: Happened) -> None:
+    """The short form of `make chaos`: every part of a cluster is killed once, and its models misbehave."""
+    result = happened.results["chaos"]
+    assert result["wrong"] == {}, result
+    assert len(set(result["killed"])) == 7
+    assert result["scored"] + result["failed"] == result["rollouts"]
+    assert result["scored"] > 0.9 * result["rollouts"], result  # and chaos is no excuse
