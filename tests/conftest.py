@@ -33,7 +33,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray with Serve; the base URL of its proxy. Stopped at the end of the session."""
     import ray
     from ray import serve
+    from ray.serve._private import client
 
+    # Else Serve looks only once a second whether an application runs, or is gone.
+    client.CLIENT_POLLING_INTERVAL_S = 0.1
     # Replicas import the servers of the tests (tests/support).
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     if haproxy.ENABLED:

@@ -11,9 +11,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve.types.errors import ToolFailed
 from gym_serve.types.requests import JSON, parse
 
 __all__ = ["CounterRequest", "CounterValue", "CounterVerdict", "Incremented", "SessionCounter"]
+
+
+_LIMIT = 2**63  # without one, a number could grow that no JSON parser takes
 
 
 class _Start(BaseModel):
@@ -77,7 +81,10 @@ class SessionCounter(ResourcesServer):
         Args:
             count: What to add; may be negative.
         """
-        session.count = (session.count or 0) + count
+        total = (session.count or 0) + count
+        if not -_LIMIT <= total < _LIMIT:
+            raise ToolFailed("the counter has 64 bits")
+        session.count = total
         return Incremented(success=True)
 
     @tool

@@ -177,13 +177,8 @@ class Driver:
 
     def spec_of(self, agent: str) -> MetricSpec:
         """The metrics of the agent's environment, where this process knows its class."""
-        name = (self._agents.get(agent) or {}).get("resources")
-        node = (
-            self._resolved.nodes.get(name) if self._resolved is not None and isinstance(name, str) else None
-        )
-        if node is None or node.cls is None or not issubclass(node.cls, ResourcesServer):
-            return STATISTICS_ONLY
-        return node.cls.metrics
+        cls = self._class_of((self._agents.get(agent) or {}).get("resources"))
+        return STATISTICS_ONLY if cls is None else cls.metrics
 
     def described(self) -> JSON:
         """The graph as far as it decides what a rollout is."""
@@ -216,7 +211,18 @@ class Driver:
         answer: JSON = resources.decode(reply)
         return answer
 
+    def _class_of(self, resources: Any) -> type[ResourcesServer] | None:
+        """The class of an environment, where this process knows it."""
+        if self._resolved is None or not isinstance(resources, str):
+            return None
+        node = self._resolved.nodes.get(resources)
+        cls = None if node is None else node.cls
+        return cls if cls is not None and issubclass(cls, ResourcesServer) else None
+
     async def _has_compare(self, name: str) -> bool:
+        cls = self._class_of(name)
+        if cls is not None and cls.operations is ResourcesServer.operations:
+            return cls.compare is not ResourcesServer.compare  # it may have no replica that could be asked
         if name not in self._compares:
             try:
                 self._compares[name] = "compare" in await Resources(self._edge(name)).fetch(DESCRIBE)

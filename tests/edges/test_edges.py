@@ -34,6 +34,7 @@ REWARDS = {
     "calls in order": 6,
     "tool seed": 5,
     "lone surrogate": 2,
+    "extra argument": 1,  # it is left out: the state of the session is not the model's to give
     "max steps": 4,
     "cut off": 1,
 }
@@ -125,7 +126,6 @@ def outputs(rollout: dict[str, Any]) -> list[str]:
         ("huge argument", "Invalid tool call arguments"),
         ("deep argument", "Invalid tool call arguments"),
         ("wrong type", "amount"),
-        ("extra argument", "session"),
         ("unknown tool", "subtract"),
         ("no name", "no tool"),
         ("tool verify", "verify"),

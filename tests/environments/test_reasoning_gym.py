@@ -28,7 +28,7 @@ FAMILIES = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    bench = Bench(ReasoningGym(num_processes=1, score_timeout_seconds=3.0))
+    bench = Bench(ReasoningGym(num_processes=1, score_timeout_seconds=60.0))
     await bench.host.start()
     yield bench
     await bench.host.stop()
@@ -109,7 +109,9 @@ async def test_code_in_an_answer_is_not_run(bench: Bench, task: str, code: str) 
 
 async def test_an_answer_without_end_is_a_zero_and_the_next_one_is_scored(bench: Bench) -> None:
     (row,) = rows("puzzle24", size=1, seed=5, agent="a")
+    bench.host.server.reconfigure({"score_timeout_seconds": 2.0})
     assert (await bench.verify(row, said("<answer>9**9**9**9</answer>")))["reward"] < 0.2
+    bench.host.server.reconfigure({"score_timeout_seconds": 60.0})
     assert (await bench.verify(row, said(f"<answer>{row['answer']}</answer>")))["reward"] == 1.0
 
 

@@ -250,7 +250,10 @@ async def test_many_files(python: SandboxedPython) -> None:
         ("import ctypes; ctypes.string_at(0)", "signal 11"),
     ],
 )
-async def test_code_that_ends_its_process(python: SandboxedPython, code: str, end: str) -> None:
+async def test_code_that_ends_its_process(
+    python: SandboxedPython, code: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_END_SECONDS", LONG)
     with pytest.raises(SandboxDied, match=end):
         await execute(python, code)
     with pytest.raises(SandboxDied, match="not started"):

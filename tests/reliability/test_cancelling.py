@@ -16,7 +16,7 @@ from support.hanging import HangingEndpoint, HangingEnvironment, Notes
 from gym_serve import Gym
 
 PATIENCE = 60.0  # seconds; how long it took is printed, and is well below one
-LIMIT = 5.0  # seconds in which an episode comes to where it hangs; both kinds of it wait side by side
+LIMIT = 4.0  # seconds in which an episode comes to where it hangs; both kinds of it wait side by side
 JSON = dict[str, Any]
 
 _number = count()
@@ -136,7 +136,10 @@ async def test_the_deadline_of_an_http_client(gym: Gym, notes: Notes) -> None:
         async with hanging(notes, key, posted(gym, "run", row(what, key), **headers)) as task:
             answer = await task
             since = time.time()
-            assert answer["error"]["code"] == "deadline_exceeded"
+            if "failure" in answer:  # the agent's time is over at the same moment, and it may be heard first
+                assert answer["failure"]["retryable"]
+            else:
+                assert answer["error"]["code"] == "deadline_exceeded"
             await check(notes, key, since, "cancelled", "closed")
 
     await asyncio.gather(late("model"), late("hang"))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.rollouts.records import RecordFile, read_records
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.servers import Host, Resources
-from gym_serve.types.exact import exact_json
+from gym_serve.types.exact import any_json, exact_json
 from gym_serve.types.protocols.to_message import tool_input
 
 LARGEST = 10**4300 - 1  # as Python reads them
@@ -107,9 +110,49 @@ def test_what_is_read_is_what_was_written(value: Any) -> None:
         assert repr(exact_json(given_text)) == repr(value)
 
 
+@pytest.mark.parametrize("digits", [20, 309, 4299])
+async def test_a_verifier_may_tell_such_a_number(digits: int, tmp_path: Path) -> None:
+    """What it tells is read by the agent, and by whoever reads the file of rollouts."""
+
+    class Clerk(Notary):
+        async def verify(self, request: VerifyRequest) -> Verdict:
+            return Verdict(reward=1.0, noted=self.noted)
+
+    resources = Resources(InlineEdge(Host(clerk := Clerk())))
+    agent = SimpleAgent(model=Caller("note", f'{{"value": [{"9" * digits}]}}'), resources=resources)
+    rollout = await agent.run({"responses_create_params": {"input": "go"}})
+    assert clerk.noted == [10**digits - 1]
+    assert rollout["noted"] == [10**digits - 1 if digits > 308 else 10.0**digits]
+    with RecordFile(tmp_path / "out.jsonl") as file:
+        file.append(rollout)
+    assert list(read_records(tmp_path / "out.jsonl")) == [rollout]
+
+
+@given(values)
+def test_any_json_reads_what_orjson_refuses(value: Any) -> None:
+    assert any_json(json.dumps([value, LARGEST]).encode()) == [value, LARGEST]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1,]", b"1e999", b"9" * 5000, b"[NaN]", b"[1e999, " + b"9" * 400 + b"]"]
+)
+def test_any_json_refuses_what_is_none(text: bytes) -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        any_json(text)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "[1,]", "1" * 5000, "[" * 3000 + "1" * 20 + "]" * 3000, f"[NaN, {'1' * 20}]", '"\ud800"', b"\xff"],
+    [
+        "",
+        "[1,]",
+        "1" * 5000,
+        "[" * 3000 + "1" * 20 + "]" * 3000,
+        f"[NaN, {'1' * 20}]",
+        f"[1e999, {'1' * 20}]",
+        '"\ud800"',
+        b"\xff",
+    ],
 )
 def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

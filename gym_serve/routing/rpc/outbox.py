@@ -1,7 +1,8 @@
 """`Outbox`: what waits to be written to a connection leaves together, in one frame.
 
 With nothing under way a message leaves in the next turn of the event loop; under load, or while
-the peer reads slowly, the messages of many calls gather and share the cost of a frame.
+the peer reads slowly, the messages of many calls gather and share the cost of a frame. It holds so
+many at most that the peer begins with the first of thousands of calls before it has read the last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gym_serve.routing.rpc.messages import Message, encode
 
 __all__ = ["Outbox"]
 
-_MOST = 64  # messages of a frame
+_FRAME = 64  # messages at most
 
 
 class Outbox:
@@ -48,10 +49,11 @@ class Outbox:
             while True:
                 await self._filled.wait()
                 self._filled.clear()
-                while self._waiting:
-                    messages, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-                    await self._send(encode(messages))
-                self._emptied.set()
+                messages, self._waiting = self._waiting, []
+                for first in range(0, len(messages), _FRAME):
+                    await self._send(encode(messages[first : first + _FRAME]))
+                if not self._waiting:
+                    self._emptied.set()
         finally:
             self._ended = True
             self._emptied.set()
