@@ -19,8 +19,10 @@ from aiohttp import web
 from gym_serve.routing.rpc.directory import Address
 from gym_serve.routing.rpc.messages import (
     CANCEL,
+    FULL,
     LOAD,
     TAKEN,
+    Message,
     Notification,
     Request,
     Response,
@@ -110,10 +112,12 @@ class Listener:
         try:
             async for frame in socket:
                 if frame.type is aiohttp.WSMsgType.BINARY:
-                    self._read(connection, frame.data)
-                    # Its calls begin before the next frame is read: of thousands that began at the same
-                    # moment, each would leave 3 KB in the heap, of what it needs to open a connection.
-                    await asyncio.sleep(0)
+                    messages = decode(frame.data)
+                    self._read(connection, messages)
+                    if len(messages) == FULL:
+                        # These calls begin before the next ones are read: of thousands that begin at the
+                        # same moment, each would leave 3 KB in the heap, of opening its connection.
+                        await asyncio.sleep(0)
         except msgspec.DecodeError:
             await socket.close(code=aiohttp.WSCloseCode.UNSUPPORTED_DATA)
         finally:
@@ -124,8 +128,8 @@ class Listener:
             await asyncio.gather(writer, *connection.calls.values(), return_exceptions=True)
         return socket
 
-    def _read(self, connection: _Connection, frame: bytes) -> None:
-        for message in decode(frame):
+    def _read(self, connection: _Connection, messages: list[Message]) -> None:
+        for message in messages:
             if isinstance(message, Request):
                 if not self._stopping:
                     task = asyncio.create_task(self._run(connection, message))

@@ -16,6 +16,7 @@ from gym_serve.servers.edge import Call, Reply
 
 __all__ = [
     "CANCEL",
+    "FULL",
     "LOAD",
     "TAKEN",
     "Message",
@@ -27,6 +28,9 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+FULL = 64
+"""Messages of a frame at most."""
 
 CANCEL = "cancel"
 """Told by the caller: nobody waits for the call ``params[0]`` any more."""

@@ -1,8 +1,8 @@
 """`Outbox`: what waits to be written to a connection leaves together, in one frame.
 
 With nothing under way a message leaves in the next turn of the event loop; under load, or while
-the peer reads slowly, the messages of many calls gather and share the cost of a frame. It holds so
-many at most that the peer begins with the first of thousands of calls before it has read the last.
+the peer reads slowly, the messages of many calls gather and share the cost of a frame. Of thousands
+the first leave before the last: a frame has `FULL` at most.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gym_serve.routing.rpc.messages import Message, encode
+from gym_serve.routing.rpc.messages import FULL, Message, encode
 
 __all__ = ["Outbox"]
-
-_FRAME = 64  # messages at most
 
 
 class Outbox:
@@ -50,8 +48,8 @@ class Outbox:
                 await self._filled.wait()
                 self._filled.clear()
                 messages, self._waiting = self._waiting, []
-                for first in range(0, len(messages), _FRAME):
-                    await self._send(encode(messages[first : first + _FRAME]))
+                for first in range(0, len(messages), FULL):
+                    await self._send(encode(messages[first : first + FULL]))
                 if not self._waiting:
                     self._emptied.set()
         finally:
