@@ -10,13 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from gym_serve.servers.context import Emit, current
-from gym_serve.servers.streaming import (
-    Streaming,
-    plain,
-    stream_chat,
-    stream_messages,
-    stream_responses,
-)
+from gym_serve.servers.streaming import Streaming, plain, stream_chat, stream_messages, stream_responses
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.protocols import message_to_params, response_to_message
 from gym_serve.types.requests import JSON

@@ -38,7 +38,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, strea
     before = told(http, "cancelled?")
     with socket.create_connection((parts.hostname, parts.port)) as client:
         client.sendall(head.encode())
-        time.sleep(0.2)  # the head has arrived alone
+        time.sleep(0.2)  # else both may be read at once, and HAProxy misses nothing then
         client.sendall(body)
         while not told(http, "hanging?"):
             pass  # the time limit of the test ends it

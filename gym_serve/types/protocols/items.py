@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +16,9 @@ from gym_serve.types.requests import JSON
 __all__ = ["assistant_items", "message_item", "messages_to_items", "new_id"]
 
 
-_RANDOM = random.Random()  # its own, seeded by the system: whoever seeds the module's does not repeat ids
-
-
 def new_id(prefix: str) -> str:
     """A fresh id as OpenAI writes them, e.g. ``msg_1f0c...``."""
-    return f"{prefix}_{_RANDOM.getrandbits(128):032x}"
+    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def message_item(text: str, refusal: str = "") -> JSON:
