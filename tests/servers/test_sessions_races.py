@@ -257,6 +257,8 @@ async def test_a_call_that_was_given_up_before_its_thread_began_never_runs() -> 
     for _ in range(5):
         await asyncio.sleep(0)
     task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     free.set()
     await occupied
     await host.dispatch(Call("close_session", b"{}", session))
