@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from benchmarks.harness.work import ROOT
+from gym_serve.routing.ports import free_port
 
 __all__ = ["STAGES"]
 
@@ -39,8 +40,6 @@ def ray_alone() -> Iterator[None]:
 def serve_alone() -> Iterator[None]:
     """And Ray Serve: its controller, and its proxy on this node."""
     from ray import serve
-
-    from gym_serve.client.cluster import free_port
 
     with ray_alone():
         serve.start(http_options={"host": "127.0.0.1", "port": free_port()})

@@ -30,8 +30,8 @@ import httpx
 from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT
 from gym_serve import Gym
-from gym_serve.client.cluster import free_port
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
+from gym_serve.routing.ports import free_port
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 

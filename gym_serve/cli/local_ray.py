@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_serve.routing.ports import free_port
 from gym_serve.types.errors import Conflict, Unavailable
 
 __all__ = ["LocalRay", "connect", "logs_directory", "start", "started", "stop", "use"]
@@ -71,10 +71,10 @@ def start() -> LocalRay:
         Conflict: there is one already.
         Unavailable: it did not start.
     """
-    port = _free_port()
+    port = free_port()
     arguments = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     # Beside another Ray: of these ports `ray start` takes one alone, and fails if it is taken.
-    arguments += [f"--dashboard-port={_free_port(8265)}", f"--ray-client-server-port={_free_port(10001)}"]
+    arguments += [f"--dashboard-port={free_port(8265)}", f"--ray-client-server-port={free_port(10001)}"]
     arguments += ["--disable-usage-stats", "--dashboard-agent-listen-port=0"]
     mode = _auth_mode()
     state = _state()
@@ -186,13 +186,3 @@ def _answers(ray: LocalRay) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return status.returncode == 0 and b"node_" in status.stdout
-
-
-def _free_port(usual: int = 0) -> int:
-    """A port that nothing listens at: the usual one if it is free, else any."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", usual))
-        except OSError:
-            probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

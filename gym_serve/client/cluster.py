@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 from contextlib import suppress
 
 import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from gym_serve.routing.ports import free_port
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
-__all__ = ["Cluster", "free_port", "join"]
+__all__ = ["Cluster", "join"]
 
 _PORT = 8000
 _NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
@@ -65,7 +65,7 @@ class Cluster:
         try:
             if not serve_is_running():
                 local = address is None and self._started_ray
-                serve.start(http_options={"host": "127.0.0.1", "port": free_port() if local else _PORT})
+                serve.start(http_options={"host": "127.0.0.1", "port": free_port(_PORT) if local else _PORT})
                 self._started_serve = True
         except BaseException:
             self.leave()
@@ -134,13 +134,3 @@ def _refused(address: str | None) -> str:
         f"the Ray cluster at {address} asks for a token, which Ray sends to an explicit address only if "
         "it is told to: set RAY_AUTH_MODE=token in the environment, before Python starts"
     )
-
-
-def free_port() -> int:
-    """Serve's usual port if it is free here, else any."""
-    for port in (_PORT, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    return 0

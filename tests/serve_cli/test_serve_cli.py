@@ -16,7 +16,8 @@ import httpx
 import psutil
 import pytest
 import yaml
-from support.ports import free_port
+
+from gym_serve.routing.ports import free_port
 
 # A Ray of its own, and a process for each command: on a slow machine each of them takes half a minute.
 pytestmark = pytest.mark.timeout(400)

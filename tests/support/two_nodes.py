@@ -19,7 +19,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from support.ports import free_port
+from gym_serve.routing.ports import free_port
 
 __all__ = ["TwoNodes", "two_nodes"]
 
