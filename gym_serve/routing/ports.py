@@ -10,7 +10,7 @@ __all__ = ["free_port"]
 
 _PORTS = range(20_000, 30_000)
 """Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens
-hundreds: one of them could take the port before its server is up. Above those that Ray gives to its workers."""
+hundreds: one of them could take the port before its server is up. And above those of Ray's workers."""
 
 
 def free_port(*usual: int) -> int:
