@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve import Deployment, context
 from ray.serve import config as serve_config
+from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
@@ -33,14 +34,17 @@ __all__ = [
     "with_version",
 ]
 
+_OWN_LOOP = "_run_router_in_separate_loop"
+
 
 def fast(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
-    """``handle`` for ``method``, its router on the running event loop.
+    """``handle`` for ``method``, its router on the running event loop (before Ray 2.49: in a thread).
 
     Call it inside the event loop that will use the handle.
     """
     if not handle.is_initialized:
-        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+        here = {_OWN_LOOP: False} if hasattr(InitHandleOptions, _OWN_LOOP) else {}
+        handle._init(**here)  # type: ignore[no-untyped-call]
     return handle.options(method_name=method)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -154,11 +155,16 @@ async def test_a_name_that_is_none_is_no_tool(name: Any) -> None:
     assert rollout["reward"] == 0
 
 
-async def test_arguments_that_are_too_deep_to_be_sent_on_are_told_to_the_model() -> None:
-    deep = '{"times": ' + 1000 * "[" + 1000 * "]" + "}"
+# Which depth can be read, and which can be sent on, differs between versions of Python.
+@pytest.mark.parametrize(
+    ("depth", "told"),
+    [(1000, "^1$|nested too deeply"), (3000, "nested too deeply|depth limit"), (50_000, "nested too deeply")],
+)
+async def test_arguments_that_are_too_deep_are_told_to_the_model(depth: int, told: str) -> None:
+    deep = '{"times": ' + depth * "[" + depth * "]" + "}"
     rollout = await agent(FakeModel([call("ring", deep)], [call("ring")], [say("x")]), Bell()).run(ROW)
-    assert "nested too deeply" in rollout["response"]["output"][1]["output"]
-    assert rollout["reward"] == 1
+    assert re.search(told, rollout["response"]["output"][1]["output"])
+    assert rollout["reward"] >= 1  # it has rung afterwards
 
 
 @pytest.mark.parametrize(
