@@ -12,6 +12,7 @@ import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -22,11 +23,23 @@ _COARSE_SECONDS = 5.0
 
 _Task = asyncio.Task[Any]
 _cancelling: Callable[[_Task], int]
+_cancel: Callable[[_Task], object]
 _uncancel: Callable[[_Task], int]
 if sys.version_info >= (3, 11):
-    _cancelling, _uncancel = asyncio.Task.cancelling, asyncio.Task.uncancel
-else:  # a task does not know there how often it was cancelled
-    _cancelling = _uncancel = lambda task: 0
+    _cancelling, _cancel, _uncancel = asyncio.Task.cancelling, asyncio.Task.cancel, asyncio.Task.uncancel
+else:  # a task does not know there how often it was cancelled, so at least our own times are counted
+    _ends: Counter[_Task] = Counter()
+    _cancelling = _ends.__getitem__
+
+    def _cancel(task: _Task) -> None:
+        _ends[task] += 1
+        task.cancel()
+
+    def _uncancel(task: _Task) -> int:
+        left = _ends.pop(task) - 1
+        if left:
+            _ends[task] = left
+        return left
 
 
 class time_limit:
@@ -72,7 +85,7 @@ class time_limit:
 
     def _end(self) -> None:
         self._over = True
-        self._task.cancel()
+        _cancel(self._task)
 
 
 class _Seconds(threading.local):
