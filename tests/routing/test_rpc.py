@@ -91,6 +91,27 @@ async def test_cancelling_a_call_cancels_it_over_there() -> None:
         assert channel.calls == 0
 
 
+async def test_calls_that_are_given_up_before_they_begin_over_there_leave_nothing() -> None:
+    async def emit(part: bytes) -> None:
+        raise AssertionError("nobody waits for it")
+
+    async with connected(echo) as (listener, channel):
+        for _ in range(20):
+            calls = [Call("op"), Call("op", emit=emit)]
+            tasks = [asyncio.create_task(channel.call(call)) for call in calls]
+            await asyncio.sleep(0)  # the request is written; it leaves together with what follows
+            for task in tasks:
+                task.cancel()
+            assert all(
+                isinstance(e, asyncio.CancelledError)
+                for e in await asyncio.gather(*tasks, return_exceptions=True)
+            )
+        assert (await channel.call(Call("op", b"more"))).body == b"more"
+        await until(lambda: listener.calls == 0)
+        assert channel.calls == 0
+        assert not any(connection.streams for connection in listener._connections)
+
+
 async def test_a_caller_that_goes_away_cancels_its_calls() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import inspect
 import secrets
 from collections.abc import Awaitable, Callable
 
@@ -47,6 +48,19 @@ class _Connection:
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.streams: dict[int, Outgoing] = {}
         self.load = 0
+
+    def cancel(self, id: int) -> None:
+        """Cancel a call, if it has not ended."""
+        call = self.calls.get(id)
+        if call is not None:
+            call.cancel()
+            if inspect.getcoroutinestate(call.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+                self.ended(id)  # it came together with its cancellation, and will never run
+
+    def ended(self, id: int) -> None:
+        """A call has ended."""
+        del self.calls[id]
+        self.streams.pop(id, None)
 
 
 class Listener:
@@ -132,30 +146,27 @@ class Listener:
         for message in messages:
             if isinstance(message, Request):
                 if not self._stopping:
-                    task = asyncio.create_task(self._run(connection, message))
+                    call = message.call
+                    if isinstance(message, StreamRequest):
+                        parts = connection.streams[message.id] = Outgoing(message.id, connection.outbox)
+                        call = call._replace(emit=parts.send)
+                    task = asyncio.create_task(self._run(connection, message.id, call))
                     connection.calls[message.id] = task
             elif isinstance(message, Notification) and message.method == CANCEL:
-                call = connection.calls.get(message.params[0])
-                if call is not None:
-                    call.cancel()
+                connection.cancel(message.params[0])
             elif isinstance(message, Notification) and message.method == TAKEN:
                 stream = connection.streams.get(message.params[0])
                 if stream is not None:
                     stream.taken(message.params[1])
 
-    async def _run(self, connection: _Connection, request: Request) -> None:
-        call = request.call
-        if isinstance(request, StreamRequest):
-            stream = connection.streams[request.id] = Outgoing(request.id, connection.outbox)
-            call = call._replace(emit=stream.send)
+    async def _run(self, connection: _Connection, id: int, call: Call) -> None:
         try:
             reply = await self._dispatch(call)
-            connection.outbox.put(Response(request.id, None, reply))
+            connection.outbox.put(Response(id, None, reply))
         except Overloaded as error:
-            connection.outbox.put(Response(request.id, error.message, None))
+            connection.outbox.put(Response(id, error.message, None))
         finally:
-            del connection.calls[request.id]
-            connection.streams.pop(request.id, None)
+            connection.ended(id)
 
     async def _report(self) -> None:
         """Tell idle callers, too, how busy this replica is; else they would keep to old news."""
