@@ -27,7 +27,7 @@ from gym_serve.routing.failover import FailoverEdge
 from gym_serve.routing.handle import HandleEdge
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.routing.rpc import Directory, Listener
-from gym_serve.routing.serve_compat import is_being_deleted, node_address, request_limits
+from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
 from gym_serve.servers.clients import Agent, Client, Model, Resources
 from gym_serve.servers.edge import Call, Edge, Reply
 from gym_serve.servers.garbage import collect_rarely
@@ -90,6 +90,8 @@ class Replica:
         self._edges: list[Edge] = []
         self._started: list[Host] = []
         self._draining = False
+        if not may_report_load():
+            self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
         self._host = self._construct(plan.name)
         for host in self._hosts:  # inline servers first: the others may call them when they start
             await host.start()

@@ -25,6 +25,7 @@ __all__ = [
     "forget_serve",
     "http_address",
     "is_being_deleted",
+    "may_report_load",
     "most_resources",
     "node_address",
     "node_resources",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _OWN_LOOP = "_run_router_in_separate_loop"
+_RAY = tuple(map(int, ray.__version__.split(".")[:2]))
 
 
 def fast(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
@@ -79,6 +81,15 @@ def request_limits() -> tuple[int, int]:
     """``max_ongoing_requests`` and ``max_queued_requests`` of the replica that this process is."""
     config = serve.get_replica_context()._deployment_config
     return config.max_ongoing_requests, config.max_queued_requests
+
+
+def may_report_load() -> bool:
+    """Whether the replica that this process is may have Serve's hook ``record_autoscaling_stats``.
+
+    Before Ray 2.56 a replica that has it does not start, if its deployment does not scale.
+    """
+    config = serve.get_replica_context()._deployment_config
+    return _RAY >= (2, 56) or config.autoscaling_config is not None
 
 
 def node_address() -> str:
