@@ -5,6 +5,7 @@ this module does without postponed annotations.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -19,9 +20,11 @@ from gym_serve.graph.options import AutoscalingOptions, ServerOptions
 from gym_serve.graph.replica import Replica, ServerPlan
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph, GraphSpec, Node
-from gym_serve.routing.serve_compat import autoscaling_config, with_version
+from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, with_version
 
 __all__ = ["GATEWAY", "app", "build", "deployed_options"]
+
+logger = logging.getLogger("gym_serve")
 
 GATEWAY = "gateway"
 """Name of the deployment that is every application's ingress."""
@@ -89,6 +92,7 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
             user_config=(user_configs or {}).get(name),
             request_router_config=_ROUTER,
             **_options(
+                name,
                 node.options,
                 deployed_options(node),
                 f"gym_serve.routing.autoscaling:by_{_measure(node)}",
@@ -99,7 +103,7 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
     gateway = serve.deployment(
         name=GATEWAY,
         user_config=graph.public(),
-        **_options(graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
+        **_options(GATEWAY, graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
     )(Gateway)
     version = _fingerprint(plan_of_gateway, sorted(bound))
     return with_version(gateway, version).bind(plan_of_gateway, bound)
@@ -133,14 +137,18 @@ def _given(options: ServerOptions, defaults: Mapping[str, Any]) -> dict[str, Any
     return {**defaults, **options.model_dump(exclude_none=True)}
 
 
-def _options(options: ServerOptions, given: Mapping[str, Any], policy: str) -> dict[str, Any]:
+def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy: str) -> dict[str, Any]:
     """Arguments of ``serve.deployment``; autoscaling, if there is any, is by ``policy``."""
     actor = {key: given[key] for key in _ACTOR_OPTIONS if key in given}
     deployment: dict[str, Any] = {key: given[key] for key in _DEPLOYMENT_OPTIONS if key in given}
-    if options.autoscaling is not None:
-        deployment["autoscaling_config"] = _autoscaling(options.autoscaling, policy)
-    else:
+    scaling = options.autoscaling
+    if scaling is None:
         deployment.setdefault("num_replicas", 1)
+    elif can_autoscale():
+        deployment["autoscaling_config"] = _autoscaling(scaling, policy)
+    else:
+        logger.warning("%s does not scale: autoscaling needs Ray 2.51 or newer", name)
+        deployment["num_replicas"] = scaling.initial_replicas or scaling.min_replicas or 1
     return {
         **deployment,
         "ray_actor_options": actor,

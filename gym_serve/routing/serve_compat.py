@@ -17,10 +17,11 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
-from gym_serve.types.errors import GraphError, Unavailable
+from gym_serve.types.errors import Unavailable
 
 __all__ = [
     "autoscaling_config",
+    "can_autoscale",
     "fast",
     "forget_serve",
     "http_address",
@@ -50,6 +51,11 @@ def fast(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
     return handle.options(method_name=method)
 
 
+def can_autoscale() -> bool:
+    """Whether this Ray has autoscaling policies (2.51 and later)."""
+    return hasattr(serve_config, "AutoscalingContext")
+
+
 def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings: Any) -> AutoscalingConfig:
     """Serve's autoscaling by a policy of ours.
 
@@ -59,13 +65,7 @@ def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings
             them, and at least every 10 seconds.
         **settings: further ones of Serve.
 
-    Raises:
-        GraphError: this Ray has no autoscaling policies.
     """
-    if not hasattr(serve_config, "AutoscalingContext"):
-        raise GraphError(
-            f"autoscaling needs Ray 2.51 or newer, and this is {ray.__version__}: give num_replicas instead"
-        )
     with warnings.catch_warnings():
         # Serve means to replace this field by a variable of the environment, for all deployments together.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from ray.serve import config as serve_config
-from ray.serve.config import AutoscalingContext
 
 from gym_serve.graph.deploy import build
 from gym_serve.routing.autoscaling import CALLS, SESSIONS, by_calls, by_sessions
-from gym_serve.routing.serve_compat import autoscaling_config
-from gym_serve.types.errors import GraphError
+from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale
+
+pytestmark = pytest.mark.skipif(not can_autoscale(), reason="autoscaling needs Ray 2.51")
 
 
 def context(
@@ -23,9 +23,9 @@ def context(
     requests: float = 0,
     calls: float = 0,
     goal: int | None = None,
-) -> AutoscalingContext:
+) -> Any:
     policy = "gym_serve.routing.autoscaling:by_sessions"
-    return AutoscalingContext(
+    return serve_config.AutoscalingContext(
         deployment_id=None, deployment_name="env", app_name="app",
         current_num_replicas=len(sessions), target_num_replicas=len(sessions) if goal is None else goal,
         running_replicas=[], total_num_requests=requests, total_queued_requests=requests,
@@ -79,10 +79,21 @@ def test_reports_come_within_the_window_and_without_a_warning() -> None:
         assert autoscaling_config(policy).metrics_interval_s == 10.0
 
 
-def test_a_ray_without_policies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "replicas"), [({}, 1), ({"min_replicas": 2}, 2), ({"initial_replicas": 3}, 3)]
+)
+def test_a_ray_without_policies_runs_as_many_replicas_as_at_the_start(
+    given: dict[str, int], replicas: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gym_serve.graph import GraphSpec, resolve
+
     monkeypatch.delattr(serve_config, "AutoscalingContext")
-    with pytest.raises(GraphError, match=r"autoscaling needs Ray 2\.51 or newer"):
-        autoscaling_config("gym_serve.routing.autoscaling:by_calls")
+    env = {"type": "mcqa", "autoscaling": {"max_replicas": 4, **given}}
+    application = build(resolve(GraphSpec(resources={"env": env})))
+    (deployment,) = [d for d in _deployments(application) if d.name == "env"]
+    assert deployment._deployment_config.autoscaling_config is None
+    assert deployment.num_replicas == replicas
+    assert "env does not scale: autoscaling needs Ray 2.51 or newer" in caplog.text
 
 
 @pytest.mark.parametrize(
