@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -232,8 +233,9 @@ def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str,
     (tmp_path / "graph.yaml").write_text(json.dumps({**shipped, "http_options": {"port": port}}))
     with (tmp_path / "serve.log").open("w") as log:  # a pipe that nobody reads would stop it
         run = subprocess.Popen(
-            [BIN / "serve", "run", "graph.yaml"], cwd=tmp_path, env=fresh_machine,
-            stdout=log, stderr=subprocess.STDOUT,
+            # What a shell starts in the background ignores Ctrl-C, and so do its children.
+            ["env", "--default-signal=INT", BIN / "serve", "run", "graph.yaml"],
+            cwd=tmp_path, env=fresh_machine, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}/mcqa"
@@ -250,7 +252,7 @@ def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str,
         assert "failure" not in rollout, rollout
         assert rollout["extracted_answer"]
     finally:
-        run.send_signal(2)
+        run.send_signal(signal.SIGINT)
         try:
             run.wait(timeout=90)
         finally:
