@@ -97,8 +97,10 @@ class ChatModel(ModelServer):
 
     async def _responses(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
         config = self.config
-        chat = responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-        completion = await self._complete(chat, on_chunk)
+        completion = await self._complete(
+            responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids),
+            on_chunk,
+        )
         params = {**body, "model": config.model}
         if completion is None:
             return context_overflow_response(params)
@@ -145,20 +147,23 @@ class ChatModel(ModelServer):
         if not self.config.sequential_reasoning_allowed and _ends_in_reasoning(chat):
             return _filtered(self.config.model)
         call = current().within(self.config.timeout)
-        body = self._backend_body(chat)
+        chat = self._backend_body(chat)
         if self.config.return_token_ids and self.config.continue_tokens:
-            body = await self._continued(body, call)
+            chat = await self._continued(chat, call)
+        prompt = chat if self.config.return_token_ids else {}
         if on_chunk is None:
-            completion: JSON | None = await self._upstream.post("/chat/completions", body, call)
+            answer = self._upstream.post("/chat/completions", chat, call)
         else:
-            completion = await self._streamed(body, call, on_chunk)
+            answer = self._streamed(chat, call, on_chunk)
+        del chat  # it is 1.5 KB for each of the thousands of calls that wait here
+        completion: JSON | None = await answer
         if completion is None:
             return None
         check_completion(completion)
         if not self.config.return_token_ids or completion_tokens(completion) is not None:
             return completion
         if completion.get("prompt_token_ids") is None:
-            completion = {**completion, "prompt_token_ids": await self._tokens(body, call)}
+            completion = {**completion, "prompt_token_ids": await self._tokens(prompt, call)}
         if completion_tokens(completion) is None:
             raise BadRequest(
                 "return_token_ids is on, but the endpoint sends no token ids with its answers: it takes "

@@ -67,7 +67,7 @@ class Upstream:
             self._watch = None
         await self._connections.close()
 
-    async def post(
+    def post(
         self,
         path: str,
         body: Mapping[str, Any],
@@ -75,12 +75,12 @@ class Upstream:
         *,
         below_v1: bool = True,
         on_event: OnEvent | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
 
         Args:
             path: below the base URL, e.g. ``/chat/completions``.
-            body: sent as JSON.
+            body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
             below_v1: off for a path beside ``/v1``, as an engine's own routes are.
             call: whose affinity chooses the endpoint, and whose deadline holds for all attempts.
             on_event: takes the decoded events of a stream. If they come, the answer is the last one;
@@ -97,14 +97,16 @@ class Upstream:
         if self._config.tokens_per_minute is not None:
             tokens = len(data) // _BYTES_PER_TOKEN + _limit_of(body)
         events = None if on_event is None else PassedOn(on_event)
-        request = Request(path, data, call, below_v1, events, tokens)
+        return self._send(Request(path, data, call, below_v1, events, tokens))
+
+    async def _send(self, request: Request) -> Any:
         max_retries = self._config.max_retries
         failed = 0
         while True:
             try:
                 answer = await self._attempt(request)
             except (Overloaded, Unavailable) as error:
-                pause, left = pause_after(error, failed), call.timeout()
+                pause, left = pause_after(error, failed), request.call.timeout()
                 failed += 1
                 if failed > max_retries or (left is not None and pause >= left) or not request.repeatable:
                     raise
