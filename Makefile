@@ -4,7 +4,9 @@
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make bench   rollouts per second, CPU and memory over all edges; half an hour
-# Variables: PYTHON (3.10 to 3.13), VENV, and TESTS, the arguments of pytest in `make test`.
+# Variables: PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
+# make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
+#   -W ignore::FutureWarning -W ignore::pytest.PytestUnraisableExceptionWarning tests/client"   (such Rays warn)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -38,11 +40,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[math]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[math]' $(WITH)
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' $(WITH)
 	touch $@ $(VENV)/.run
 
 chaos: $(VENV)/.test
