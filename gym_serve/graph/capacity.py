@@ -77,7 +77,7 @@ def _replicas(node: Node) -> int:
     scaling = node.options.autoscaling
     if scaling is None:
         return node.options.num_replicas or 1
-    return 1 if scaling.min_replicas is None else scaling.min_replicas
+    return scaling.fewest
 
 
 def _path(node: Node, resource: str) -> str:

@@ -148,7 +148,7 @@ def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy
         deployment["autoscaling_config"] = _autoscaling(scaling, policy)
     else:
         logger.warning("%s does not scale: autoscaling needs Ray 2.51 or newer", name)
-        deployment["num_replicas"] = scaling.initial_replicas or scaling.min_replicas or 1
+        deployment["num_replicas"] = scaling.initial_replicas or scaling.fewest or 1
     return {
         **deployment,
         "ray_actor_options": actor,

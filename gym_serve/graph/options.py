@@ -56,6 +56,11 @@ class AutoscalingOptions(BaseModel):
     """How the load within the window becomes one number."""
 
     @property
+    def fewest(self) -> int:
+        """``min_replicas`` as it holds."""
+        return 1 if self.min_replicas is None else self.min_replicas
+
+    @property
     def sessions(self) -> float | None:
         """``target_sessions`` as it holds; None where ``target_ongoing_requests`` does instead."""
         if self.target_ongoing_requests is not None:
@@ -64,7 +69,7 @@ class AutoscalingOptions(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        low = 1 if self.min_replicas is None else self.min_replicas
+        low = self.fewest
         if low > self.max_replicas:
             raise ValueError(f"min_replicas ({low}) is more than max_replicas ({self.max_replicas})")
         if self.initial_replicas is not None and not low <= self.initial_replicas <= self.max_replicas:

@@ -90,7 +90,7 @@ class Replica:
         self._edges: list[Edge] = []
         self._started: list[Host] = []
         self._draining = False
-        if not may_report_load():
+        if not may_report_load():  # Serve looks for the hook on the instance, once it is constructed
             self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
         self._host = self._construct(plan.name)
         for host in self._hosts:  # inline servers first: the others may call them when they start

@@ -6,7 +6,10 @@ import random
 import socket
 from contextlib import suppress
 
-__all__ = ["free_port"]
+__all__ = ["HTTP_PORT", "free_port"]
+
+HTTP_PORT = 8000
+"""Serve's usual port."""
 
 _PORTS = range(20_000, 30_000)
 """Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens

@@ -64,7 +64,6 @@ def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings
         look_back_period_s: seconds over which the load is averaged; replicas report it three times within
             them, and at least every 10 seconds.
         **settings: further ones of Serve.
-
     """
     with warnings.catch_warnings():
         # Serve means to replace this field by a variable of the environment, for all deployments together.

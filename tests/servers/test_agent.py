@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+import sys
 import time
 from typing import Any
 
@@ -155,16 +155,19 @@ async def test_a_name_that_is_none_is_no_tool(name: Any) -> None:
     assert rollout["reward"] == 0
 
 
-# Which depth can be read, and which can be sent on, differs between versions of Python.
 @pytest.mark.parametrize(
-    ("depth", "told"),
-    [(1000, "^1$|nested too deeply"), (3000, "nested too deeply|depth limit"), (50_000, "nested too deeply")],
+    "depth",
+    [
+        # Some depth can be read, but not sent on. From Python 3.12 this one can.
+        pytest.param(1000, marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="it is sent on")),
+        50_000,
+    ],
 )
-async def test_arguments_that_are_too_deep_are_told_to_the_model(depth: int, told: str) -> None:
+async def test_arguments_that_are_too_deep_are_told_to_the_model(depth: int) -> None:
     deep = '{"times": ' + depth * "[" + depth * "]" + "}"
     rollout = await agent(FakeModel([call("ring", deep)], [call("ring")], [say("x")]), Bell()).run(ROW)
-    assert re.search(told, rollout["response"]["output"][1]["output"])
-    assert rollout["reward"] >= 1  # it has rung afterwards
+    assert "nested too deeply" in rollout["response"]["output"][1]["output"]
+    assert rollout["reward"] == 1
 
 
 @pytest.mark.parametrize(
