@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import httpx
 from pydantic import ValidationError
 from ray import serve
 from ray.exceptions import RayError
@@ -23,7 +25,7 @@ from gym_serve.graph.replica import edge_to
 from gym_serve.graph.spec import Graph
 from gym_serve.routing.failover import FailoverEdge
 from gym_serve.routing.handle import HandleEdge
-from gym_serve.routing.serve_compat import route_prefix
+from gym_serve.routing.serve_compat import http_address, route_prefix
 from gym_serve.servers.edge import Edge
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
@@ -31,6 +33,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["attach", "deploy", "launch", "reconfigure"]
 
 _DESCRIBE_SECONDS = 60.0
+_ROUTE_SECONDS = 10.0
 
 # Serve's message ends in a traceback, whose frames are indented and whose exception is not.
 _EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
@@ -137,6 +140,7 @@ def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -
     if missing := missing_resources(graph):
         raise GraphError(missing, source=source)
     _run(build(graph), name, prefix)
+    _await_route(prefix)
 
 
 def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) -> None:
@@ -171,6 +175,16 @@ def _run(application: serve.Application, name: str, prefix: str) -> None:
     except RuntimeError as error:
         reasons = "; ".join(_reasons(name)) or str(error)
         raise Unavailable(f"the graph {name!r} did not start: {reasons}") from error
+
+
+def _await_route(prefix: str) -> None:
+    """Wait until Serve's proxy knows a route, as `serve.run` does not: before that, the proxy says 404."""
+    ends = time.monotonic() + _ROUTE_SECONDS
+    routes = f"{http_address()}/-/routes"
+    # No proxy on this machine: none that could be asked too early.
+    with suppress(httpx.HTTPError), httpx.Client(trust_env=False) as client:
+        while f'"{prefix}"' not in client.get(routes).text and time.monotonic() < ends:
+            time.sleep(0.05)
 
 
 def _reasons(name: str) -> Iterator[str]:

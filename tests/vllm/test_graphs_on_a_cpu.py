@@ -91,9 +91,16 @@ def _of_another_model() -> bytes:
 
 
 def _kill(title: str, below: str = "") -> None:
-    """Kill the one process of this test with such a title, and such a parent."""
-    (process,) = [p for p in psutil.Process().children(recursive=True) if _is_meant(p, title, below)]
-    os.kill(process.pid, signal.SIGKILL)
+    """Kill the one process of this test with such a title, and such a parent, as soon as there is one."""
+    ends = time.monotonic() + 60
+    while len(found := [p for p in _processes() if _is_meant(p, title, below)]) != 1:
+        assert time.monotonic() < ends, _processes()
+        time.sleep(0.5)
+    os.kill(found[0].pid, signal.SIGKILL)
+
+
+def _processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 def _is_meant(process: psutil.Process, title: str, below: str) -> bool:
