@@ -81,7 +81,7 @@ class Live:
                 total=progress.total,
                 completed=progress.finished,
             )
-        elif now >= self._lined + _LINE_EVERY or not progress.remaining:
+        elif now >= self._lined + _LINE_EVERY or not (progress.remaining or progress.comparing):
             self._lined = now
             self._console.print(self._text(progress), markup=False, highlight=False, soft_wrap=True)
 
@@ -111,4 +111,6 @@ class Live:
         parts.append(f"running {progress.running:,}")
         if rate is not None and progress.remaining:
             parts.append(f"ETA {timedelta(seconds=round(progress.remaining / rate))}")
+        if progress.comparing:
+            parts.append(f"comparing {progress.comparing:,} groups")
         return "  ".join(parts)

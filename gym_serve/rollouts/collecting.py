@@ -113,7 +113,7 @@ async def collect(
         collection: what is collected.
         resume: go on with the run that ``output`` holds, if it holds one.
         skip_invalid: leave out rows that cannot be used; else nothing starts if there is one.
-        progress: told of the counts after every batch of results.
+        progress: told of the counts after every batch of results, and of comparisons.
         stop: once set, nothing more is started; what runs may end.
 
     Raises:
@@ -136,7 +136,8 @@ async def collect(
         complete = not tally.progress().remaining
         stage = GroupStage(outputs, header.run, collection.engine, spending, stop)
         if complete and collection.comparing and (compare := await collection.comparing()):
-            complete = await stage.run(compare)
+            counts = tally.progress()
+            complete = await stage.run(compare, lambda left: progress(replace(counts, comparing=left)))
         if complete:
             metrics = await summarize_run(outputs, collection.aggregate, collection.spec_of)
     done = tally.progress()

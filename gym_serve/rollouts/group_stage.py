@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from gym_serve.rollouts.comparing import VERIFY_REWARD
 from gym_serve.rollouts.engine import EngineOptions
@@ -69,8 +69,12 @@ class GroupStage:
         self._rewards = _Rewards()
         self._stale = False  # whether out.jsonl lacks rewards that are known
 
-    async def run(self, compare: Compare) -> bool:
+    async def run(self, compare: Compare, told: Callable[[int], None]) -> bool:
         """Compare what is not compared yet.
+
+        Args:
+            compare: compares a group.
+            told: of the number of groups that are left, whenever it changes.
 
         Returns:
             whether all groups are compared, and ``out.jsonl`` has their rewards.
@@ -82,9 +86,9 @@ class GroupStage:
         with RecordFile(self._outputs.comparisons) as file:
             await in_steps(self._recalled(file))
             await in_steps(self._counted())
-            await self._compare_all(compare, file)
+            await self._compare_all(compare, file, told)
             file.sync()
-        if any(size != self._compared.get(task) for task, size in self._sizes.items()):
+        if self._left():
             return False
         if self._stale:
             await in_steps(self._replaced())
@@ -122,19 +126,24 @@ class GroupStage:
                 yield Group(group[0], group, [], usable=True)
                 del open_groups[task]
 
-    async def _compare_all(self, compare: Compare, file: RecordFile) -> None:
-        groups = self._groups()
+    def _left(self) -> int:
+        return sum(size != self._compared.get(task) for task, size in self._sizes.items())
+
+    async def _compare_all(self, compare: Compare, file: RecordFile, told: Callable[[int], None]) -> None:
+        groups, left = self._groups(), self._left()
         pool: Pool[int, tuple[Group, Meter]] = Pool()
         running, group = 0, await _next(groups)
         try:
+            told(left)
             while running or (group is not None and not self._stopping):
                 while group is not None and running < self._options.concurrency and not self._stopping:
                     pool.spawn(group.task_index, self._compare(group, compare))
                     running += 1
                     group = await _next(groups)
                 for _, task in await pool.wait(None):
-                    running -= 1
+                    running, left = running - 1, left - 1
                     self._settle(*task.result(), file)
+                told(left)
         finally:
             groups.close()
             await pool.close()

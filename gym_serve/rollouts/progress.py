@@ -24,6 +24,7 @@ class Progress:
         running: attempts in flight.
         failed_attempts: failed attempts by class, those made good by a later one included.
         mean_reward: mean of the scored ones' rewards; None if there is none.
+        comparing: groups whose comparison has not ended; 0 until all rollouts have, and where there is none.
     """
 
     total: int
@@ -33,6 +34,7 @@ class Progress:
     running: int
     failed_attempts: Mapping[str, int]
     mean_reward: float | None
+    comparing: int = 0
 
     @property
     def failed(self) -> int:

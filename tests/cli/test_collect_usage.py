@@ -90,3 +90,16 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert lines[0] == "0/1,000  reward 0.250  failed 0 (3 attempts)  running 8"
     assert lines[1] == "100/1,000  10.0/s  reward 0.250  failed 10 (3 attempts)  running 8  ETA 0:01:30"
     assert lines[-1].startswith("1,000/1,000")
+
+
+def test_comparisons_after_the_rollouts() -> None:
+    now = [0.0]
+    file = io.StringIO()
+    live = Live(Console(file=file), clock=lambda: now[0])
+    with live:
+        for left in (0, *range(25, -1, -1)):
+            live(Progress(100, 100, 100, 0, 0, {}, 0.5, comparing=left))
+            now[0] += 1.0
+    done = "100/100  reward 0.500  failed 0  running 0"
+    seen = [done, f"{done}  comparing 16 groups", f"{done}  comparing 6 groups", done]
+    assert file.getvalue().splitlines() == seen

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, rows, write_jsonl
 
-from gym_serve.rollouts import Budget, Collection, Report, collect, group_stage, merge
+from gym_serve.rollouts import Budget, Collection, Progress, Report, collect, group_stage, merge
 from gym_serve.servers.usage import Meter
 from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
 
@@ -141,9 +141,13 @@ async def test_a_group_that_has_grown_is_compared_again(tmp_path: Path) -> None:
 
 
 async def test_few_groups_are_compared_at_once(tmp_path: Path) -> None:
-    judge = Judge(seconds=0.01)
-    await collect(rows(40), tmp_path / "out.jsonl", compared(FakeAgent(), judge, repeats=2, concurrency=3))
+    judge, told = Judge(seconds=0.01), list[Progress]()
+    options = compared(FakeAgent(), judge, repeats=2, concurrency=3)
+    await collect(rows(40), tmp_path / "out.jsonl", options, progress=told.append)
     assert 1 < judge.most <= 3
+    assert {now.comparing for now in told if now.remaining} == {0}
+    left = [now.comparing for now in told if not now.remaining][1:]
+    assert (left[0], left[-1], left) == (40, 0, sorted(left, reverse=True))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
