@@ -133,14 +133,13 @@ async def collect(
         tally = Tally(header.rollouts)
         await in_steps(_recalled(journal, tally, spending, collection.engine.attempts))
         await _run(journal, collection, tally, spending, progress=progress, stop=stop)
-        complete = not tally.progress().remaining
+        done = tally.progress()
+        complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.engine, spending, stop)
         if complete and collection.comparing and (compare := await collection.comparing()):
-            counts = tally.progress()
-            complete = await stage.run(compare, lambda left: progress(replace(counts, comparing=left)))
+            complete = await stage.run(compare, lambda left: progress(replace(done, comparing=left)))
         if complete:
             metrics = await summarize_run(outputs, collection.aggregate, collection.spec_of)
-    done = tally.progress()
     return Report(
         outputs,
         done if stage.mean_reward is None else replace(done, mean_reward=stage.mean_reward),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -60,6 +61,7 @@ def test_waits_for_its_route(
 
 
 def test_waits_for_no_proxy_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployed, "_ROUTE_SECONDS", math.inf)  # if it did, it would not end
     launch(monkeypatch, f"http://127.0.0.1:{free_port()}")
 
 
@@ -67,5 +69,6 @@ def test_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, proxy: str, answers: list[tuple[int, bytes]]
 ) -> None:
     monkeypatch.setattr(deployed, "_ROUTE_SECONDS", 0.2)
-    answers[:] = [OTHERS]
+    answers[:] = [OTHERS, STARTS]
     launch(monkeypatch, proxy)
+    assert answers == [STARTS]  # it has asked
