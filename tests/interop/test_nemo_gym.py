@@ -377,11 +377,31 @@ def test_what_has_no_counterpart_is_hosted(tmp_path: Path) -> None:
     assert '"search.api_key": "**********"' in shown
 
 
-def test_a_type_of_the_same_name_that_is_something_else_is_hosted(tmp_path: Path) -> None:
-    text = "maze:\n  resources_servers:\n    openenv: {entrypoint: app.py, env_class: maze.Maze}\n"
-    write(tmp_path, "resources_servers/openenv/app.py", "")
-    found = import_config([write(tmp_path, "maze.yaml", text)])
-    assert graph_of(found)["resources"]["maze"]["type"] == "nemo_gym"
+@pytest.mark.parametrize("name", ["openenv", "workplace_assistant"])
+def test_a_type_of_the_same_name_that_is_something_else_is_hosted(tmp_path: Path, name: str) -> None:
+    text = f"theirs:\n  resources_servers:\n    {name}: {{entrypoint: app.py, env_class: maze.Maze}}\n"
+    (problem,) = problems_of(tmp_path, text)
+    assert f"gym_serve's {name} is another one" in problem
+    write(tmp_path, f"resources_servers/{name}/app.py", "")
+    graph = graph_of(import_config([write(tmp_path, "theirs.yaml", text)]))
+    assert graph["resources"]["theirs"]["type"] == "nemo_gym"
+    assert graph["resources"]["theirs"]["server"] == f"resources_servers.{name}.app"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("example_single_tool_call", "simple_weather"),
+        ("example_multi_step", "multi_step_synonyms"),
+        ("example_session_state_mgmt", "session_counter"),
+        ("example_tool_call_multireward", "tool_call_multireward"),
+    ],
+)
+def test_servers_with_a_counterpart_of_another_name(tmp_path: Path, theirs: str, ours: str) -> None:
+    write(tmp_path, f"resources_servers/{theirs}/app.py", "")  # the counterpart goes before hosting
+    found = imported(tmp_path, QUIZ.replace("mcqa", theirs).replace("grading_mode: null", "") + POLICY)
+    assert graph_of(found)["resources"] == {"quiz": {"type": ours}}
+    assert found.notes == []
 
 
 def test_only_models_can_be_called_by_a_hosted_server(tmp_path: Path) -> None:

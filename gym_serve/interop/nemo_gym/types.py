@@ -28,9 +28,15 @@ _TYPES = {
     ("model", "inference_provider"): "chat_model",
     ("model", "local_vllm_model"): "vllm_engine",
     ("resources", "example_single_tool_call"): "simple_weather",
+    ("resources", "example_multi_step"): "multi_step_synonyms",
+    ("resources", "example_session_state_mgmt"): "session_counter",
+    ("resources", "example_tool_call_multireward"): "tool_call_multireward",
+    ("resources", "single_step_tool_use_with_argument_comparison"): "tool_argument_comparison",
     ("agent", "non_executing_simple_agent"): "single_turn_agent",
+    ("agent", "tool_simulation_agent"): "single_turn_agent",
 }
-_OTHERS = frozenset({("resources", "openenv")})
+# Their workplace_assistant is another office: its rows name records that ours does not have.
+_OTHERS = frozenset({("resources", "openenv"), ("resources", "workplace_assistant")})
 """Types of ours that are something else than NeMo Gym's of the same name."""
 _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("model", "vllm_model"): {"base_url": "???"},
@@ -71,11 +77,16 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
     """The type here of an implementation of NeMo Gym.
 
     Returns:
-        its name, or None; and then the nearest names.
+        its name, or None and the rest of a message: the nearest names, or why ours of that name does not do.
     """
     known = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
-    if (kind, implementation) in _OTHERS or name not in known:
+    if (kind, implementation) in _OTHERS:
+        return None, (
+            f"; gym_serve's {implementation} is another one: to host NeMo Gym's, import the config from a "
+            "checkout of NeMo Gym, or install nemo-gym"
+        )
+    if name not in known:
         return None, nearest(implementation, known)
     return name, ""
 
