@@ -19,6 +19,7 @@ from gym_serve.cli.import_nemo_gym import import_nemo_gym
 from gym_serve.cli.init import init
 from gym_serve.cli.logs import logs
 from gym_serve.cli.merge import merge
+from gym_serve.cli.play import play
 from gym_serve.cli.profile import profile
 from gym_serve.cli.resolve import resolve
 from gym_serve.cli.reverify import reverify
@@ -34,6 +35,7 @@ main.command()(validate)
 main.command()(resolve)
 main.command()(collect)
 main.command("eval", help=EVAL_HELP)(collect)
+main.command()(play)
 main.command()(merge)
 main.command()(reverify)
 main.command()(calibrate)

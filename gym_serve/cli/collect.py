@@ -11,7 +11,7 @@ import typer
 from gym_serve.cli.completion import agents, graph_then_rows
 from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.pairs import parse_pairs
-from gym_serve.cli.target import AddressOption, AttachOption, Target, TokenOption, UrlOption, stop
+from gym_serve.cli.target import AddressOption, AttachOption, RayOption, Target, TokenOption, UrlOption, stop
 from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def collect(
     address: AddressOption = None,
     url: UrlOption = None,
     auth_token: TokenOption = None,
+    no_ray: RayOption = False,
     set_: SetOption = None,
     application: ApplicationOption = None,
     agent: Annotated[
@@ -122,7 +123,7 @@ def collect(
     rows, graph = paths[-1], paths[0] if len(paths) == 2 else None
     if len(paths) > 2:
         raise typer.BadParameter(f"a graph file and a file of rows are meant, not {len(paths)} files")
-    target = Target(graph, attach, url, address, auth_token, set_ or (), application)
+    target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
     options: RolloutOptions = {
         "agent": agent,
         "repeats": _repeats(repeats),

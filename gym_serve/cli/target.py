@@ -17,7 +17,7 @@ from gym_serve.types.errors import GraphError, GymError
 if TYPE_CHECKING:
     from gym_serve.client import Gym
 
-__all__ = ["AddressOption", "AttachOption", "Target", "TokenOption", "UrlOption", "stop"]
+__all__ = ["AddressOption", "AttachOption", "RayOption", "Target", "TokenOption", "UrlOption", "stop"]
 
 AttachOption = Annotated[
     str | None,
@@ -37,6 +37,13 @@ AddressOption = Annotated[
 UrlOption = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Use the graph at this URL, e.g. http://host:8000/math."),
+]
+RayOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-ray",
+        help="Run the graph in this process, without Ray: it starts in a second, and uses one core.",
+    ),
 ]
 TokenOption = Annotated[
     str | None,
@@ -61,6 +68,7 @@ class Target:
         token: bearer token, for the last one.
         overrides: ``path=value`` pairs, for the first one.
         application: which graph of the file, for the first one.
+        ray: False runs it in this process, for the first one.
 
     Raises:
         typer.BadParameter: the options do not go together.
@@ -73,6 +81,7 @@ class Target:
     token: str | None = None
     overrides: Sequence[str] = ()
     application: str | None = None
+    ray: bool = True
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.graph, self.attach, self.url)) != 1:
@@ -83,6 +92,8 @@ class Target:
             raise typer.BadParameter("--set changes a graph that is deployed here, not one that runs already")
         if self.graph is None and self.application is not None:
             raise typer.BadParameter("--application is for a graph file; --attach takes the name itself")
+        if not self.ray and (self.graph is None or self.address is not None):
+            raise typer.BadParameter("--no-ray needs a graph file, without --address")
 
     def open(self) -> Gym:
         """The graph, running; shutting it down stops what this started, and nothing else.
@@ -97,7 +108,9 @@ class Target:
         if self.attach is not None:
             return Gym.attach(self.attach, local_ray.use(self.address) or "auto")
         assert self.graph is not None
-        return Gym.from_graph(self.graph, self.address, self.overrides, application=self.application)
+        return Gym.from_graph(
+            self.graph, self.address, self.overrides, application=self.application, ray=self.ray
+        )
 
 
 def stop(error: GymError, *, as_json: bool = False) -> NoReturn:

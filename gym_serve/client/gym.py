@@ -24,6 +24,7 @@ from gym_serve.client.driver import Driver, RolloutOptions
 from gym_serve.client.model_control import ModelControl
 from gym_serve.client.pages import page
 from gym_serve.graph import GraphSource, GraphSpec, load_graph, resolve
+from gym_serve.graph.local import LocalGraph
 from gym_serve.graph.spec import Graph
 from gym_serve.rollouts import (
     Budget,
@@ -67,6 +68,7 @@ class Gym(ModelControl):
         default_agent: str | None = None,
         auth_token: str | None = None,
         graph: Graph | None = None,
+        local: LocalGraph | None = None,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -79,6 +81,7 @@ class Gym(ModelControl):
         self._auth_token = auth_token
         self._resolved = graph
         self._changed = {}
+        self._local = local
         self._leave = leave
 
     # Where it comes from
@@ -91,6 +94,8 @@ class Gym(ModelControl):
         overrides: Mapping[str, Any] | Sequence[str] | None = None,
         name: str | None = None,
         application: str | None = None,
+        *,
+        ray: bool = True,
     ) -> Self:
         """Deploy a graph and wait until it is ready; a running one with the same file is joined.
 
@@ -102,22 +107,44 @@ class Gym(ModelControl):
             name: name of the application; the file's by default. Several Gyms side by side on one
                 cluster need a name each.
             application: which graph of the file, if it has several ``applications``.
+            ray: False runs the graph in this process, without Ray: it starts within a second and gives the
+                same trajectories. It has one instance of each server, no GPUs and no HTTP routes.
 
         Raises:
-            GraphError: the graph has problems; all of them.
+            GraphError: the graph has problems; all of them. Without Ray, also: it needs a cluster.
+            InvalidRequest: ``address`` is given beside ``ray=False``.
             Conflict: another graph runs under this name.
             ClusterMismatch: the cluster runs another version of Ray or Python.
             Unavailable: no cluster at the address, or the graph did not start.
             Unauthorized: the cluster asks for a token that this process does not send.
         """
-        from gym_serve.client import deployed
-
         source = load_graph(graph, overrides=overrides or {}, application=application)
         base = Path(source.path).parent if source.path else None
         resolved = resolve(
             source.spec, source=source.path, base_dir=base, literal_secrets=source.path is None
         )
+        if not ray:
+            if address is not None:
+                raise InvalidRequest(f"`address` must be left out with ray=False, got {address!r}")
+            return cls._in_process(_named(source, name).name, resolved)
+        from gym_serve.client import deployed
+
         return cls(**deployed.deploy(_named(source, name), resolved, address))
+
+    @classmethod
+    def _in_process(cls, name: str, graph: Graph) -> Self:
+        local = LocalGraph(graph)
+        loop.wait(local.start())
+        return cls(
+            name=name,
+            url="",
+            public=graph.public(),
+            edge=local.edge,
+            default_agent=graph.default_agent,
+            graph=graph,
+            local=local,
+            leave=lambda: loop.wait(local.stop()),
+        )
 
     @classmethod
     def attach(cls, name: str, address: str | None = "auto") -> Self:
@@ -312,6 +339,8 @@ class Gym(ModelControl):
 
     def health(self) -> JSON:
         """State of every server, by name (the ``servers`` of ``/health``)."""
+        if self._local is not None:
+            return loop.wait(self._local.health())
         answer = self._page("health", fine=(200, 503))
         if not isinstance(states := answer.get("servers"), dict):
             raise error_from_body(503, answer)
@@ -323,6 +352,7 @@ class Gym(ModelControl):
         ``limiting`` names the server with the highest ``load`` (1: as much to do as it can), ``because`` says
         of what, and ``concurrency`` is what suits it; None while nothing runs. ``servers`` has the counts.
         """
+        self._needs_cluster("pressure")
         return self._page("pressure")
 
     def handle(self, server: str) -> Any:
@@ -330,9 +360,10 @@ class Gym(ModelControl):
 
         Raises:
             NotFound: no such server.
-            BadRequest: this Gym speaks to the graph over HTTP.
+            BadRequest: this Gym speaks to the graph over HTTP, or runs it without Ray.
         """
         self._check(server)
+        self._needs_cluster("handle")
         handle = getattr(self._new_edge(server), "handle", None)
         if handle is None:
             raise BadRequest(f"{server} is reached over HTTP, which has no handle")
@@ -386,6 +417,10 @@ class Gym(ModelControl):
     def _page(self, path: str, fine: tuple[int, ...] = (200,)) -> JSON:
         headers = {"authorization": f"Bearer {self._auth_token}"} if self._auth_token else {}
         return page(f"{self.url}/{path}", headers, fine)
+
+    def _needs_cluster(self, what: str) -> None:
+        if self._local is not None:
+            raise BadRequest(f"{what} needs a cluster: {self.name} runs in this process (ray=False)")
 
     def _check(self, server: str) -> None:
         names = [name for kind in ("models", "resources", "agents") for name in self.graph.get(kind) or {}]

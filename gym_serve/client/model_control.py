@@ -27,6 +27,10 @@ class ModelControl:
         """Raise `NotFound` where there is no such server."""
         raise NotImplementedError
 
+    def _needs_cluster(self, what: str) -> None:
+        """Raise `BadRequest` where the graph runs in this process."""
+        raise NotImplementedError
+
     def handle(self, server: str) -> Any:
         """The Serve handle of a server."""
         raise NotImplementedError
@@ -48,6 +52,7 @@ class ModelControl:
         from gym_serve.client import deployed
 
         self._check(model)
+        self._needs_cluster("set_model_endpoints")
         if self._resolved is None:
             raise BadRequest(f"{self.name} was deployed by another process; change its endpoints there")
         if not base_urls:
@@ -88,9 +93,10 @@ class ModelControl:
             BadRequest: the model takes no weights, or not these; this Gym reaches the graph over HTTP.
             Unavailable: a replica could not be reached, or broke; it is replaced.
         """
+        self._check(model)
+        self._needs_cluster("update_weights")
         from gym_serve.graph.weights import update_weights
 
-        self._check(model)
         if (path is None) == (tensors is None):
             raise BadRequest("give path or tensors, one of the two")
         self.handle(model)  # refuses a graph that is reached over HTTP

@@ -28,7 +28,7 @@ from gym_serve.routing.handle import HandleEdge
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.routing.rpc import Directory, Listener
 from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
-from gym_serve.servers.clients import Agent, Client, Model, Resources
+from gym_serve.servers.clients import CLIENTS, Client
 from gym_serve.servers.edge import Call, Edge, Reply
 from gym_serve.servers.garbage import collect_rarely
 from gym_serve.servers.host import Host
@@ -39,8 +39,6 @@ from gym_serve.types.errors import GraphError
 __all__ = ["Replica", "ServerPlan", "edge_to"]
 
 _DRAIN_SECONDS = 0.5  # between two looks whether a draining replica is done
-
-_CLIENTS: dict[str, type[Client]] = {"model": Model, "resources": Resources, "agent": Agent}
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ class Replica:
         assert node.cls is not None  # a remote server has no replica
 
         def client(target: str) -> Client:
-            return _CLIENTS[self._plan.nodes[target].kind](self._edge(target, inline=target in node.inline))
+            return CLIENTS[self._plan.nodes[target].kind](self._edge(target, inline=target in node.inline))
 
         settings = node.connected(client)
         if issubclass(node.cls, ResourcesServer | ModelServer):

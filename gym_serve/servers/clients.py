@@ -17,7 +17,7 @@ from gym_serve.servers.edge import Call, Edge, Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_usage
 from gym_serve.types.errors import GymError, Unavailable
 
-__all__ = ["Agent", "Client", "Kind", "Model", "Resources"]
+__all__ = ["CLIENTS", "Agent", "Client", "Kind", "Model", "Resources"]
 
 Kind = Literal["model", "resources", "agent"]
 
@@ -176,3 +176,7 @@ class Agent(Client):
         """``POST /v1/responses``: a whole episode as one Response."""
         response: dict[str, Any] = await self.fetch("v1/responses", params)
         return response
+
+
+CLIENTS: dict[Kind, type[Client]] = {cls.kind: cls for cls in (Model, Resources, Agent)}
+"""The client of each kind of server."""

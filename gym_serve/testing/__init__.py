@@ -1,18 +1,24 @@
-"""Testing environments without Ray: `load_fixtures` and `check_fixtures`, which `gym-serve test` runs.
+"""Testing environments without Ray.
 
-def test_fixtures() -> None:
-    results = asyncio.run(check_fixtures(MyEnvironment, load_fixtures(FOLDER / "fixtures.jsonl")))
-    assert [result for result in results if not result.passed] == []
+- `TestClient` calls an environment as a graph does: rows, tools, verdicts, sessions.
+- `load_fixtures` and `check_fixtures` are what `gym-serve test` runs:
+
+    def test_fixtures() -> None:
+        results = asyncio.run(check_fixtures(MyEnvironment, load_fixtures(FOLDER / "fixtures.jsonl")))
+        assert [result for result in results if not result.passed] == []
 """
 
+from gym_serve.testing.client import EpisodeClient, TestClient
 from gym_serve.testing.fixtures import KINDS, Fixture, load_fixtures, missing_kinds
 from gym_serve.testing.verifying import FixtureResult, ScriptedReplies, check_fixtures
 
 __all__ = [
     "KINDS",
+    "EpisodeClient",
     "Fixture",
     "FixtureResult",
     "ScriptedReplies",
+    "TestClient",
     "check_fixtures",
     "load_fixtures",
     "missing_kinds",

@@ -1,8 +1,9 @@
-"""One behaviour over three kinds of edge: every episode gives the same rollout, byte for byte."""
+"""One behaviour over three kinds of edge, and without Ray: the same rollouts, byte for byte."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -12,6 +13,8 @@ from support.scenarios import SCRIPTS, ScenarioEnvironment, ScenarioModel
 from gym_serve import Gym
 
 EDGES = ("handle", "inline", "http")
+LOCAL = "local"
+"""The same graph without Ray."""
 # Long enough for 10 MB through the HTTP proxy of a busy machine; what hangs costs it once per edge.
 TIMEOUTS = {f"{stage}_timeout": 10.0 for stage in ("seed", "model", "tool", "verify", "close")}
 FAILURES = {
@@ -63,7 +66,19 @@ def gym(cluster: str, deploy: Any) -> Gym:
 
 
 @pytest.fixture(scope="module")
-def rollouts(gym: Gym) -> dict[str, dict[str, dict[str, Any]]]:
+def local() -> Iterator[Gym]:
+    agent = {"type": "simple_agent", "max_steps": 4, **TIMEOUTS, "model": "model", "resources": "env"}
+    graph = {
+        "models": {"model": {"type": ScenarioModel}},
+        "resources": {"env": {"type": ScenarioEnvironment}},
+        "agents": {LOCAL: agent},
+    }
+    with Gym.from_graph(graph, name="edges", ray=False) as gym:
+        yield gym
+
+
+@pytest.fixture(scope="module")
+def rollouts(gym: Gym, local: Gym) -> dict[str, dict[str, dict[str, Any]]]:
     """By edge and scenario, all of them run at the same time: each edge waits as long for what hangs."""
     rows = [
         {
@@ -77,14 +92,16 @@ def rollouts(gym: Gym) -> dict[str, dict[str, dict[str, Any]]]:
     async def over(edge: str) -> dict[str, dict[str, Any]]:
         found = {}
         # "model busy" is pushed back for as long as the timeout, which is longer than that of any stage.
-        async for rollout in gym.rollouts(rows, agent=edge, concurrency=16, timeout=20):
+        used = local if edge == LOCAL else gym
+        async for rollout in used.rollouts(rows, agent=edge, concurrency=16, timeout=20):
             del rollout["_ng_latency_s"]
             assert rollout.pop("agent_ref")["name"] == edge
             found[rollout["_ng_rollout_id"]] = rollout
         return found
 
     async def over_all() -> dict[str, dict[str, dict[str, Any]]]:
-        return dict(zip(EDGES, await asyncio.gather(*map(over, EDGES)), strict=True))
+        found = await asyncio.gather(*map(over, (*EDGES, LOCAL)))
+        return dict(zip((*EDGES, LOCAL), found, strict=True))
 
     return asyncio.run(over_all())
 
@@ -93,6 +110,7 @@ def rollouts(gym: Gym) -> dict[str, dict[str, dict[str, Any]]]:
 def test_the_rollout_is_the_same_over_every_edge(rollouts: Any, scenario: str) -> None:
     handle, inline, http = (orjson.dumps(rollouts[edge][scenario]) for edge in EDGES)
     assert inline == handle
+    assert orjson.dumps(rollouts[LOCAL][scenario]) == handle
     assert http.replace(b'"model_http"', b'"model"') == handle
 
 
@@ -169,5 +187,6 @@ def test_usage_is_the_sum_over_the_calls(rollouts: Any) -> None:
     assert rollouts["handle"]["one call"]["response"]["usage"]["input_tokens"] == 1 + 3
 
 
-def test_no_session_is_left(gym: Gym, rollouts: Any) -> None:
+def test_no_session_is_left(gym: Gym, local: Gym, rollouts: Any) -> None:
     assert gym.call("env", "tools/live", {}) == 1  # its own
+    assert local.call("env", "tools/live", {}) == 1

@@ -1,0 +1,369 @@
+"""`gym-serve play`: one episode, in this process, printed as people read it.
+
+It is for authors: what does the model see, what does it call, what comes back, and why is the reward
+what it is? The graph runs without Ray (`gym_serve.graph.local`); each call between its servers is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from gym_serve.cli.completion import graph_files
+from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
+from gym_serve.cli.printing import new_console, print_json
+from gym_serve.cli.target import stop
+from gym_serve.types.errors import GymError, InvalidRequest, NotFound
+from gym_serve.types.requests import JSON, input_items, message_text
+from gym_serve.types.rows import agent_name
+
+if TYPE_CHECKING:
+    from gym_serve.graph.spec import Graph
+    from gym_serve.servers.edge import Call, Edge, Reply
+
+__all__ = ["play"]
+
+_ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
+_LINES = 30  # of one message or output; a page of a book is enough to see what it is
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NOT_THE_VERIFIERS = {"response", "reward", "agent_ref", "model_usage"}
+_WIDTH = 80  # where the output is no terminal
+
+
+def play(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV_OR_GRAPH",
+            help="A graph file; or an environment: its type, or package.module:Class.",
+            autocompletion=graph_files,
+        ),
+    ],
+    row: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ROW]",
+            help="The task: a JSON object, or FILE.jsonl[:LINE]. Default: the environment's first example.",
+        ),
+    ] = None,
+    *,
+    model: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="URL NAME",
+            help="The policy: a model behind an OpenAI-compatible URL; its key is in POLICY_API_KEY.",
+        ),
+    ] = None,
+    human: Annotated[bool, typer.Option("--human", help="Be the policy yourself, at the keyboard.")] = False,
+    set_: SetOption = None,
+    application: ApplicationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one episode without Ray and print it: messages, tool calls with their results, the verdict.
+
+    Without --model and --human, a graph file's own model is the policy, and an
+    environment gets the scripted one, which calls the first tool once.
+
+    Exit status: 0 if the episode has a reward, 1 if it failed or could not begin.
+
+    Example: gym-serve play simple_weather
+    """
+    if model is not None and human:
+        raise typer.BadParameter("--model and --human are two policies; give one")
+    console = new_console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    try:
+        policy = _policy(model, human=human)
+        graph, agent = _graph(source, policy, set_ or [], application)
+        task = {"_ng_rollout_id": "play", **_row(row, graph, agent)}
+        if not _is_file(source):
+            task["agent_ref"] = {"name": agent}  # the examples name the agent of their own graph
+        chosen = agent_name(task) or agent
+        if chosen not in graph.nodes or graph.nodes[chosen].kind != "agent":
+            raise NotFound(f"agent_ref: the graph has no agent {chosen!r}")
+        transcript = _Transcript(console if not as_json else Console(quiet=True))
+        rollout = asyncio.run(_episode(graph, chosen, task, transcript))
+    except GymError as error:
+        stop(error, as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(rollout)
+    else:
+        transcript.verdict(rollout, task)
+    if "failure" in rollout:
+        raise typer.Exit(1)
+
+
+async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript) -> JSON:
+    from gym_serve.graph.local import LocalGraph
+    from gym_serve.servers.clients import Agent
+
+    node = graph.nodes[agent]
+    model, environment = node.references.get("model"), node.references.get("resources")
+
+    def around(edge: Edge) -> Edge:
+        if edge.server == model:
+            return _Watched(edge, transcript.asked, transcript.answered)
+        return _Watched(edge, after=transcript.tool) if edge.server == environment else edge
+
+    local = LocalGraph(graph, around)
+    await local.start()
+    try:
+        transcript.prompt(row)
+        return await Agent(local.edge(agent)).run(row)
+    finally:
+        await local.stop()
+
+
+class _Watched:
+    """An edge whose calls are told ``before`` they are made, and ``after`` with reply and seconds."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        before: Callable[[Call], None] = lambda call: None,
+        after: Callable[[Call, Reply, float], None] = lambda call, reply, seconds: None,
+    ) -> None:
+        self.server = edge.server
+        self._edge = edge
+        self._before = before
+        self._after = after
+
+    async def call(self, call: Call) -> Reply:
+        self._before(call)
+        start = time.perf_counter()
+        reply = await self._edge.call(call)
+        self._after(call, reply, time.perf_counter() - start)
+        return reply
+
+    async def close(self) -> None:
+        await self._edge.close()
+
+
+class _Transcript:
+    """Prints an episode while it runs. Everything in it may be a model's: it is text, never markup."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._known: int | None = None
+
+    def prompt(self, row: JSON) -> None:
+        """The task as the model gets it."""
+        params = row.get("responses_create_params") or {}
+        if params.get("instructions"):
+            self._block("system", str(params["instructions"]))
+        for item in input_items(params.get("input") or ""):
+            self._item(item)
+
+    def asked(self, call: Call) -> None:
+        """A model call begins: what is new for the model since its last turn."""
+        if call.op != "v1/responses":
+            return
+        sent = orjson.loads(call.body)
+        given = input_items(sent["input"])
+        if self._known is None:
+            self._tools(sent.get("tools") or [])
+        else:  # outputs of tools are shown with their calls
+            for item in given[self._known :]:
+                if item.get("type", "message") == "message" and item.get("role") != "assistant":
+                    self._item(item)
+        self._known = len(given)
+
+    def answered(self, call: Call, reply: Reply, seconds: float) -> None:
+        """A model call has ended; a failed one ends the episode, whose failure says why."""
+        if call.op != "v1/responses" or reply.status >= 400:
+            return
+        answer = orjson.loads(reply.body)
+        items = answer.get("output") or []
+        self._head("model", _tokens(answer.get("usage") or {}), seconds)
+        for item in items:
+            self._body(item)
+        if answer.get("incomplete_details"):
+            self._write(f"(cut off: {answer['incomplete_details'].get('reason')})", "yellow")
+        self._known = (self._known or 0) + len(items)
+
+    def tool(self, call: Call, reply: Reply, seconds: float) -> None:
+        """A call of the environment."""
+        if not call.op.startswith("tools/"):
+            return
+        failed = reply.status >= 400
+        name = call.op.removeprefix("tools/")
+        self._head("tool", f"{name} failed" if failed else name, seconds)
+        self._write(reply.body.decode("utf-8", "replace"), "red" if failed else None)
+
+    def verdict(self, rollout: JSON, row: JSON) -> None:
+        """The reward, and what the verifier says of it; or the failure."""
+        if failure := rollout.get("failure"):
+            self._head("failure", f"{failure['kind']}, stage {failure['stage']}: no reward, not a zero")
+            self._write(str(failure["detail"]), "red")
+            return
+        self._head("verdict", f"reward {rollout['reward']:g}")
+        own = {
+            key: value
+            for key, value in rollout.items()
+            if key not in row and key not in _NOT_THE_VERIFIERS and not key.startswith("_ng_")
+        }
+        for key, value in own.items():
+            shown = value if isinstance(value, str) else orjson.dumps(value).decode()
+            self._write(f"{key}: {shown}")
+
+    def _tools(self, tools: list[JSON]) -> None:
+        names = [str(tool.get("name", tool.get("type"))) for tool in tools]
+        self._block("tools", ", ".join(names) or "none: this row offers no tool")
+
+    def _item(self, item: JSON) -> None:
+        kind = item.get("type", "message")
+        self._block(str(item.get("role", kind)) if kind == "message" else str(kind), _text(item))
+
+    def _body(self, item: JSON) -> None:
+        if item.get("type") == "function_call":
+            self._write(f"calls {item.get('name')}({item.get('arguments')})", "cyan")
+        elif item.get("type") == "reasoning":
+            self._write(_text(item), "dim")
+        else:
+            self._write(_text(item))
+
+    def _block(self, title: str, text: str) -> None:
+        self._head(title)
+        self._write(text)
+
+    def _head(self, title: str, detail: str = "", seconds: float | None = None) -> None:
+        timed = "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+        rest = "  ".join(filter(None, [_plain(detail), timed]))
+        self._console.print(
+            Rule(Text.assemble((title, "bold"), f"  {rest}" if rest else ""), align="left", style="dim")
+        )
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        lines = _plain(text).splitlines() or [""]
+        for line in lines[:_LINES]:
+            self._console.print(Text(line, style=style or ""))
+        if (more := len(lines) - _LINES) > 0:
+            self._console.print(Text(f"... {more} more lines", style="dim"))
+
+
+def _tokens(usage: JSON) -> str:
+    if not usage.get("total_tokens"):
+        return ""  # not known
+    return f"{usage['input_tokens']} tokens in, {usage['output_tokens']} out"
+
+
+def _plain(text: str) -> str:
+    """Without control characters, which could rewrite what stands on the terminal."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def _text(item: JSON) -> str:
+    kind = item.get("type", "message")
+    if kind == "message":
+        content = item.get("content")
+        others = [p.get("type") for p in content if "text" not in p] if isinstance(content, list) else []
+        return "\n".join([message_text(item), *(f"({other})" for other in others)]).strip()
+    if kind == "reasoning":
+        parts = [*(item.get("summary") or []), *(item.get("content") or [])]
+        return "\n".join(str(part.get("text", "")) for part in parts)
+    return orjson.dumps(item).decode()
+
+
+# What is played
+
+
+def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
+    """The model's entry in the graph; None keeps the graph's own."""
+    if human:
+        from gym_serve.cli.human import Human
+
+        return {"type": Human}
+    if model is None:
+        return None
+    url, name = model
+    key = {"api_key": os.environ["POLICY_API_KEY"]} if os.environ.get("POLICY_API_KEY") else {}
+    return {"type": "chat_model", "base_url": url, "model": name, **key}
+
+
+def _graph(source: str, policy: JSON | None, sets: list[str], application: str | None) -> tuple[Graph, str]:
+    """The graph, and the agent of rows that name none."""
+    from gym_serve.graph.loading import load_graph
+    from gym_serve.graph.resolving import resolve
+
+    content: Any = source if _is_file(source) else _around(source)
+    loaded = load_graph(content, overrides=sets, application=application)
+    if policy is not None:
+        for name in _policies(loaded.spec.agents):
+            loaded.spec.models[name] = policy
+    graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
+    if graph.default_agent is None:
+        agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
+        raise NotFound(f"the graph has the agents {', '.join(agents)}: name one in the row's agent_ref")
+    return graph, graph.default_agent
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith((".yaml", ".yml")) or Path(source).is_file()
+
+
+def _around(environment: str) -> JSON:
+    """A graph around an environment, given by its type."""
+    return {
+        "models": {_MODEL: {"type": "scripted_model"}},
+        "resources": {_ENVIRONMENT: {"type": environment}},
+        "agents": {_AGENT: {"type": "simple_agent", "model": _MODEL, "resources": _ENVIRONMENT}},
+    }
+
+
+def _policies(agents: Any) -> list[str]:
+    values = agents.values() if isinstance(agents, dict) else ()
+    return [
+        agent["model"] for agent in values if isinstance(agent, dict) and isinstance(agent.get("model"), str)
+    ]
+
+
+def _row(text: str | None, graph: Graph, agent: str) -> JSON:
+    if text is not None and text.lstrip().startswith("{"):
+        try:
+            row = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"ROW is no JSON: {error}") from None
+        return dict(row)
+    path, _, line = (
+        text.rpartition(":") if text is not None and re.search(r":\d+$", text) else (text, "", "1")
+    )
+    return _row_of(Path(path) if path else _examples(graph, agent), int(line))
+
+
+def _examples(graph: Graph, agent: str) -> Path:
+    """The example rows beside the class of the agent's environment."""
+    target = graph.nodes[agent].references.get("resources")
+    cls = graph.nodes[target].cls if target is not None else None
+    if cls is None:
+        raise InvalidRequest("ROW is missing: the environment runs elsewhere, and its examples with it")
+    path = Path(inspect.getfile(cls)).parent / "data" / "example.jsonl"
+    if not path.is_file():
+        raise InvalidRequest(f"ROW is missing: {cls.__name__} has no examples at {path}")
+    return path
+
+
+def _row_of(path: Path, line: int) -> JSON:
+    from gym_serve.rollouts.rows import located
+
+    found = next(islice(located(path), line - 1, None), None)
+    if found is None:
+        raise InvalidRequest(f"{path} has no row {line}")
+    if found.row is None:
+        raise InvalidRequest(f"{found.where}: {found.problem}")
+    return found.row

@@ -1,0 +1,118 @@
+"""`LocalGraph`: a graph in this process, without Ray.
+
+Every server has one `Host`, as it has in a replica, and is reached by the inline edge; a server of
+``type: http`` is reached by its URL. So an episode runs the same code as on a cluster, and gives the same
+trajectory. What it has not: replicas, autoscaling, GPUs that are set aside, and HTTP routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gym_serve.graph.spec import Graph, Node
+from gym_serve.routing.inline import InlineEdge
+from gym_serve.servers.clients import CLIENTS, Client
+from gym_serve.servers.edge import Edge
+from gym_serve.servers.host import Host
+from gym_serve.servers.resources import ResourcesServer
+from gym_serve.types.errors import GraphError, GymError, Unavailable
+from gym_serve.types.requests import JSON
+
+__all__ = ["LocalGraph"]
+
+_CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "placement_group_bundles")
+"""Options whose promise only a cluster keeps. The others say how many replicas run, how large."""
+
+
+class LocalGraph:
+    """Runs a graph in this process.
+
+    Args:
+        graph: the graph.
+        around: wraps the edge to each server, for one who watches the calls.
+
+    Raises:
+        GraphError: servers have options that need a cluster; names all of them.
+    """
+
+    def __init__(self, graph: Graph, around: Callable[[Edge], Edge] = lambda edge: edge) -> None:
+        problems = [p for node in graph.nodes.values() if (p := _needs_cluster(node)) is not None]
+        if problems:
+            raise GraphError(problems)
+        self._graph = graph
+        self._hosts: dict[str, Host] = {}
+        self._edges: dict[str, Edge] = {}
+        self._started: list[Host] = []
+        for name in graph.order():  # each after those that it calls
+            self._edges[name] = around(self._construct(graph.nodes[name]))
+
+    def edge(self, server: str) -> Edge:
+        """The edge to a server, by its name."""
+        return self._edges[server]
+
+    async def start(self) -> None:
+        """Start the servers, each after those that it calls.
+
+        Raises:
+            GymError: a server did not start; those that had are stopped.
+        """
+        try:
+            for name, host in self._hosts.items():
+                try:
+                    await host.start()
+                except GymError:
+                    raise
+                except Exception as error:  # an author's code
+                    message = f"{name} did not start: {type(error).__name__}: {error}"
+                    raise Unavailable(message, server=name) from error
+                self._started.append(host)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the servers, each before those that it calls, and close the connections."""
+        while self._started:
+            await self._started.pop().stop()
+        for edge in self._edges.values():
+            await edge.close()
+
+    async def health(self) -> JSON:
+        """State of every server, by name, as in ``/health``."""
+        return {name: await self._state(name) for name in self._edges}
+
+    async def _state(self, name: str) -> JSON:
+        if name not in self._hosts:
+            return {"state": "unknown", "message": "it runs elsewhere; ask it there"}
+        try:
+            await self._hosts[name].server.check_health()
+        except Exception as error:  # a server may raise anything to say that it is broken
+            return {"state": "unhealthy", "message": f"{type(error).__name__}: {error}"}
+        return {"state": "ready"}
+
+    def _construct(self, node: Node) -> Edge:
+        if node.url is not None:
+            # Here, as its HTTP client takes longer to import than a small graph takes to start.
+            from gym_serve.routing.http import HttpEdge
+
+            headers = {key: value.get_secret_value() for key, value in node.headers.items()}
+            return HttpEdge(node.name, node.url, headers)
+        assert node.cls is not None  # every other node has a class
+        server = node.cls(name=node.name, **node.connected(self._client))
+        if isinstance(server, ResourcesServer):
+            server.takes_snapshots = False  # its sessions cannot outlive this process
+        host = self._hosts[node.name] = Host(server)
+        return InlineEdge(host)
+
+    def _client(self, target: str) -> Client:
+        return CLIENTS[self._graph.nodes[target].kind](self._edges[target])
+
+
+def _needs_cluster(node: Node) -> str | None:
+    given = node.options.model_dump(exclude_none=True)
+    if node.cls is not None:
+        given |= node.cls.deployment_options(node.settings, given)
+    options = [name for name in _CLUSTER_ONLY if given.get(name)]
+    if not options:
+        return None
+    return f"{node.name}: {', '.join(options)} needs a cluster; run this graph on Ray (without ray=False)"

@@ -1,0 +1,128 @@
+"""`Gym.from_graph(..., ray=False)`: a graph in this process. `tests/edges` compares its trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_serve import BadRequest, GraphError, Gym, InvalidRequest, ResourcesServer, Unavailable, Verdict
+
+ROOT = Path(__file__).parents[2]
+WEATHER = ROOT / "graphs" / "weather.yaml"
+ROWS = ROOT / "environments" / "simple_weather" / "data" / "example.jsonl"
+
+
+class Lamp(ResourcesServer):
+    """Notes that it was started and stopped."""
+
+    events: list[str]
+
+    async def start(self) -> None:
+        await super().start()
+        Lamp.events.append(f"{self.name} on")
+
+    async def stop(self) -> None:
+        await super().stop()
+        Lamp.events.append(f"{self.name} off")
+
+    async def verify(self, request: Any) -> Verdict:
+        return Verdict(reward=1.0)
+
+
+class Broken(ResourcesServer):
+    """Cannot start."""
+
+    async def start(self) -> None:
+        raise OSError("no such lamp")
+
+    async def verify(self, request: Any) -> Verdict:
+        return Verdict(reward=1.0)
+
+
+def graph(**resources: Any) -> dict[str, Any]:
+    return {
+        "models": {"policy": {"type": "scripted_model"}},
+        "resources": resources,
+        "agents": {
+            f"{name}_agent": {"type": "simple_agent", "model": "policy", "resources": name}
+            for name in resources
+        },
+    }
+
+
+def test_rollouts_groups_and_files_without_ray(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+from gym_serve import Gym
+with Gym.from_graph({str(WEATHER)!r}, ray=False) as gym:
+    rollouts = gym.run({str(ROWS)!r}, repeats=2)
+    assert len(rollouts) == 18 and all("failure" not in r for r in rollouts)
+    async def rest():
+        groups = [g async for g in gym.groups({str(ROWS)!r}, size=2)]
+        return groups, await gym.collect({str(ROWS)!r}, {str(tmp_path / "out.jsonl")!r})
+    groups, report = asyncio.run(rest())
+    assert len(groups) == 9 and report.complete
+    assert {{s["state"] for s in gym.health().values()}} == {{"ready"}}
+print("ray" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("False\n", ""), done.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 9
+
+
+def test_servers_start_before_and_stop_after_those_that_call_them() -> None:
+    Lamp.events = []
+    with Gym.from_graph(graph(one={"type": Lamp}, two={"type": Lamp}), ray=False) as gym:
+        assert Lamp.events == ["one on", "two on"]
+        rows = [{"responses_create_params": {"input": "x"}, "agent_ref": {"name": "two_agent"}}]
+        assert gym.run(rows)[0]["reward"] == 1.0
+    assert Lamp.events == ["one on", "two on", "two off", "one off"]
+
+
+def test_a_server_that_cannot_start_is_named_and_the_others_are_stopped() -> None:
+    Lamp.events = []
+    with pytest.raises(Unavailable, match=r"bad did not start: OSError: no such lamp"):
+        Gym.from_graph(graph(lamp={"type": Lamp}, bad={"type": Broken}), ray=False)
+    assert Lamp.events == ["lamp on", "lamp off"]
+
+
+def test_what_needs_a_cluster_is_named_all_at_once() -> None:
+    given = graph(
+        lamp={"type": Lamp, "num_gpus": 1}, other={"type": Lamp, "runtime_env": {"env_vars": {"A": "b"}}}
+    )
+    with pytest.raises(GraphError) as caught:
+        Gym.from_graph(given, ray=False)
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
+        "lamp: num_gpus needs a cluster",
+        "other: runtime_env needs a cluster",
+    ]
+    with pytest.raises(InvalidRequest, match="`address` must be left out"):
+        Gym.from_graph(WEATHER, "auto", ray=False)
+
+
+def test_replicas_and_cpus_are_no_obstacle() -> None:
+    Lamp.events = []
+    with Gym.from_graph(graph(lamp={"type": Lamp, "num_replicas": 4, "num_cpus": 2}), ray=False) as gym:
+        for refused in (lambda: gym.handle("lamp"), gym.pressure):
+            with pytest.raises(BadRequest, match="needs a cluster"):
+                refused()
+        with pytest.raises(BadRequest, match="update_weights needs a cluster"):
+            gym.update_weights("policy", "1", tensors=b"")
+        with pytest.raises(BadRequest, match="set_model_endpoints needs a cluster"):
+            gym.set_model_endpoints("policy", ["http://127.0.0.1:1/v1"])
+
+
+async def test_it_can_be_opened_inside_a_running_loop() -> None:
+    Lamp.events = []
+    async with Gym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
+        row = {"responses_create_params": {"input": "x"}}
+        found = [rollout["reward"] async for rollout in gym.rollouts([row], repeats=3)]
+    assert found == [1.0] * 3
+    await asyncio.sleep(0)
