@@ -1,13 +1,14 @@
-"""What verifiers of function calls share: the arguments that a model wrote, and equality of JSON values."""
+"""What verifiers of function calls share: arguments that a model wrote, equal JSON values, pairs of calls."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["MAX_DEPTH", "arguments_of", "decoded_arguments", "same_value"]
+__all__ = ["MAX_DEPTH", "arguments_of", "decode_arguments", "decoded_arguments", "pair_up", "same_value"]
 
 MAX_DEPTH = 100
 """Levels of arguments that are read."""
@@ -26,14 +27,29 @@ def decoded_arguments(call: JSON) -> Any:
 
     A nest of more than `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
     """
-    text = call.get("arguments")
-    if not isinstance(text, str):
+    try:
+        return decode_arguments(call.get("arguments"))
+    except ValueError:
         return None
+
+
+def decode_arguments(text: Any) -> Any:
+    """The JSON value in ``text``.
+
+    Raises:
+        ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands of
+            digits.
+    """
+    if not isinstance(text, str):
+        raise ValueError("arguments must be a string of JSON")
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # also for numbers of thousands of digits
-        return None
-    return value if _is_shallow(value) else None
+    except RecursionError:
+        value = None
+    else:
+        if _is_shallow(value):
+            return value
+    raise ValueError(f"arguments nest more than {MAX_DEPTH} levels")
 
 
 def _is_shallow(value: Any) -> bool:
@@ -53,3 +69,31 @@ def same_value(first: Any, second: Any) -> bool:
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(same_value, first, second))
     return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
+
+
+def pair_up(candidates: Sequence[Sequence[int]]) -> set[int]:
+    """The expected calls that can each have an actual call of their own: a maximum bipartite matching.
+
+    An actual call may fit several expected ones. Taking the first that fits could leave another expected call
+    without any, so pairs are changed as long as that makes more of them (Kuhn's algorithm).
+
+    Args:
+        candidates: for each expected call, the indices of the actual calls that fit it.
+
+    Returns:
+        the indices of the expected calls in pairs. Where several choices are as large, calls with fewer
+        candidates go first.
+    """
+    owner: dict[int, int] = {}
+
+    def assign(expected: int, tried: set[int]) -> bool:
+        for call in candidates[expected]:
+            if call not in tried:
+                tried.add(call)
+                if call not in owner or assign(owner[call], tried):
+                    owner[call] = expected
+                    return True
+        return False
+
+    order = sorted(range(len(candidates)), key=lambda expected: len(candidates[expected]))
+    return {expected for expected in order if assign(expected, set())}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gym_serve.environments.function_calls import arguments_of, decoded_arguments, same_value
+from gym_serve.environments.function_calls import arguments_of, decoded_arguments, pair_up, same_value
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.metrics import MetricSpec, Score
 
@@ -67,7 +67,8 @@ class XlamFc(ResourcesServer):
             }
             for call in calls
         ]
-        correct = _paired([[i for i, call in enumerate(predicted) if _fits(call, one)] for one in expected])
+        fits = [[i for i, call in enumerate(predicted) if _fits(call, one)] for one in expected]
+        correct = len(pair_up(fits))
         return XlamVerdict(
             reward=float(correct == len(expected) == len(predicted)),
             num_expected=len(expected),
@@ -82,23 +83,3 @@ def _fits(call: dict[str, Any], expected: ExpectedCall) -> bool:
     return call["name"] == expected.name and all(
         key in arguments and same_value(arguments[key], value) for key, value in expected.arguments.items()
     )
-
-
-def _paired(candidates: list[list[int]]) -> int:
-    """How many expected calls can have a call of their own (a maximum bipartite matching).
-
-    Args:
-        candidates: for each expected call, the calls that fit it.
-    """
-    owner: dict[int, int] = {}
-
-    def assign(expected: int, tried: set[int]) -> bool:
-        for call in candidates[expected]:
-            if call not in tried:
-                tried.add(call)
-                if call not in owner or assign(owner[call], tried):
-                    owner[call] = expected
-                    return True
-        return False
-
-    return sum(assign(expected, set()) for expected in range(len(candidates)))

@@ -395,6 +395,7 @@ def test_a_type_of_the_same_name_that_is_something_else_is_hosted(tmp_path: Path
         ("example_multi_step", "multi_step_synonyms"),
         ("example_session_state_mgmt", "session_counter"),
         ("example_tool_call_multireward", "tool_call_multireward"),
+        ("single_step_tool_use_with_argument_comparison", "tool_argument_comparison"),
     ],
 )
 def test_servers_with_a_counterpart_of_another_name(tmp_path: Path, theirs: str, ours: str) -> None:

@@ -32,6 +32,7 @@ OFFLINE: dict[str, JSON] = {
     "simple_weather": {},
     "string_match": {},
     "structured_outputs": {},
+    "tool_argument_comparison": {},
     "tool_call_multireward": {},
     "workplace_assistant": {},
     "xlam_fc": {},
@@ -52,7 +53,13 @@ JUDGE: JSON = {
 }
 
 _STEPPED = {"gymnasium"}
-_FIRST_TURN = {"code_gen", "structured_outputs", "tool_call_multireward", "xlam_fc"}
+_FIRST_TURN = {
+    "code_gen",
+    "structured_outputs",
+    "tool_argument_comparison",
+    "tool_call_multireward",
+    "xlam_fc",
+}
 
 
 def shipped() -> set[str]:
