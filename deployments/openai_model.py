@@ -20,6 +20,7 @@ from gym_serve.types.protocols import (
     TOKEN_KEYS,
     apply_sampling,
     context_overflow_response,
+    input_form,
     response_events,
     response_to_chat,
 )
@@ -84,7 +85,7 @@ class OpenAIModel(ModelServer):
         return response
 
     async def _responses(self, body: JSON, on_event: OnEvent | None) -> JSON:
-        body = {**body, "input": _without_tokens(body.get("input"))}
+        body = {**body, "input": _openai_input(body.get("input"))}
         response = await self._post("/responses", body, on_event)
         if on_event is not None and isinstance(response, dict) and "type" in response:
             if response["type"] not in FINAL_EVENTS:
@@ -149,15 +150,16 @@ def _check_event(event: Any) -> None:
         raise _error_of(error if isinstance(error, dict) else {"message": error})
 
 
-def _without_tokens(items: Any) -> Any:
-    """The input without token bundles: OpenAI refuses keys that it does not know."""
+def _openai_input(items: Any) -> Any:
+    """The input as OpenAI takes it: items of Responses only, and no keys that it does not know."""
     if not isinstance(items, list):
         return items
     return [
-        {key: value for key, value in item.items() if key not in TOKEN_KEYS}
-        if isinstance(item, dict)
-        else item
-        for item in items
+        {key: value for key, value in made.items() if key not in TOKEN_KEYS}
+        if isinstance(made, dict)
+        else made
+        for i, item in enumerate(items)
+        for made in (input_form(item, f"input[{i}]") if isinstance(item, dict) else [item])
     ]
 
 

@@ -64,6 +64,27 @@ async def test_responses_pass_through(model, backend):
     assert backend.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
+async def test_a_history_in_chat_form_reaches_the_api_as_items(model, backend):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "go"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "c1"},
+    ]
+    assert await model.responses({"input": history}) == ANSWER
+    assert backend.bodies[0]["input"] == [
+        {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "f",
+            "arguments": "{}",
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "c1", "output": "1", "status": "completed"},
+    ]
+
+
 async def test_chat_passes_through(model, backend, completed):
     backend.replies = [completed()]
     assert await model.chat_completions({"messages": []}) == completed()

@@ -116,6 +116,12 @@ def test_parts_and_tool_messages():
     }
 
 
+def test_parts_that_are_written_as_in_responses_stay():
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]
+    (user,) = messages_to_items([{"role": "user", "content": parts}])
+    assert user == {"type": "message", "role": "user", "content": parts}
+
+
 def said(text):
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 

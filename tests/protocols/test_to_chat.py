@@ -84,6 +84,99 @@ def test_reasoning_as_tags_keeps_its_place_among_the_texts():
     }
 
 
+@pytest.mark.parametrize("form", ["field", "think_tags"])
+def test_reasoning_after_a_call_stands_behind_its_output(form):
+    def assistant(blocks, text, *calls):
+        tags = "".join(f"<think>{block}</think>" for block in blocks) if form == "think_tags" else ""
+        content = f"{tags}{text}" or ("" if blocks else None)
+        beside = "\n\n".join(blocks) if blocks and form == "field" else None
+        return {
+            "role": "assistant",
+            "content": content,
+            **({"tool_calls": [chat_call(c) for c in calls]} if calls else {}),
+            **({"reasoning_content": beside, "reasoning": beside} if beside else {}),
+        }
+
+    def tool(call_id):
+        return {"role": "tool", "content": "3 degrees", "tool_call_id": call_id}
+
+    # Calls that were made at once, with a thought in between.
+    at_once = [reasoning("a"), call("c1"), reasoning("b"), call("c2"), call("c3")]
+    outputs = [output("c2"), output("c1"), output("c3")]
+    expected = [
+        assistant(["a"], "", "c1"),
+        tool("c1"),
+        assistant(["b"], "", "c2", "c3"),
+        tool("c2"),
+        tool("c3"),
+    ]
+    assert messages(*at_once, *outputs, reasoning=form) == expected
+    # A thought after the last call begins the next turn, whoever speaks next.
+    late = [call("c1"), reasoning("late"), output("c1")]
+    head = [assistant([], "", "c1"), tool("c1")]
+    assert messages(*late, reasoning=form) == [*head, assistant(["late"], "")]
+    assert messages(*late, USER, reasoning=form) == [*head, assistant(["late"], ""), USER]
+    assert messages(*late, reasoning("b"), said("x"), reasoning=form) == [
+        *head,
+        assistant(["late", "b"], "x"),
+    ]
+    # Without an output between them, two assistant messages would stand together: they are one.
+    assert messages(call("c1"), reasoning("late"), call("c2"), reasoning=form) == [
+        assistant(["late"], "", "c1", "c2")
+    ]
+    # As many outputs as calls, of one name: each behind its own.
+    assert messages(call(), reasoning("b"), call(), output(), output(), reasoning=form) == [
+        assistant([], "", "c1"),
+        tool("c1"),
+        assistant(["b"], "", "c1"),
+        tool("c1"),
+    ]
+
+
+def test_a_turn_that_passes_its_tokens_on_is_one_message():
+    tokens = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
+    turn = [call("c1"), reasoning("b"), {**call("c2"), **tokens}]
+    made = messages(*turn, output("c1"), output("c2"), token_ids=True)
+    assert [message["role"] for message in made] == ["assistant", "tool", "tool"]
+    assert made[0]["tool_calls"] == [chat_call("c1"), chat_call("c2")]
+    assert made[0]["generation_token_ids"] == [2]
+
+
+def test_a_history_in_chat_form_is_taken_as_it_is():
+    tokens = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": "https://a"}},
+    ]
+    asks = {"role": "assistant", "content": None, "tool_calls": [chat_call()], "reasoning_content": "hm"}
+    history = [
+        {"role": "user", "content": parts},
+        {**asks, **tokens},
+        {"role": "tool", "content": "3 degrees", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "3", "reasoning": "so"},
+        {"role": "tool", "content": [{"type": "text", "text": "x"}], "tool_call_id": "c2"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ]
+    before = copy.deepcopy(history)
+    made = messages(*history, token_ids=True)
+    assert history == before
+    assert made == [
+        {
+            "role": "user",
+            "content": [parts[0], {"type": "image_url", "image_url": {"url": "https://a", "detail": "auto"}}],
+        },
+        {**asks, "content": "", "reasoning": "hm", **tokens},
+        history[2],
+        {"role": "assistant", "content": "3", "reasoning_content": "so", "reasoning": "so"},
+        history[4],
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    ]
+    # In tags, where the endpoint has no field for reasoning.
+    assert messages(asks, reasoning="think_tags") == [
+        {"role": "assistant", "content": "<think>hm</think>", "tool_calls": [chat_call()]}
+    ]
+
+
 def test_reasoning_can_be_dropped():
     assert messages(reasoning("secret"), call(), reasoning="drop") == [
         {"role": "assistant", "content": "", "tool_calls": [chat_call()]}
@@ -246,7 +339,10 @@ def test_the_last_token_bundle_of_a_turn_goes_along_when_asked_for():
         ({"type": "mcp_call", "id": "m"}, "'mcp_call' has no chat form"),
         ({"content": "x"}, "None has no chat form"),
         ("text", "an item is an object, not str"),
-        ({"role": "tool", "content": "x"}, "role 'tool'"),
+        ({"role": "tool", "content": "x"}, "without a 'tool_call_id'"),
+        ({"role": "function", "content": "x"}, "role 'function'"),
+        ({"role": "assistant", "tool_calls": "x"}, r"input\[0\].tool_calls: must be a list of calls"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, r"input\[0\].tool_calls: must be a list"),
         ({"role": "user", "content": [{"type": "output_text", "text": "x"}]}, r"input\[0\].content\[0\]"),
         ({"role": "user", "content": None}, "not NoneType"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "without 'text'"),

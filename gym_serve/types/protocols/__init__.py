@@ -5,6 +5,7 @@ dicts. What one protocol cannot say in the other raises `BadRequest` with its pl
 answer of a backend that makes no sense raises `Unavailable`.
 
     request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
+               input_form
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
                usage_sum
     stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
@@ -15,7 +16,13 @@ answer of a backend that makes no sense raises `Unavailable`.
 from gym_serve.types.protocols.audio import inline_audio
 from gym_serve.types.protocols.chat_chunks import chat_chunks
 from gym_serve.types.protocols.completion_stream import CompletionStream
-from gym_serve.types.protocols.items import assistant_items, message_item, messages_to_items, new_id
+from gym_serve.types.protocols.items import (
+    assistant_items,
+    input_form,
+    message_item,
+    messages_to_items,
+    new_id,
+)
 from gym_serve.types.protocols.joining import ChunkJoiner
 from gym_serve.types.protocols.message_params import message_to_params
 from gym_serve.types.protocols.message_stream import MessageStream, message_events
@@ -56,6 +63,7 @@ __all__ = [
     "context_overflow_response",
     "error_message",
     "inline_audio",
+    "input_form",
     "is_context_overflow",
     "message_events",
     "message_item",

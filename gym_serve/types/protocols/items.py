@@ -1,4 +1,4 @@
-"""Chat messages -> Responses items: a model's answer, or a whole conversation."""
+"""Chat messages -> Responses items: a model's answer, a conversation, or a history in chat form."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols.fields import json_text, shown
-from gym_serve.types.protocols.parts import content_refusal, content_text, responses_content
+from gym_serve.types.protocols.parts import (
+    content_refusal,
+    content_text,
+    responses_content,
+    with_chat_parts,
+)
 from gym_serve.types.protocols.think import split_think
 from gym_serve.types.protocols.tokens import item_tokens
 from gym_serve.types.requests import JSON
 
-__all__ = ["assistant_items", "message_item", "messages_to_items", "new_id"]
+__all__ = ["assistant_items", "input_form", "message_item", "messages_to_items", "new_id"]
+
+_CHAT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "refusal")  # of an assistant's chat message
 
 
 def new_id(prefix: str) -> str:
@@ -94,16 +101,58 @@ def messages_to_items(
                 turn[-1].update(item_tokens(message, where) or {})
             items.extend(turn)
         elif role == "tool":
-            output = responses_content(message.get("content"), f"{where}.content")
-            call_id = message.get("tool_call_id") or ""
-            if not isinstance(call_id, str):
-                raise BadRequest(f"{where}.tool_call_id: a string is expected")
-            items.append(
-                {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
-            )
+            items.append(_output_item(message, where))
         else:
             raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
     return items
+
+
+def input_form(item: JSON, where: str) -> list[JSON]:
+    """The items of a Responses input for one that may be a chat message; other items stay as they are.
+
+    Rows that were made from chat data have such messages in their ``input``: an assistant's with
+    ``tool_calls`` or reasoning, a tool's answer, parts of a user's that are written as in chat.
+
+    Args:
+        item: of the ``input`` of a body of ``POST /v1/responses``.
+        where: its place there, for errors.
+
+    Raises:
+        BadRequest: a chat message that Responses has no form for.
+    """
+    if (item.get("type") or "message") != "message":
+        return [item]
+    role, content = item.get("role"), item.get("content")
+    if role == "tool":
+        if not item.get("tool_call_id"):
+            raise BadRequest(f"{where}: a message of role 'tool' without a 'tool_call_id'")
+        return [_output_item(item, where)]
+    if role == "assistant" and any(item.get(key) for key in _CHAT_KEYS):
+        calls = item.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(map(_is_call, calls)):
+            raise BadRequest(f"{where}.tool_calls: must be a list of calls of functions")
+        turn = assistant_items(item, parse_think=False)
+        for made in turn:
+            if made["type"] != "reasoning":
+                del made["id"]  # the message has none, and an API that knows its own would refuse another
+        turn[-1].update(item_tokens(item, where) or {})
+        return turn
+    if role != "assistant" and isinstance(content, list):
+        return [{**item, "content": with_chat_parts(content, f"{where}.content")}]
+    return [item]
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _output_item(message: Mapping[str, Any], where: str) -> JSON:
+    output = responses_content(message.get("content"), f"{where}.content")
+    call_id = message.get("tool_call_id") or ""
+    if not isinstance(call_id, str):
+        raise BadRequest(f"{where}.tool_call_id: a string is expected")
+    return {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
 
 
 def _call_item(call: Mapping[str, Any]) -> JSON:

@@ -13,8 +13,10 @@ from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
-__all__ = ["chat_content", "content_refusal", "content_text", "responses_content"]
+__all__ = ["chat_content", "content_refusal", "content_text", "responses_content", "with_chat_parts"]
 
+_CHAT_KINDS = frozenset({"text", "image_url", "video_url", "file"})
+_RESPONSES_KINDS = frozenset({"input_text", "input_image", "input_video", "input_file"})
 _FILE_KEYS = ("file_data", "file_id", "filename")
 
 
@@ -44,6 +46,8 @@ def chat_content(content: Any, where: str) -> Any:
 def responses_content(content: Any, where: str) -> Any:
     """Content of a chat message as Responses input has it; null becomes an empty string.
 
+    Parts that are written as in Responses already stay as they are.
+
     Raises:
         BadRequest: as `chat_content`.
     """
@@ -54,8 +58,20 @@ def responses_content(content: Any, where: str) -> Any:
     raise BadRequest(f"{where}: a string or a list of parts is expected, not {type(content).__name__}")
 
 
+def with_chat_parts(content: list[Any], where: str) -> list[Any]:
+    """Content of a Responses message whose parts may be written as in chat; others stay as they are.
+
+    Raises:
+        BadRequest: a part of chat that is malformed.
+    """
+    return [
+        _responses_part(part, f"{where}[{i}]") if _kind(part) in _CHAT_KINDS else part
+        for i, part in enumerate(content)
+    ]
+
+
 def _chat_part(part: Any, where: str) -> JSON:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = _kind(part)
     if kind == "input_text":
         return {"type": "text", "text": _required(part, "text", str, where)}
     if kind == "input_image":
@@ -79,7 +95,9 @@ def _chat_part(part: Any, where: str) -> JSON:
 
 
 def _responses_part(part: Any, where: str) -> JSON:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = _kind(part)
+    if kind in _RESPONSES_KINDS:
+        return dict(part)
     if kind == "text":
         return {"type": "input_text", "text": _required(part, "text", str, where)}
     if kind == "image_url":
@@ -94,6 +112,11 @@ def _responses_part(part: Any, where: str) -> JSON:
         file = _required(part, "file", Mapping, where)
         return {"type": "input_file", **{key: file[key] for key in _FILE_KEYS if file.get(key)}}
     raise BadRequest(f"{where}: a part of type {shown(kind)} has no Responses form")
+
+
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _url(value: Any) -> str:

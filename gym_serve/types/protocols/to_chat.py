@@ -3,6 +3,10 @@
 Reasoning, message and function_call items in a row are one turn of the model, so they fold into one
 assistant message; an output or another role ends the turn. Nothing that the model is to see is lost:
 every reasoning block, text, refusal and call arrives. What chat cannot say is an error, not a gap.
+
+An assistant message shows its reasoning before its calls. So reasoning that follows an answered call begins
+another message, behind the output of that call: no thought is shown in front of a call that came before it.
+A turn that passes its tokens on stays one message, as the tokens hold the order.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any, Literal
 
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols.fields import shown
+from gym_serve.types.protocols.items import input_form
 from gym_serve.types.protocols.logprobs import includes_logprobs
 from gym_serve.types.protocols.parts import chat_content, content_refusal, content_text
 from gym_serve.types.protocols.think import split_think, wrap_think
@@ -121,72 +126,33 @@ def _messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> list[JSO
         return [{"role": "user", "content": [{"type": "text", "text": items}]}]
     if not isinstance(items, list):
         raise BadRequest("input: a string or a list of items is missing")
-    messages: list[JSON] = []
-    turn = _Turn(reasoning)
-    for i, item in enumerate(items):
+    turn = _Turn(reasoning, token_ids)
+    for i, given in enumerate(items):
         where = f"input[{i}]"
-        if not isinstance(item, dict):
-            raise BadRequest(f"{where}: an item is an object, not {type(item).__name__}")
-        other = turn.take(item, where)
-        if other is not None:
-            turn.flush(messages)
-            messages.append(other)
-        elif token_ids:
-            turn.tokens = item_tokens(item, where) or turn.tokens
-    turn.flush(messages)
-    return messages
+        if not isinstance(given, dict):
+            raise BadRequest(f"{where}: an item is an object, not {type(given).__name__}")
+        for item in input_form(given, where):
+            turn.take(item, where)
+    turn.end()
+    return turn.messages
 
 
-class _Turn:
+class _Message:
     """Assistant items in a row, on their way to one assistant message."""
 
-    def __init__(self, reasoning: ReasoningForm) -> None:
-        self.form = reasoning
-        self.clear()
-
-    def clear(self) -> None:
-        self.begun = False
+    def __init__(self) -> None:
         self.text: list[str] = []
         self.refusal = ""
         self.reasoning: list[str] = []
         self.calls: list[JSON] = []
-        self.tokens: JSON | None = None
 
-    def take(self, item: Mapping[str, Any], where: str) -> JSON | None:
-        """Keep an item of the turn; an item of another role is returned as its own message."""
-        kind = item.get("type") or ("message" if item.get("role") else None)
-        if kind == "message":
-            if item.get("role") != "assistant":
-                return _other_message(item, where)
-            self.add_text(content_text(item.get("content")))
-            self.refusal += content_refusal(item.get("content"))
-        elif kind == "reasoning":
-            self.add_reasoning(_reasoning_texts(item))
-        elif kind == "function_call":
-            self.calls.append(_call(item, where))
-        elif kind == "function_call_output":
-            content = chat_content(item.get("output"), f"{where}.output")
-            return {"role": "tool", "content": content, "tool_call_id": _text(item, "call_id", where)}
-        else:
-            raise BadRequest(f"{where}: an item of type {shown(kind)} has no chat form")
-        self.begun = True
-        return None
+    def join(self, later: _Message) -> None:
+        self.text += later.text
+        self.refusal += later.refusal
+        self.reasoning += later.reasoning
+        self.calls += later.calls
 
-    def add_text(self, text: str) -> None:
-        if self.form != "think_tags":
-            blocks, text = split_think(text)
-            self.reasoning.extend(blocks)
-        self.text.append(text)
-
-    def add_reasoning(self, blocks: list[str]) -> None:
-        if self.form == "think_tags":
-            self.text.append(wrap_think(blocks))
-        else:
-            self.reasoning.extend(block for block in blocks if block)
-
-    def flush(self, messages: list[JSON]) -> None:
-        if not self.begun:
-            return
+    def chat(self, form: ReasoningForm) -> JSON:
         # Templates of thinking models want a string beside reasoning, null only beside calls alone.
         text = "".join(self.text)
         content: Any = text or ("" if self.reasoning else None)
@@ -197,10 +163,112 @@ class _Turn:
         message: JSON = {"role": "assistant", "content": content}
         if self.calls:
             message["tool_calls"] = self.calls
-        if self.reasoning and self.form == "field":
+        if self.reasoning and form == "field":
             message["reasoning_content"] = message["reasoning"] = "\n\n".join(self.reasoning)
-        messages.append({**message, **(self.tokens or {})})
-        self.clear()
+        return message
+
+
+class _Turn:
+    """A turn of the model and the outputs of its calls, on their way to `messages`.
+
+    Attributes:
+        messages: what is finished, of all turns.
+    """
+
+    def __init__(self, form: ReasoningForm, token_ids: bool) -> None:
+        self.messages: list[JSON] = []
+        self._form = form
+        self._token_ids = token_ids
+        self._tokens: JSON | None = None
+        self._said: list[_Message] = []  # another one begins with each reasoning that follows a call
+        self._outputs: list[JSON] = []
+
+    def take(self, item: Mapping[str, Any], where: str) -> None:
+        """Take the next item of the input.
+
+        Raises:
+            BadRequest: chat has no form for it.
+        """
+        kind = item.get("type") or ("message" if item.get("role") else None)
+        if kind == "function_call_output":
+            content = chat_content(item.get("output"), f"{where}.output")
+            call_id = _text(item, "call_id", where)
+            self._outputs.append({"role": "tool", "content": content, "tool_call_id": call_id})
+            return
+        if kind == "message" and item.get("role") != "assistant":
+            self.end()
+            self.messages.append(_other_message(item, where))
+            return
+        if self._outputs:
+            self._write()
+        if not self._said:
+            self._said.append(_Message())
+        if kind == "message":
+            self._add_text(content_text(item.get("content")))
+            self._said[-1].refusal += content_refusal(item.get("content"))
+        elif kind == "reasoning":
+            self._add_reasoning([text for text in _reasoning_texts(item) if text])
+        elif kind == "function_call":
+            self._said[-1].calls.append(_call(item, where))
+        else:
+            raise BadRequest(f"{where}: an item of type {shown(kind)} has no chat form")
+        if self._token_ids:
+            self._tokens = item_tokens(item, where) or self._tokens
+
+    def end(self) -> None:
+        """End the turn: another role follows, or nothing."""
+        self._write()
+        self._write()  # what was left for a further turn
+
+    def _add_text(self, text: str) -> None:
+        said = self._said[-1]
+        if self._form != "think_tags":
+            blocks, text = split_think(text)
+            said.reasoning.extend(blocks)
+        said.text.append(text)
+
+    def _add_reasoning(self, blocks: list[str]) -> None:
+        if blocks and self._said[-1].calls and self._form != "drop":
+            self._said.append(_Message())
+        if self._form == "think_tags":
+            self._said[-1].text.append(wrap_think(blocks))
+        else:
+            self._said[-1].reasoning.extend(blocks)
+
+    def _write(self) -> None:
+        """Write the turn with its outputs; what follows the last answered call begins the next turn."""
+        said, outputs, tokens = self._said, self._outputs, self._tokens
+        self._said, self._outputs, self._tokens = [], [], None
+        answered = {output["tool_call_id"] for output in outputs}
+        written: list[_Message] = []
+        is_answered = False  # the last one that is written
+        for message in said:
+            has_answer = not answered.isdisjoint(call["id"] for call in message.calls)
+            if written and (tokens or not is_answered):
+                written[-1].join(message)
+                is_answered = is_answered or has_answer
+            else:
+                written.append(message)
+                is_answered = has_answer
+        if len(written) > 1 and not is_answered:
+            self._said = [written.pop()]
+        if not written:
+            self.messages += outputs
+        for message, behind in zip(written, _by_message(written, outputs), strict=True):
+            self.messages += [{**message.chat(self._form), **(tokens or {})}, *behind]
+
+
+def _by_message(written: list[_Message], outputs: list[JSON]) -> list[list[JSON]]:
+    """The outputs of the calls of each message; one without its call goes behind the last message."""
+    places: dict[str, list[int]] = {}
+    for i, message in enumerate(written):
+        for call in message.calls:
+            places.setdefault(call["id"], []).append(i)
+    behind: list[list[JSON]] = [[] for _ in written]
+    for output in outputs if written else ():
+        known = places.get(output["tool_call_id"])
+        behind[known.pop(0) if known else -1].append(output)
+    return behind
 
 
 def _other_message(item: Mapping[str, Any], where: str) -> JSON:
