@@ -28,8 +28,11 @@ from gym_serve.servers import (
     tool,
 )
 from gym_serve.types.errors import (
+    AgentFailed,
+    AuthorError,
     BadRequest,
     ClusterMismatch,
+    CompareFailed,
     Conflict,
     DeadlineExceeded,
     GraphError,
@@ -38,15 +41,16 @@ from gym_serve.types.errors import (
     MethodNotAllowed,
     NotFound,
     Overloaded,
-    PolicyFault,
     Rejected,
     Retryable,
+    SeedFailed,
     SessionLost,
     SessionNotFound,
     ToolFailed,
     Unauthorized,
     Unavailable,
     VerifierFailed,
+    VerifyFailed,
 )
 
 if TYPE_CHECKING:
@@ -56,10 +60,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agent",
+    "AgentFailed",
     "AgentServer",
+    "AuthorError",
     "BadRequest",
     "Budget",
     "ClusterMismatch",
+    "CompareFailed",
     "CompareRequest",
     "Comparison",
     "Conflict",
@@ -78,7 +85,6 @@ __all__ = [
     "ModelServer",
     "NotFound",
     "Overloaded",
-    "PolicyFault",
     "Progress",
     "PromptTemplate",
     "Rejected",
@@ -87,6 +93,7 @@ __all__ = [
     "ResourcesServer",
     "Response",
     "Retryable",
+    "SeedFailed",
     "SessionLost",
     "SessionNotFound",
     "ToolFailed",
@@ -94,6 +101,7 @@ __all__ = [
     "Unavailable",
     "Verdict",
     "VerifierFailed",
+    "VerifyFailed",
     "VerifyRequest",
     "load_graph",
     "merge",

@@ -130,13 +130,15 @@ class Driver:
         return await checked_groups(rows, self.expansion(options), self.check, skip_invalid=skip_invalid)
 
     def check(self, row: JSON) -> None:
-        """Check that the graph has the agent of a stamped row.
+        """Check that the graph has the agent of a stamped row, and that its environment takes the row's keys.
 
         Raises:
-            InvalidRequest: the row names no agent.
+            InvalidRequest: the row names no agent, or its own keys do not fit the environment.
             NotFound: there is no such agent.
         """
-        self._agent_of(row)
+        cls = self._class_of(self._agents[self._agent_of(row)].get("resources"))
+        if cls is not None:
+            cls.check_row(row)
 
     async def run(self, row: JSON) -> JSON:
         """One episode of a stamped row; cancelling it cancels the episode."""

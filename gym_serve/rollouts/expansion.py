@@ -24,7 +24,7 @@ from gym_serve.rollouts.rows import Rows, located
 from gym_serve.rollouts.stamps import MAX_ROLLOUT_INDEX, rollout_index, task_index
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import agent_name
+from gym_serve.types.rows import agent_name, with_prompt
 
 __all__ = ["Expansion", "expand"]
 
@@ -168,10 +168,9 @@ def _prepared(row: JSON, expansion: Expansion) -> JSON:
     if agent is not None:
         ref = row.get("agent_ref")
         prepared["agent_ref"] = {"type": _AGENT_TYPE, **(ref if isinstance(ref, dict) else {}), "name": agent}
-    if expansion.prompt is None and not expansion.params:
+    prepared = with_prompt(prepared) if expansion.prompt is None else expansion.prompt.apply(prepared)
+    if not expansion.params:
         return prepared
-    if expansion.prompt is not None:
-        prepared = expansion.prompt.apply(prepared)
     prepared["responses_create_params"] = {**params_of(prepared), **expansion.params}
     return prepared
 

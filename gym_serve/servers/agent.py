@@ -13,14 +13,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.episode import Episode
-from gym_serve.types.errors import DeadlineExceeded, GymError, Rejected, Unavailable
+from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import check_params, check_row, failed_rollout
+from gym_serve.types.rows import check_params, check_row, failed_rollout, with_prompt
 
 __all__ = ["AgentServer"]
 
@@ -76,6 +77,7 @@ class AgentServer(Server):
         Raises:
             InvalidRequest: the row does not follow the contract. Any other failure is a value.
         """
+        row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
         episode = self._episode(row)
         try:
@@ -161,9 +163,7 @@ class AgentServer(Server):
             except GymError:
                 raise
             except Exception as error:
-                logger.exception("an episode of %s failed [%s]", self.name, context.request_id)
-                message = f"the agent failed: {type(error).__name__}: {error}"
-                raise Unavailable(message, server=self.name) from error
+                raise author_error(AgentFailed, self.name, self.act, error) from error
 
     async def _close(self, episode: Episode) -> None:
         """Close the session, also where nobody waits for that."""

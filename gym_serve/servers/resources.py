@@ -14,24 +14,37 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import orjson
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.live_sessions import LiveSessions, SessionCall
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
+from gym_serve.servers.sessions import OpenSession
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
 from gym_serve.servers.tools import RESERVED, Extra, ToolSpec, hints_of, tools_of
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
-from gym_serve.types.errors import GymError, InvalidRequest, ToolFailed, VerifierFailed
+from gym_serve.types.errors import (
+    CompareFailed,
+    GymError,
+    InvalidRequest,
+    SeedFailed,
+    ToolFailed,
+    VerifyFailed,
+)
 from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
 
 __all__ = ["ResourcesServer"]
+
+logger = logging.getLogger("gym_serve")
 
 _COMPARE_REQUEST: TypeAdapter[CompareRequest] = TypeAdapter(CompareRequest)
 
@@ -71,8 +84,18 @@ class ResourcesServer(Server):
     class Session(BaseModel):
         """State of one episode; subclasses override it with their own class (any class will do)."""
 
+    class Row(BaseModel):
+        """The row's own keys, typed once; a parameter ``row: Row`` of `seed`, `verify` or a tool gets them.
+
+        Further keys stay readable as attributes."""
+
+        model_config = ConfigDict(extra="allow")
+
+    _row: ClassVar[TypeAdapter[Any]]
+    _seed_takes_row: ClassVar[bool]
     _verify_request: ClassVar[TypeAdapter[Any]]
-    _verify_takes_session: ClassVar[bool]
+    _verify_parameters: ClassVar[tuple[str, ...]]
+    _tools_take_row: ClassVar[bool]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -80,11 +103,13 @@ class ResourcesServer(Server):
         cls.tools = tools_of(cls, cls.extra_arguments)
         if clash := RESERVED & cls.tools.keys():
             raise TypeError(f"{cls.__name__}: no tool may be named {', '.join(sorted(clash))}")
-        parameters = list(inspect.signature(cls.verify).parameters)
-        request: Any = hints_of(cls, cls.verify).get(parameters[1])
-        known = isinstance(request, type) and issubclass(request, VerifyRequest)
-        cls._verify_request = TypeAdapter(request if known else VerifyRequest)
-        cls._verify_takes_session = "session" in parameters
+        if cls.verify is ResourcesServer.verify:
+            raise TypeError(f"{cls.__name__} must define `verify`, which gives the reward")
+        cls._row = TypeAdapter(cls.Row)
+        cls._seed_takes_row = cls.Row in hints_of(cls, cls.seed).values()
+        cls._tools_take_row = any(spec.row is not None for spec in cls.tools.values())
+        cls._verify_parameters, request = _verify_parameters(cls)
+        cls._verify_request = TypeAdapter(request)
 
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -95,10 +120,20 @@ class ResourcesServer(Server):
             replica, self.config.session_ttl, hook, exclusive=self.restorable
         )
 
+    @classmethod
+    def check_row(cls, row: JSON) -> None:
+        """Check the row's own keys against `Row`, where a method of the class reads them.
+
+        Raises:
+            InvalidRequest: keys are missing or of another type; all of them.
+        """
+        if cls._seed_takes_row or cls._tools_take_row or "row" in cls._verify_parameters:
+            parse(cls._row, row, "row")
+
     # What an author writes
 
-    async def seed(self, row: JSON, session: Any) -> JSON | None:
-        """Prepare the state of an episode from its row.
+    async def seed(self, row: Any, session: Any) -> JSON | None:
+        """Prepare the state of an episode from its row: a `Row` if it is annotated so, else a dict.
 
         Returns:
             fields for the answer of ``/seed_session``, or None.
@@ -106,10 +141,10 @@ class ResourcesServer(Server):
         return None
 
     def verify(self, *args: Any, **kwargs: Any) -> Any:
-        """Score a response: ``verify(self, request: VerifyRequest, session: Session) -> Verdict``.
+        """Score a response: ``verify(self, row: Row, response: Response, session: Session) -> float``.
 
-        ``async`` or not; ``session`` may be left out. The annotation of ``request`` may be a
-        subclass of `VerifyRequest` that types the row's own keys.
+        ``async`` or not. Each parameter may be left out, and is known by its name; ``request``, a
+        `VerifyRequest`, is row and response in one. Returns a number, or a `Verdict` with further fields.
 
         Raises:
             Rejected: the row lacks what the verifier needs.
@@ -217,13 +252,23 @@ class ResourcesServer(Server):
         if not isinstance(body, dict):
             raise InvalidRequest("the body of /seed_session is the row, a JSON object")
 
+        row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
+
         async def seed(call: SessionCall[Any]) -> Reply:
-            return Reply.of(await call.run(self.seed, body, call.session.state) or {})
+            if self._tools_take_row:
+                call.session.row = row
+            given = row if self._seed_takes_row else body
+            try:
+                return Reply.of(await call.run(self.seed, given, call.session.state) or {})
+            except GymError:
+                raise
+            except Exception as error:
+                raise author_error(SeedFailed, self.name, self.seed, error) from error
 
         return await self._open_and_call(type(self).Session(), seed)
 
     async def _op_restore(self, body: Any) -> Reply:
-        version, snapshot = unseal(state_of(body))
+        version, snapshot, row = unseal(state_of(body))
         try:
             restore = self.restore
             if inspect.iscoroutinefunction(restore):
@@ -234,27 +279,38 @@ class ResourcesServer(Server):
             raise
         except Exception as error:
             raise InvalidRequest(f"restore failed: {type(error).__name__}: {error}") from error
-        return Reply.of({}, self.sessions.open(state, version).id)
+        session = self.sessions.open(state, version)
+        session.row = None if row is None else parse(self._row, row, "row")
+        return Reply.of({}, session.id)
 
     async def _op_verify(self, body: Any) -> Reply:
         request = parse(self._verify_request, body, "request")
 
+        takes_session = "session" in self._verify_parameters
+        row = parse(self._row, _without_response(body), "row") if "row" in self._verify_parameters else None
+
         async def verify(call: SessionCall[Any]) -> Reply:
-            arguments = (call.session.state,) if self._verify_takes_session else ()
+            known = {
+                "request": request,
+                "row": row,
+                "response": request.response,
+                "session": call.session.state,
+            }
+            arguments = [known[name] for name in self._verify_parameters]
             meter = call.session.meter
             try:
                 with metering(meter, "verify"):
-                    verdict = await call.run(self.verify, request, *arguments)
-                fields = Verdict.model_validate(verdict).model_dump(mode="json")
+                    verdict = await call.run(self.verify, *arguments)
+                fields = _verdict(verdict).model_dump(mode="json")
                 return Reply.of({**fields, USAGE_FIELD: meter.take()} if meter else fields)
             except GymError:
                 raise
             except Exception as error:
-                raise VerifierFailed(f"the verifier failed: {type(error).__name__}: {error}") from error
+                raise author_error(VerifyFailed, self.name, self.verify, error) from error
 
         session_id = current().session
         if session_id is not None:
-            return await self.in_session(session_id, verify, touches=self._verify_takes_session)
+            return await self.in_session(session_id, verify, touches=takes_session)
         session = self.sessions.open(type(self).Session())
         try:
             async with SessionCall(self.sessions, session) as call:
@@ -283,10 +339,11 @@ class ResourcesServer(Server):
         except GymError:
             raise
         except Exception as error:
-            raise VerifierFailed(f"compare failed: {type(error).__name__}: {error}") from error
+            raise author_error(CompareFailed, self.name, self.compare, error) from error
         given, wanted = len(comparison.rewards), len(request.response_objs)
         if given != wanted:
-            raise VerifierFailed(f"compare gave {given} rewards for {wanted} rollouts")
+            problem = ValueError(f"it must return {wanted} rewards, one per rollout, got {given}")
+            raise author_error(CompareFailed, self.name, self.compare, problem)
         return comparison
 
     async def _op_close(self, body: Any) -> JSON:
@@ -315,14 +372,17 @@ class ResourcesServer(Server):
             values = {field: getattr(arguments, field) for field in type(arguments).model_fields}
 
             async def use(call: SessionCall[Any]) -> Reply:
-                session = {"session": call.session.state} if spec.takes_session else {}
+                injected = {"session": call.session.state} if spec.takes_session else {}
+                if spec.row is not None:
+                    injected[spec.row] = self._row_of(name, call.session)
                 try:
                     with metering(call.session.meter, "tool"):
-                        result = await call.run(method, **values, **session)
+                        result = await call.run(method, **values, **injected)
                     return Reply(200, spec.returns.dump_json(result))
                 except GymError:
                     raise
                 except Exception as error:
+                    logger.info("tool %s of %s failed", name, self.name, exc_info=error)
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
 
             session_id = current().session
@@ -331,6 +391,11 @@ class ResourcesServer(Server):
             return await self.in_session(session_id, use, touches=spec.takes_session)
 
         return handler
+
+    def _row_of(self, tool: str, session: OpenSession[Any]) -> Any:
+        if session.row is None:
+            raise InvalidRequest(f"tool {tool} reads the row: open the session with /seed_session first")
+        return session.row
 
     # Sessions
 
@@ -371,8 +436,50 @@ class ResourcesServer(Server):
         if touched and self.takes_snapshots:
             snapshot = await call.run(self.snapshot, session.state)
             session.version += 1
-            state = seal(session.version, snapshot)
+            row = None if session.row is None else session.row.model_dump(mode="json", by_alias=True)
+            state = seal(session.version, snapshot, row)
         return reply._replace(session=session.id, state=state)
+
+
+def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], type[VerifyRequest]]:
+    """What each parameter of `verify` gets, and the type of the request.
+
+    Raises:
+        TypeError: nobody knows what a parameter gets.
+    """
+    hints, gets, request = hints_of(cls, cls.verify), [], VerifyRequest
+    for position, name in enumerate(list(inspect.signature(cls.verify).parameters)[1:]):
+        hint = hints.get(name)
+        if isinstance(hint, type) and issubclass(hint, VerifyRequest):
+            gets.append("request")
+            request = hint
+        elif name in ("row", "response", "session"):
+            gets.append(name)
+        elif position == 0:
+            gets.append("request")
+        else:
+            raise TypeError(
+                f"{cls.__name__}.verify: unknown parameter `{name}`; "
+                "it can take request, row, response and session"
+            )
+    return tuple(gets), request
+
+
+def _verdict(given: Any) -> Verdict:
+    """What `verify` returned, as a verdict.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(given, Real):  # numpy's numbers as well
+        return Verdict(reward=float(given))
+    if not isinstance(given, Verdict | Mapping):
+        raise ValueError(f"it must return a number or a Verdict, got {type(given).__name__}")
+    return Verdict.model_validate(given)
+
+
+def _without_response(body: JSON) -> JSON:
+    return {key: value for key, value in body.items() if key != "response"}
 
 
 def _is_restorable(cls: type[ResourcesServer]) -> bool:

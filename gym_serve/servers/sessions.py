@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gym_serve.servers.usage import Meter
 from gym_serve.types.errors import SessionLost, SessionNotFound
@@ -32,6 +32,7 @@ class OpenSession(Generic[S]):
         closed: whether it has left the table: no further call may begin.
         turn: held by a call that has to be alone.
         meter: the model calls that were made for it.
+        row: the row's own keys, where a tool of the environment reads them.
         quiet: set, where somebody waits for it, when the last call of a closed session has ended.
     """
 
@@ -43,6 +44,7 @@ class OpenSession(Generic[S]):
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     meter: Meter = field(default_factory=Meter)
+    row: Any = None
     quiet: asyncio.Event | None = None
 
 

@@ -1,9 +1,10 @@
 """Snapshots of sessions, sealed for their way to the caller and back to another replica.
 
-A sealed state is bytes: the version (8 bytes, big-endian), one byte that tells what follows, and the
-snapshot. The version counts the snapshots of a session, so that a caller to whom replies come out of
-order, or by several ways, knows the last one. JSON is written by the standard library, because it
-keeps what faster encoders do not: numbers that are not finite, and integers of any length.
+A sealed state is bytes: the version (8 bytes, big-endian), the length of the row's own keys (4 bytes) and
+these keys as JSON, where tools read them, one byte that tells what follows, and the snapshot. The version
+counts the snapshots of a session, so that a caller to whom replies come out of order, or by several ways,
+knows the last one. JSON is written by the standard library, because it keeps what faster encoders do not:
+numbers that are not finite, and integers of any length.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ RESTORE = "restore_session"
 trusted."""
 
 _BYTES, _JSON = b"b", b"j"
-_VERSION = 8
+_VERSION, _LENGTH = 8, 4
 
 
-def seal(version: int, snapshot: Any) -> bytes:
+def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
     """A snapshot as sealed state.
 
     Args:
         version: number of the snapshot within its session.
         snapshot: bytes, or anything that JSON can hold.
+        row: the row's own keys; None where no tool reads them.
 
     Raises:
         TypeError: the snapshot is neither.
     """
     raw = isinstance(snapshot, bytes)
     payload = snapshot if raw else json.dumps(snapshot, separators=(",", ":")).encode()
-    return version.to_bytes(_VERSION, "big") + (_BYTES if raw else _JSON) + payload
+    keys = b"" if row is None else json.dumps(row, separators=(",", ":")).encode()
+    head = version.to_bytes(_VERSION, "big") + len(keys).to_bytes(_LENGTH, "big") + keys
+    return head + (_BYTES if raw else _JSON) + payload
 
 
 def version_of(state: bytes) -> int:
@@ -44,18 +48,25 @@ def version_of(state: bytes) -> int:
     return int.from_bytes(state[:_VERSION], "big")
 
 
-def unseal(state: bytes) -> tuple[int, Any]:
-    """Version and snapshot of a sealed state.
+def unseal(state: bytes) -> tuple[int, Any, Any]:
+    """Version, snapshot and row of a sealed state.
 
     Raises:
         InvalidRequest: it is no sealed state.
     """
-    kind, payload = state[_VERSION : _VERSION + 1], state[_VERSION + 1 :]
-    if kind == _BYTES:
-        return version_of(state), payload
+    start = _VERSION + _LENGTH
+    length = int.from_bytes(state[_VERSION:start], "big")
+    keys, kind, payload = (
+        state[start : start + length],
+        state[start + length :][:1],
+        state[start + length + 1 :],
+    )
     try:
+        row = json.loads(keys) if keys else None
+        if kind == _BYTES:
+            return version_of(state), payload, row
         if kind == _JSON:
-            return version_of(state), json.loads(payload)
+            return version_of(state), json.loads(payload), row
     except ValueError as error:
         raise InvalidRequest(f"the state of the session is broken: {error}") from None
     raise InvalidRequest("the state of the session is broken")

@@ -2,9 +2,9 @@
 
 Its JSON schema derives from the signature: annotations give the types (anything that pydantic
 knows), defaults make an argument optional, and the docstring (Google, NumPy or reST style) gives
-the descriptions. A parameter named ``session`` receives the state of the episode and is no
-argument. Arguments are validated before the method runs; one that the method does not have is left out or
-refused, as the server's class says.
+the descriptions. A parameter named ``session`` receives the state of the episode, and one that is
+annotated with the class's ``Row`` the row's own keys: they are no arguments. Arguments are validated
+before the method runs; one that the method does not have is left out or refused, as the class says.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ToolSpec:
         arguments: pydantic model of the arguments.
         returns: type adapter of the result.
         takes_session: whether the method has a ``session`` parameter.
+        row: name of its parameter for the row's own keys, if it has one.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ToolSpec:
     arguments: TypeAdapter[Any]
     returns: TypeAdapter[Any]
     takes_session: bool
+    row: str | None = None
 
     @property
     def parameters(self) -> JSON:
@@ -138,8 +140,9 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
     described = {p.arg_name: p.description for p in doc.params}
     fields: dict[str, Any] = {}
     parameters = list(inspect.signature(method).parameters.values())[1:]
+    row = next((name for name, hint in hints.items() if hint is getattr(cls, "Row", method)), None)
     for parameter in parameters:
-        if parameter.name == "session":
+        if parameter.name in ("session", row):
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise TypeError(f"{where}: {parameter} has no schema; name each argument")
@@ -160,4 +163,5 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
         arguments=TypeAdapter(arguments),
         returns=TypeAdapter(hints.get("return", Any)),
         takes_session=any(p.name == "session" for p in parameters),
+        row=row,
     )

@@ -22,6 +22,7 @@ from gym_serve.servers import Call, Host, Reply, ResourcesServer
 from gym_serve.servers.edge import encode
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON, Verdict
+from gym_serve.types.rows import with_prompt
 
 __all__ = ["EpisodeClient", "TestClient"]
 
@@ -57,13 +58,13 @@ class TestClient:
         """Open a session for a row.
 
         Args:
-            row: the row; without ``responses_create_params`` it gets an empty prompt.
+            row: the row; one without a prompt gets an empty one.
             **keys: the row's own keys, beside or instead of ``row``.
 
         Raises:
             GymError: `seed` failed.
         """
-        return EpisodeClient(self, {"responses_create_params": {"input": ""}, **(row or {}), **keys})
+        return EpisodeClient(self, with_prompt({"prompt": "", **(row or {}), **keys}))
 
     def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """One call of an operation (``tools/pay``, ``compare``, ...); the reply, failed or not."""

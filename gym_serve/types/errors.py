@@ -15,10 +15,14 @@
     ├── Retryable             try again, elsewhere or later; nothing is wrong with the input
     │   ├── Overloaded          429  queues are full; wait `retry_after` seconds
     │   ├── Unavailable         503  a server is starting, restarting, gone, or answered 5xx
-    │   ├── VerifierFailed      503  the verifier broke or ran out of time: no reward, not a zero
+    │   ├── VerifierFailed      503  the verifier got no answer from a judge or worker: not a zero
     │   ├── DeadlineExceeded    504  a stage, call or episode ran out of its time
     │   └── SessionLost         409  the replica that held the session died: start again from seed
-    └── PolicyFault           422  the policy's own doing: a real result, scored, never retried
+    └── AuthorError           fix the code of the environment or agent: the message has file and line
+        ├── SeedFailed          500  `seed` raised
+        ├── VerifyFailed        500  `verify` raised, or returned no verdict
+        ├── CompareFailed       500  `compare` raised, or returned no rewards
+        └── AgentFailed         500  `act` raised
 
 All of them pickle (they cross Ray), and cross HTTP as ``{"error": {"code", "message", ...}}``;
 `GymError.to_body` and `error_from_body` are the two directions. A ``code`` is stable: it is
@@ -32,8 +36,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 __all__ = [
+    "AgentFailed",
+    "AuthorError",
     "BadRequest",
     "ClusterMismatch",
+    "CompareFailed",
     "Conflict",
     "DeadlineExceeded",
     "GraphError",
@@ -42,15 +49,16 @@ __all__ = [
     "MethodNotAllowed",
     "NotFound",
     "Overloaded",
-    "PolicyFault",
     "Rejected",
     "Retryable",
+    "SeedFailed",
     "SessionLost",
     "SessionNotFound",
     "ToolFailed",
     "Unauthorized",
     "Unavailable",
     "VerifierFailed",
+    "VerifyFailed",
     "error_from_body",
 ]
 
@@ -197,7 +205,7 @@ class Unavailable(Retryable):
 
 
 class VerifierFailed(Retryable):
-    """The verifier broke or ran out of time. There is no reward; it is not a zero."""
+    """A judge or the machine gave the verifier no answer. There is no reward; it is not a zero."""
 
 
 class DeadlineExceeded(Retryable):
@@ -212,10 +220,28 @@ class SessionLost(Retryable):
     status = 409
 
 
-class PolicyFault(GymError):
-    """The policy's own doing: a real result, scored as such, never retried."""
+class AuthorError(GymError):
+    """The code of an environment or agent is at fault; the same call would fail again.
 
-    status = 422
+    The message has the file and line of that code. Authors raise `Retryable` where a service or the machine
+    is at fault, and `Rejected` where the row is.
+    """
+
+
+class SeedFailed(AuthorError):
+    """`seed` raised."""
+
+
+class VerifyFailed(AuthorError):
+    """`verify` raised, or returned no verdict. There is no reward; it is not a zero."""
+
+
+class CompareFailed(AuthorError):
+    """`compare` raised, or returned no rewards."""
+
+
+class AgentFailed(AuthorError):
+    """`act` raised."""
 
 
 def error_from_body(status: int, body: Any, *, server: str | None = None) -> GymError:

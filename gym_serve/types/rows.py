@@ -10,7 +10,15 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["ResponsesParams", "agent_name", "check_params", "check_row", "failed_rollout", "without_failure"]
+__all__ = [
+    "ResponsesParams",
+    "agent_name",
+    "check_params",
+    "check_row",
+    "failed_rollout",
+    "with_prompt",
+    "without_failure",
+]
 
 _OF_ATTEMPT = frozenset(
     {
@@ -68,6 +76,22 @@ class _Row(BaseModel):
 
 _ROW: TypeAdapter[Any] = TypeAdapter(_Row)
 _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
+
+
+def with_prompt(row: JSON) -> JSON:
+    """A row ``{"prompt": ..., own keys}`` with the ``responses_create_params`` that its prompt makes.
+
+    A row that has ``responses_create_params`` is returned as it is, and so is one without a prompt.
+
+    Raises:
+        InvalidRequest: the prompt is neither a text nor a list of items.
+    """
+    if "prompt" not in row or "responses_create_params" in row:
+        return row
+    prompt = row["prompt"]
+    if not isinstance(prompt, str | list):
+        raise InvalidRequest(f"`prompt` must be a text or a list of messages, got {type(prompt).__name__}")
+    return {**row, "responses_create_params": {"input": prompt}}
 
 
 def check_row(row: Any) -> None:

@@ -24,12 +24,12 @@ FAILURES = {
     "model talks nonsense": ("unavailable", "model", True),
     "tool not there": ("unavailable", "tool", True),
     "tool hangs": ("tool_timeout", "tool", True),
-    "seed fails": ("unavailable", "seed", True),
+    "seed fails": ("seed_failed", "seed", False),
     "seed hangs": ("seed_timeout", "seed", True),
     "verifier fails": ("verifier_failed", "verify", True),
-    "verifier breaks": ("verifier_failed", "verify", True),
+    "verifier breaks": ("verify_failed", "verify", False),
     "verifier hangs": ("verify_timeout", "verify", True),
-    "verifier says nan": ("verifier_failed", "verify", True),
+    "verifier says nan": ("verify_failed", "verify", False),
 }
 REWARDS = {
     "one call": 2,

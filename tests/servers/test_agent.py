@@ -253,12 +253,12 @@ async def test_a_time_out_of_the_agents_own_is_no_deadline() -> None:
     hasty = Hasty(model=FakeModel(), resources=Resources(InlineEdge(Host(Bell()))))
     failure = (await hasty.run(ROW))["failure"]
     assert failure["kind"] == "unavailable"
-    assert "the agent failed: TimeoutError" in failure["detail"]
+    assert "in act: TimeoutError" in failure["detail"]
 
 
 async def test_an_agent_that_breaks_is_a_failed_rollout() -> None:
     rollout = await agent(FakeModel(), Bell()).run(ROW)  # a model without turns raises IndexError
-    assert rollout["_ng_failure_class"] == "unavailable"
+    assert rollout["_ng_failure_class"] == "agent_failed"
     assert "IndexError" in rollout["failure"]["detail"]
     assert rollout["id"] == 7
 

@@ -88,7 +88,7 @@ async def test_close_is_safe_to_call_twice_and_closes_once() -> None:
 async def test_a_seed_that_fails_leaves_no_session() -> None:
     server = Counter()
     reply = await call(Host(server), "seed_session", {"start": -1})
-    assert reply.status == 503
+    assert reply.status == 500
     assert len(server.sessions) == 0
 
 

@@ -275,6 +275,9 @@ async def test_a_stop_waits_for_calls_also_where_no_hook_is_to_run() -> None:
             await go_on.wait()
             return "done"
 
+        def verify(self) -> float:
+            return 0.0
+
     host = Host(Plain())
     call = asyncio.create_task(host.dispatch(Call("tools/work", b"{}")))
     await begun.wait()

@@ -160,7 +160,7 @@ async def test_a_time_out_of_its_own_is_a_failure_like_any_other() -> None:
     assert (reply.status, orjson.loads(reply.body)["error"]["code"]) == (422, "tool_failed")
     reply = await host.dispatch(Call("verify", b'{"response": {"output": []}}'))
     error = orjson.loads(reply.body)["error"]
-    assert (reply.status, error["code"]) == (503, "verifier_failed")
+    assert (reply.status, error["code"]) == (503, "unavailable")
     assert "the grader did not answer" in error["message"]
 
 

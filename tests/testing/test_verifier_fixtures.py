@@ -71,7 +71,7 @@ async def check(fixture: Fixture, environment: type[ResourcesServer] = Yes, **se
         case(),
         case(text="no", reward=0.0),
         case(text="broken", error="invalid_request"),
-        case(text="crash", error="verifier_failed"),
+        case(text="crash", error="verify_failed"),
         case(calls=[{"name": "mark", "arguments": {"name": "a"}}], fields={"marks": ["a"]}),
         case(calls=[{"name": "nope"}, {"name": "mark", "arguments": {}}], fields={"marks": []}),
     ],
@@ -89,7 +89,7 @@ async def test_what_is_expected_passes(fixture: Fixture) -> None:
         (case(fields={"other": 1}), "other: 1 was expected, not None"),
         (case(text="broken"), "the reward 1.0 was expected, not the error 'invalid_request'"),
         (case(error="invalid_request"), "the error 'invalid_request' was expected, not the reward 1.0"),
-        (case(text="crash", error="invalid_request"), "was expected, not the error 'verifier_failed'"),
+        (case(text="crash", error="invalid_request"), "was expected, not the error 'verify_failed'"),
         (case(judge=["unused"]), "the judge was not asked for 1 of its replies"),
     ],
 )
@@ -168,6 +168,9 @@ class Nested(ResourcesServer):
 
     class Config(ResourcesServer.Config):
         other: Resources
+
+    def verify(self) -> float:
+        return 0.0
 
 
 async def test_other_servers_than_models_have_to_be_given() -> None:

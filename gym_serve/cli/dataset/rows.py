@@ -15,7 +15,7 @@ import orjson
 from gym_serve.rollouts.stamps import rollout_index, task_index
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import check_row
+from gym_serve.types.rows import check_row, with_prompt
 
 __all__ = ["row_problems"]
 
@@ -32,6 +32,7 @@ _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
 def row_problems(row: JSON) -> Iterator[str]:
     """The problems of a row, ``"place: what"`` each; none for one that can be run."""
     try:
+        row = with_prompt(row)
         check_row(row)
     except InvalidRequest as error:
         yield from error.message.removeprefix("invalid row: ").split("; ")

@@ -1,0 +1,45 @@
+"""An environment and an agent whose authors made mistakes; the row's `mistake` says which."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gym_serve import AgentServer, Episode, Resources, ResourcesServer, Unavailable
+from gym_serve.routing.inline import InlineEdge
+from gym_serve.servers import Host, Model
+
+
+class Careless(ResourcesServer):
+    """Makes the mistake that the row asks for."""
+
+    async def seed(self, row: Any, session: Any) -> None:
+        if row["mistake" if "mistake" in row else "prompt"] == "seed":
+            session.balance = row["opening"]
+
+    def verify(self, request: Any) -> Any:
+        mistake = request.mistake
+        if mistake == "busy":
+            raise Unavailable("the judge is down")
+        if mistake == "helper":
+            return _score(request)
+        if mistake == "library":
+            return json.loads("{")
+        return {"nan": float("nan")}.get(mistake)
+
+
+def _score(request: Any) -> float:
+    return 1 / (len(request.response.output) - 1)
+
+
+class CarelessAgent(AgentServer):
+    """Expects something of the model that it does not do."""
+
+    @classmethod
+    def over(cls, environment: ResourcesServer) -> CarelessAgent:
+        """An agent of an environment; its model is never called."""
+        host = Host(environment)
+        return cls(model=Model(InlineEdge(host)), resources=Resources(InlineEdge(host)))
+
+    async def act(self, episode: Episode) -> None:
+        episode.items[0]["name"]
