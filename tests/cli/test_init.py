@@ -81,8 +81,8 @@ def test_a_project_may_have_several_environments_and_no_file_is_changed(folder: 
 @pytest.mark.parametrize(("source", "count"), [("", 0), ("from gs_a import A\nfrom gs_b import B\n", 2)])
 def test_a_package_is_an_environment_if_it_has_one(folder: Path, source: str, count: int) -> None:
     for name in ("gs_a", "gs_b") if source else ():
-        made = f"from gym_serve import ResourcesServer\nclass {name[-1].upper()}(ResourcesServer): pass\n"
-        (folder / f"{name}.py").write_text(made)
+        made = f"from gym_serve import ResourcesServer\nclass {name[-1].upper()}(ResourcesServer):\n"
+        (folder / f"{name}.py").write_text(f"{made}    def verify(self): return 0.0\n")
     package = f"gs_package_{count}"
     (folder / package).mkdir()
     (folder / package / "__init__.py").write_text(source)

@@ -24,7 +24,7 @@ FAILURES = {
     "model talks nonsense": ("unavailable", "model", True),
     "tool not there": ("unavailable", "tool", True),
     "tool hangs": ("tool_timeout", "tool", True),
-    "seed fails": ("seed_failed", "seed", False),
+    "seed fails": ("unavailable", "seed", True),
     "seed hangs": ("seed_timeout", "seed", True),
     "verifier fails": ("verifier_failed", "verify", True),
     "verifier breaks": ("verify_failed", "verify", False),
