@@ -1,33 +1,23 @@
-"""`VerifierPool`: warm worker processes in which math-verify runs, each killed when it runs over.
+"""`VerifierPool`: math-verify in warm worker processes.
 
-Invariants:
-
-- Tasks are taken first in, first out. A task's time runs while a worker works on it, not in the queue.
-- A task that runs out of time costs its worker, nobody else: the process is killed and replaced.
-- A worker that dies (out of memory, killed from outside) is replaced and its task is tried once more.
-- No outcome but the library's own answer is a verdict: everything else raises a retryable failure.
-- Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting task.
+An answer that takes too much CPU time or memory, or that the library chokes on, is wrong, with the reason in its
+`Comparison`: only the answer can choose that. A right answer that is as bad as that does not exist, unless the
+row's own is: a row whose right answer cannot be compared with itself is `InvalidRequest`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import OrderedDict
+from pathlib import Path
 
-from gym_serve.environments.math_with_judge.process import WorkerProcess
 from gym_serve.environments.math_with_judge.worker import Comparison
-from gym_serve.types.errors import Unavailable, VerifierFailed
+from gym_serve.servers.workers import WorkerPool, WorkFailed
+from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
 __all__ = ["VerifierPool"]
 
-
-@dataclass(frozen=True)
-class _Task:
-    gold: str
-    answer: str
-    timeout: float
-    outcome: asyncio.Future[Comparison]
+_WORK = Path(__file__).with_name("worker.py")
+_KEPT = 1024
 
 
 class VerifierPool:
@@ -39,13 +29,9 @@ class VerifierPool:
     """
 
     def __init__(self, num_workers: int, *, memory_bytes: int) -> None:
-        self._num_workers = num_workers
-        self._memory_bytes = memory_bytes
-        self._queue: asyncio.Queue[_Task]
-        self._outcomes: set[asyncio.Future[Comparison]] = set()
-        self._workers: list[WorkerProcess] = []
-        self._slots: list[asyncio.Task[None]] = []
-        self._running = False
+        self._pool = WorkerPool("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
+        self._sound: OrderedDict[str, None] = OrderedDict()
+        """Right answers that can be compared with themselves, the latest ones last."""
 
     async def start(self) -> None:
         """Start the workers; returns when all are warm, after one to three seconds.
@@ -53,89 +39,45 @@ class VerifierPool:
         Raises:
             VerifierFailed: a worker did not start, with its reason (math-verify is not installed, ...).
         """
-        self._workers = [WorkerProcess(self._memory_bytes) for _ in range(self._num_workers)]
         try:
-            starts = (worker.start() for worker in self._workers)
-            for error in filter(None, await asyncio.gather(*starts, return_exceptions=True)):
-                raise error
-        except BaseException:
-            await self.stop()
-            raise
-        self._queue = asyncio.Queue()
-        self._running = True
-        self._slots = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+            await self._pool.start()
+        except VerifierFailed as error:
+            if "math_verify" not in error.message:
+                raise
+            raise VerifierFailed(f"{error.message}; pip install 'gym-serve[math]'") from None
 
     async def stop(self) -> None:
         """End the workers; whoever still waits for a verdict gets `Unavailable`. Safe to call twice."""
-        self._running = False
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
-        for outcome in self._outcomes:
-            if not outcome.done():
-                outcome.set_exception(Unavailable("the verifier was stopped"))
+        await self._pool.stop()
 
     async def verify(self, gold: str, answer: str, *, timeout: float) -> Comparison:
-        r"""Compare an answer with the gold in the next free worker.
-
-        A cancelled call leaves the queue; if a worker is at it already, the worker finishes the task
-        (or is killed at its time-out) and goes on: that is cheaper than a new process.
+        r"""Compare an answer with the right one in the next free worker.
 
         Args:
             gold: the right answer, in ``\\boxed{}``.
             answer: text with the answer in it.
-            timeout: seconds that the comparison may take, time in the queue not included.
+            timeout: seconds of CPU time that the comparison may take.
 
         Raises:
-            VerifierFailed: it took longer, or no worker survived it.
+            InvalidRequest: the right answer cannot be compared, not even with itself.
+            VerifierFailed: a worker was killed from outside, or got almost no CPU time.
             Unavailable: the pool is not running.
         """
-        if not self._running:
-            raise Unavailable("the verifier is not running")
-        outcome: asyncio.Future[Comparison] = asyncio.get_running_loop().create_future()
-        self._outcomes.add(outcome)
         try:
-            self._queue.put_nowait(_Task(gold, answer, timeout, outcome))
-            return await outcome
-        finally:
-            self._outcomes.discard(outcome)
+            return Comparison(**await self._pool.run([gold, answer], cpu_seconds=timeout))
+        except WorkFailed as failure:
+            await self._check(gold, timeout)
+            return Comparison(False, None, None, str(failure))
 
-    async def _serve(self, worker: WorkerProcess) -> None:
-        # Not `while True`: before Python 3.12, `wait_for` may lose a cancellation.
-        while self._running:
-            task = await self._queue.get()
-            if task.outcome.done():  # cancelled in the queue
-                continue
+    async def _check(self, gold: str, timeout: float) -> None:
+        if gold not in self._sound:
             try:
-                comparison = await self._run(worker, task)
-            except Exception as error:
-                if not task.outcome.done():
-                    task.outcome.set_exception(error)
-            else:
-                if not task.outcome.done():
-                    task.outcome.set_result(comparison)
-            if not worker.running:
-                # Replaced before the next task comes, which then finds it warm. If that fails, the
-                # next task tries again and reports it.
-                with suppress(VerifierFailed):
-                    await worker.start()
-
-    async def _run(self, worker: WorkerProcess, task: _Task) -> Comparison:
-        for _ in range(2):
-            if not worker.running:
-                await worker.start()
-            try:
-                reply = await asyncio.wait_for(worker.ask([task.gold, task.answer]), task.timeout)
-            except asyncio.TimeoutError:
-                await worker.stop()
-                raise VerifierFailed(f"math-verify took over {task.timeout:g} s") from None
-            except ConnectionError:
-                end = await worker.stop()
-                continue
-            if reply.pop("spent"):
-                await worker.stop()
-            if "error" in reply:
-                raise VerifierFailed(f"math-verify failed: {reply['error']}")
-            return Comparison(**reply)
-        raise VerifierFailed(f"two math-verify workers died on this answer, the last one with {end}")
+                await self._pool.run([gold, gold], cpu_seconds=timeout)
+            except WorkFailed as failure:
+                raise InvalidRequest(
+                    f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
+                ) from None
+        self._sound[gold] = None
+        self._sound.move_to_end(gold)
+        if len(self._sound) > _KEPT:
+            self._sound.popitem(last=False)

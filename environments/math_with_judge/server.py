@@ -1,7 +1,8 @@
 """`MathWithJudge`: mathematical answers, compared by math-verify and, where it sees no equality, a judge.
 
-A reward of 0 means that the answer was compared and found different. A comparison that ran out of
-time, a worker that died and a judge that did not answer are failures to try again, never a 0.
+A reward of 0 means that the answer was compared and found different, or that it is so hard to compare that it
+used up its CPU time or memory (``reason``). A machine that is too busy, a worker that is killed from outside and
+a judge that does not answer are failures to try again, never a 0.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class MathVerdict(Verdict):
     """The answer that math-verify found in the text, in SymPy's notation; None if it found none."""
     judge_evaluations: list[dict[str, Any]] | None
     """The judge's calls, ``{"responses_create_params", "response"}``; None if it was not asked."""
+    reason: str | None = None
+    """Why the answer could not be compared, and so is wrong; None if it was compared."""
 
 
 class MathWithJudge(ResourcesServer):
@@ -85,8 +88,8 @@ class MathWithJudge(ResourcesServer):
         """Tells the judge what to compare, and the labels to answer with."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
         """Message of each call, with ``{question}``, ``{first_answer}`` and ``{second_answer}``."""
-        library_verifier_timeout_seconds: PositiveFloat = 10.0
-        """Seconds that math-verify may work on one answer (waiting for a worker not included)."""
+        library_verifier_timeout_seconds: PositiveFloat = 20.0
+        """Seconds of CPU time that math-verify may work on one answer; one that takes longer is wrong."""
         num_workers: PositiveInt = 2
         """Processes that run math-verify, each using up to one core; read at the start only."""
         worker_memory_mb: PositiveInt = 2048
@@ -129,7 +132,8 @@ class MathWithJudge(ResourcesServer):
         """Compare the response's answer with the expected one.
 
         Raises:
-            VerifierFailed: math-verify ran out of time or died, or the judge did not answer.
+            InvalidRequest: the expected answer cannot be compared, not even with itself.
+            VerifierFailed: a worker was killed from outside or got no time, or the judge did not answer.
         """
         config = self.config
         text = _sound(request.response.output_text)[-config.max_answer_chars :]
@@ -140,7 +144,8 @@ class MathWithJudge(ResourcesServer):
             timeout=config.library_verifier_timeout_seconds,
         )
         equal, calls = library.equal, None
-        if not equal and config.should_use_judge:
+        # Nor is the judge asked about what could not be compared: nobody knows which of its answers counts.
+        if not equal and library.reason is None and config.should_use_judge:
             # The same answer that was compared, else a text with two answers would have two chances;
             # but as written, not as SymPy reads it: a word is a product of letters there.
             answer = library.written or text
@@ -150,6 +155,7 @@ class MathWithJudge(ResourcesServer):
             library_reward=float(library.equal),
             extracted_answer=library.extracted,
             judge_evaluations=calls,
+            reason=library.reason,
         )
 
     async def _judged(self, question: str, expected: str, answer: str) -> tuple[bool, list[dict[str, Any]]]:

@@ -1,35 +1,21 @@
-r"""The process in which math-verify runs: one comparison after another, for `VerifierPool`.
+r"""What a worker of math_with_judge does: compare an answer with the right one, by math-verify.
 
 SymPy's time and memory have no bound on hostile input, and neither a thread nor a signal can stop it
 inside C code. A process can be killed. Hence math-verify's own time limits are off here (they would
-turn a slow machine into wrong answers) and the parent's SIGKILL is the only clock.
+turn a slow machine into wrong answers), and the worker's limit of CPU time is the only clock.
 
-It is run as a script, not as a module: nothing of gym_serve is imported, so it starts faster, stays
-small, and never runs the parent's ``__main__`` again, as multiprocessing's spawn would.
-
-Messages are lines of ASCII JSON on the socket that is its standard input. After ``{"ready": true}``
-each ``[gold, answer]`` is answered with the fields of a `Comparison`, or with ``{"error": str}``. All
-carry ``spent``: true from a process that has used half of its memory. It should be replaced, as the
-library takes a lack of memory for "not equal", and caches filled by one answer would do that to
-others. End of file ends the process.
+Nothing of gym_serve is imported, so that a worker starts quickly and stays small.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import resource
-import signal
-import socket
-import sys
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "warm_up", "work"]
 
 _MAX_TEXT = 10_000
-_PR_SET_PDEATHSIG = 1
 
 
 class Comparison(NamedTuple):
@@ -39,11 +25,13 @@ class Comparison(NamedTuple):
         equal: the answer has the gold's value.
         extracted: the answer found in the text, in SymPy's notation (its text if SymPy reads none).
         written: the same as the text has it; None if there is no answer.
+        reason: why the answer cannot be compared, and so counts as wrong; None if it was compared.
     """
 
     equal: bool
     extracted: str | None
     written: str | None
+    reason: str | None = None
 
 
 def compare(gold: str, answer: str) -> Comparison:
@@ -117,48 +105,12 @@ def _texts(forms: list[Any]) -> list[str]:
     return texts
 
 
-def _confine(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        # A busy worker does not see the end of file when its parent dies; the kernel does.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _answer(line: bytes) -> dict[str, Any]:
-    gold, answer = json.loads(line)
-    return compare(gold, answer)._asdict()
-
-
-def _warm_up() -> dict[str, Any]:
-    # The first comparison imports SymPy and compiles the library's expressions and parser tables.
+def warm_up() -> None:
+    """Import SymPy, and compile the library's expressions and parser tables, which the first comparison does."""
     compare(r"\boxed{\frac{1}{2}}", r"So $x = \frac{1}{2}$, that is \boxed{0.5}.")
-    return {"ready": True}
 
 
-def _reply(work: Callable[[], dict[str, Any]], memory_bytes: int) -> bytes:
-    try:
-        message = work()
-    except Exception as error:
-        message = {"error": f"{type(error).__name__}: {error}"[:_MAX_TEXT]}
-    message["spent"] = _peak_bytes() > memory_bytes // 2
-    return json.dumps(message).encode() + b"\n"
-
-
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def main() -> None:
-    """Serve comparisons until the parent closes the socket; ``argv[1]`` is the memory limit in bytes."""
-    memory_bytes = int(sys.argv[1])
-    _confine(memory_bytes)
-    with socket.socket(fileno=0) as connection, connection.makefile("rb") as lines:
-        connection.sendall(_reply(_warm_up, memory_bytes))
-        for line in lines:
-            connection.sendall(_reply(partial(_answer, line), memory_bytes))
-
-
-if __name__ == "__main__":
-    main()
+def work(request: list[str]) -> dict[str, Any]:
+    """`compare` of ``[gold, answer]``, as JSON."""
+    gold, answer = request
+    return compare(gold, answer)._asdict()

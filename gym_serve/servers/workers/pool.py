@@ -1,0 +1,174 @@
+"""`WorkerPool`: warm processes that do bounded work on hostile input.
+
+Invariants:
+
+- A request is worth its CPU time, measured by the kernel in the worker, however busy the machine is. One that
+  runs over, crashes its worker or fills its memory has failed by its own doing: `WorkFailed`.
+- What the machine does is never blamed on a request: a worker that is killed from outside, or gets no time, is
+  `VerifierFailed`. Before that, and before a crash is blamed on a request, it is tried once more in a new worker.
+- Requests are taken first in, first out. One that fails costs its worker, nobody else.
+- Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_serve.servers.workers.process import End, WorkerProcess
+from gym_serve.types.errors import Unavailable, VerifierFailed
+
+__all__ = ["WorkFailed", "WorkerPool"]
+
+_PATIENCE = 20
+"""Wall time that is allowed, in multiples of the CPU time: whoever got less of a processor is not at fault."""
+
+
+class WorkFailed(Exception):
+    """The request is at fault: it used up its CPU time or memory, crashed the process, or raised.
+
+    Its message says which, e.g. ``"it takes more than 20 s of CPU time"``.
+    """
+
+
+@dataclass(frozen=True)
+class _Task:
+    request: bytes
+    cpu_seconds: float
+    outcome: asyncio.Future[Any]
+
+
+class WorkerPool:
+    """A fixed number of workers that share one queue.
+
+    Args:
+        name: what they run, for messages: ``"math-verify"``.
+        path: a file that defines ``work(request)`` and ``warm_up()``, see child.py.
+        num_workers: number of processes, each using one core while it works.
+        memory_bytes: address space that one worker may use.
+    """
+
+    def __init__(self, name: str, path: Path, num_workers: int, *, memory_bytes: int) -> None:
+        self._name = name
+        self._memory_bytes = memory_bytes
+        self._queue: asyncio.Queue[_Task]
+        self._outcomes: set[asyncio.Future[Any]] = set()
+        self._workers = [WorkerProcess(name, path, memory_bytes) for _ in range(num_workers)]
+        self._slots: list[asyncio.Task[None]] = []
+        self._running = False
+
+    async def start(self) -> None:
+        """Start the workers; returns when all are warm.
+
+        Raises:
+            VerifierFailed: a worker did not start, with its reason (a package is not installed, ...).
+        """
+        try:
+            starts = (worker.start() for worker in self._workers)
+            for error in filter(None, await asyncio.gather(*starts, return_exceptions=True)):
+                raise error
+        except BaseException:
+            await self.stop()
+            raise
+        self._queue = asyncio.Queue()
+        self._running = True
+        self._slots = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+
+    async def stop(self) -> None:
+        """End the workers; whoever still waits gets `Unavailable`. Safe to call twice."""
+        self._running = False
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        for outcome in self._outcomes:
+            if not outcome.done():
+                outcome.set_exception(Unavailable("the verifier was stopped"))
+
+    async def run(self, request: Any, *, cpu_seconds: float) -> Any:
+        """What ``work`` returns for a request, in the next free worker.
+
+        A cancelled call leaves the queue; if a worker is at it already, the worker finishes the request
+        (or is killed at its limit) and goes on: that is cheaper than a new process.
+
+        Args:
+            request: anything that JSON holds.
+            cpu_seconds: CPU time that it may take; waiting for a worker or a processor does not count.
+
+        Raises:
+            WorkFailed: the request is at fault.
+            VerifierFailed: the machine is: the worker was killed, or got almost no time.
+            Unavailable: the pool is not running.
+        """
+        if not self._running:
+            raise Unavailable("the verifier is not running")
+        line = json.dumps({"cpu_seconds": cpu_seconds, "request": request}).encode() + b"\n"
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._outcomes.add(outcome)
+        try:
+            self._queue.put_nowait(_Task(line, cpu_seconds, outcome))
+            return await outcome
+        finally:
+            self._outcomes.discard(outcome)
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        # Not `while True`: before Python 3.12, `wait_for` may lose a cancellation.
+        while self._running:
+            task = await self._queue.get()
+            if task.outcome.done():  # cancelled in the queue
+                continue
+            try:
+                result = await self._run(worker, task)
+            except Exception as error:
+                if not task.outcome.done():
+                    task.outcome.set_exception(error)
+            else:
+                if not task.outcome.done():
+                    task.outcome.set_result(result)
+            if not worker.running:
+                # Replaced before the next task comes, which then finds it warm. If that fails, the
+                # next task tries again and reports it.
+                with suppress(VerifierFailed):
+                    await worker.start()
+
+    async def _run(self, worker: WorkerProcess, task: _Task) -> Any:
+        ends = []
+        for _ in range(2):
+            if not worker.running:
+                await worker.start()
+            patience = 60 + _PATIENCE * task.cpu_seconds
+            try:
+                reply = await asyncio.wait_for(worker.ask(task.request), patience)
+            except asyncio.TimeoutError:
+                await worker.stop()
+                raise VerifierFailed(
+                    f"the machine is overloaded: a {self._name} worker did not get {task.cpu_seconds:g} s of "
+                    f"CPU time in {patience:g} s"
+                ) from None
+            except ConnectionError:
+                end = await worker.collect()
+                assert end is not None  # it was running
+                if end.out_of_time:
+                    raise WorkFailed(f"it takes more than {task.cpu_seconds:g} s of CPU time") from None
+                ends.append(end)
+                continue
+            if reply["spent"]:
+                await worker.stop()
+            if "error" in reply:
+                raise WorkFailed(reply["error"])
+            return reply["result"]
+        raise self._blame(ends)
+
+    def _blame(self, ends: list[End]) -> Exception:
+        """Who is at fault when two workers have died of one request."""
+        how = f"two {self._name} workers died of it, the last one with {ends[-1]}"
+        if all(end.by_itself for end in ends):
+            return WorkFailed(how)
+        # The system kills who takes much memory where there is little, even below the limit.
+        if all(end.by_itself or end.peak_bytes > self._memory_bytes // 2 for end in ends):
+            return WorkFailed(f"it takes too much memory: {how}")
+        return VerifierFailed(how)
