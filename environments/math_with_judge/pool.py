@@ -1,8 +1,8 @@
 """`VerifierPool`: math-verify in warm worker processes.
 
-An answer that takes too much CPU time or memory, or that the library chokes on, is wrong, with the reason in its
-`Comparison`: only the answer can choose that. A right answer that is as bad as that does not exist, unless the
-row's own is: a row whose right answer cannot be compared with itself is `InvalidRequest`.
+An answer that takes too much CPU time or memory, or that crashes the library, is wrong: that is its own
+doing, and its `Comparison` says why. A row whose right answer cannot even be compared with itself is
+`InvalidRequest`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`MathWithJudge`: mathematical answers, compared by math-verify and, where it sees no equality, a judge.
 
-A reward of 0 means that the answer was compared and found different, or that it is so hard to compare that it
-used up its CPU time or memory (``reason``). A machine that is too busy, a worker that is killed from outside and
-a judge that does not answer are failures to try again, never a 0.
+A reward of 0 means that the answer was compared and found different, or that it used up its CPU time or
+memory before it was (``reason``). A machine that is too busy, a worker that is killed from outside and a
+judge that does not answer are failures to try again, never a 0.
 """
 
 from __future__ import annotations

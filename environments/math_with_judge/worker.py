@@ -106,7 +106,7 @@ def _texts(forms: list[Any]) -> list[str]:
 
 
 def warm_up() -> None:
-    """Import SymPy, and compile the library's expressions and parser tables, which the first comparison does."""
+    """Do what the first comparison does: import SymPy, compile expressions and the parser's tables."""
     compare(r"\boxed{\frac{1}{2}}", r"So $x = \frac{1}{2}$, that is \boxed{0.5}.")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
@@ -23,19 +24,23 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Format", "Unparsable", "parse_text"]
+__all__ = ["MAX_CHARS", "Format", "Unparsable", "parse_text"]
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
-_MAX_CHARS: dict[Format, int] = {
+MAX_CHARS: dict[Format, int] = {
     "json": 100_000,
     "yaml": 100_000,
     "xml": 100_000,
     "toml": 20_000,  # tomllib takes quadratic time on dotted keys
     "csv": 100_000,
 }
+"""Characters of a document that are read."""
+
 _MAX_NODES = 20_000
 _MAX_DEPTH = 100
+_MAX_DIGITS = 4_300  # Python refuses to print more
+_MAX_BITS = int(_MAX_DIGITS * math.log2(10))
 _MAX_ALIASES = 10  # a document of n aliases can grow by e^(n/e) when it is expanded
 
 _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -56,8 +61,8 @@ def parse_text(text: str, format_: Format) -> Any:
     Raises:
         Unparsable: it denotes none, or is larger than anything that a row asks for.
     """
-    if len(text) > _MAX_CHARS[format_]:
-        raise Unparsable(f"longer than {_MAX_CHARS[format_]} characters")
+    if len(text) > MAX_CHARS[format_]:
+        raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")
     try:
         value = _PARSERS[format_](text)
     except Unparsable:
@@ -124,6 +129,8 @@ def _check_size(value: Any) -> None:
         inner: list[Any] = []
         for item in level:
             nodes += 1
+            if isinstance(item, int) and item.bit_length() > _MAX_BITS:
+                raise Unparsable(f"a number of more than {_MAX_DIGITS} digits")
             if isinstance(item, dict):
                 inner.extend(item.values())
             elif isinstance(item, list):

@@ -1,14 +1,16 @@
 """Schemas: made strict, and validated against without trusting the value.
 
-A schema is the row author's. A broken one is `InvalidRequest`, never a zero. Its patterns meet a
-model's text, so they run in the `regex` package, which can stop at a time limit; and it can refer to
-nothing outside itself.
+A schema is the row author's. A broken one is `InvalidRequest`, never a zero. It can refer to nothing
+outside itself. The value is a model's, so three things are done in another way than jsonschema does them:
+patterns run in the `regex` package, which stops at a time limit; a `$ref` is followed once for each part of
+the value, not once for each way to it; and whether items are unique is told by a set, in linear time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +21,11 @@ import regex
 from jsonschema.protocols import Validator
 
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
 
 __all__ = ["StrictSchema", "strict_schema"]
+
+_Errors = Iterator[jsonschema.ValidationError]
 
 _PATTERN_SECONDS = 1.0
 _SUBSCHEMAS = ("items", "additionalProperties", "contains")
@@ -46,7 +51,8 @@ class StrictSchema:
             _Validator.check_schema(self.schema)
         except (ValueError, RecursionError, jsonschema.SchemaError) as error:
             raise InvalidRequest(f"schema_str is no JSON schema: {str(error)[:500]}") from None
-        self._validator: Validator = _Validator(self.schema, registry=referencing.Registry())
+        validator = _WithIds if '"$id"' in source else _Validator
+        self._validator: Validator = validator(self.schema, registry=referencing.Registry())
 
     def problem_of(self, value: Any) -> str | None:
         """Why ``value`` does not fit, in a sentence; None if it fits.
@@ -54,12 +60,18 @@ class StrictSchema:
         Raises:
             InvalidRequest: the schema refers to what is not there.
         """
+        token = _followed.set({})
         try:
             error = next(self._validator.iter_errors(value), None)
         except referencing.exceptions.Unresolvable as unresolvable:
             raise InvalidRequest(f"schema_str: cannot resolve {unresolvable}") from None
-        except (RecursionError, TypeError) as unfit:  # TypeError: YAML's keys need not be strings
+        except jsonschema.ValidationError as unfit:
+            return unfit.message
+        except (RecursionError, TypeError, ValueError, ArithmeticError) as unfit:
+            # YAML's keys need not be strings, and a number may be larger than a float.
             return f"{type(unfit).__name__}: {unfit}"
+        finally:
+            _followed.reset(token)
         return None if error is None else f"{error.json_path}: {error.message}"
 
 
@@ -85,21 +97,96 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-def _pattern(
-    validator: Validator, pattern: str, instance: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
-    if not validator.is_type(instance, "string"):
-        return
+# Patterns
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Whether ``pattern`` occurs in ``text``.
+
+    Raises:
+        jsonschema.ValidationError: it takes too long to tell, so the whole value does not fit.
+        InvalidRequest: it is no pattern.
+    """
     try:
-        found = regex.search(pattern, instance, timeout=_PATTERN_SECONDS, concurrent=True)
+        return regex.search(pattern, text, timeout=_PATTERN_SECONDS, concurrent=True) is not None
     except TimeoutError:
-        yield jsonschema.ValidationError(f"{instance[:80]!r} took too long to match {pattern!r}")
-        return
+        raise jsonschema.ValidationError(f"{text[:80]!r} took too long to match {pattern!r}") from None
     except regex.error as error:
         raise InvalidRequest(f"schema_str: the pattern {pattern!r} is invalid: {error}") from None
-    if not found:
-        yield jsonschema.ValidationError(f"{instance[:80]!r} does not match {pattern!r}")
 
 
+def _pattern(validator: Validator, pattern: str, value: Any, schema: JSON) -> _Errors:
+    if validator.is_type(value, "string") and not _matches(pattern, value):
+        yield jsonschema.ValidationError(f"{value[:80]!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Validator, patterns: JSON, value: Any, schema: JSON) -> _Errors:
+    if validator.is_type(value, "object"):
+        for pattern, subschema in patterns.items():
+            for key, item in value.items():
+                if _matches(pattern, key):
+                    yield from validator.descend(item, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Validator, allowed: Any, value: Any, schema: JSON) -> _Errors:
+    if not validator.is_type(value, "object"):
+        return
+    patterns = schema.get("patternProperties", {})
+    for key, item in value.items():
+        if key not in schema.get("properties", {}) and not any(_matches(one, key) for one in patterns):
+            if allowed is False:
+                yield jsonschema.ValidationError(f"additional property {key!r}")
+            else:
+                yield from validator.descend(item, allowed, path=key)
+
+
+# Parts that occur often
+
+
+def _unique_items(validator: Validator, unique: bool, value: Any, schema: JSON) -> _Errors:
+    if unique and validator.is_type(value, "array"):
+        seen = set()
+        for item in map(_frozen, value):
+            if item in seen:
+                yield jsonschema.ValidationError(f"{str(item)[:80]} occurs twice")
+                return
+            seen.add(item)
+
+
+def _frozen(value: Any) -> Hashable:
+    """What is equal for equal values: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, dict):
+        return "object", frozenset((key, _frozen(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(_frozen, value))
+    return ("boolean", value) if isinstance(value, bool) else value
+
+
+_followed: ContextVar[dict[tuple[str, int], jsonschema.ValidationError | None]] = ContextVar("followed")
+_AT_WORK = jsonschema.ValidationError("at work")
+
+
+def _ref(validator: Validator, ref: str, value: Any, schema: JSON) -> _Errors:
+    # A part of the value is the same object each time, and lives as long as the validation.
+    followed, place = _followed.get(), (ref, id(value))
+    if place not in followed:
+        followed[place] = _AT_WORK
+        followed[place] = next(_STANDARD["$ref"](validator, ref, value, schema), None)
+    error = followed[place]
+    if error is _AT_WORK:
+        raise InvalidRequest(f"schema_str: {ref} refers to itself")
+    if error is not None:  # a copy, as each place that yields it adds to its path
+        yield jsonschema.ValidationError(error.message, path=error.path, schema_path=error.schema_path)
+
+
+_STANDARD: Any = jsonschema.Draft202012Validator.VALIDATORS
 _extend: Any = jsonschema.validators.extend  # its type stub has no annotations
-_Validator: Any = _extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+_KEYWORDS = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}
+_WithIds: Any = _extend(jsonschema.Draft202012Validator, _KEYWORDS)
+"""For a schema with ``$id``, where one reference means several things."""
+_Validator: Any = _extend(_WithIds, {"$ref": _ref})

@@ -1,26 +1,33 @@
 """`StructuredOutputs`: documents and tool calls that have to fit a schema.
 
 Only the form is scored, never the content. What a model got wrong is a reward of 0 with an
-``error_type``; a row whose schema is broken is `InvalidRequest`.
+``error_type``, a document that is too much for the validator included; a row whose schema is broken is
+`InvalidRequest`.
 """
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from gym_serve.environments.structured_outputs.coercion import coerce_csv, coerce_xml
-from gym_serve.environments.structured_outputs.parsing import Format, Unparsable, parse_text
-from gym_serve.environments.structured_outputs.schemas import StrictSchema, strict_schema
+from pydantic import PositiveFloat, PositiveInt
+
+from gym_serve.environments.structured_outputs.parsing import MAX_CHARS, Format
+from gym_serve.environments.structured_outputs.worker import Checked, Document
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.servers.metrics import Breakdown, MetricSpec, Score
+from gym_serve.servers.workers import WorkerPool, WorkFailed
+from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["ErrorType", "StructuredOutputs", "StructuredRequest", "StructuredVerdict"]
+
+_WORK = Path(__file__).with_name("worker.py")
 
 ErrorType = Literal[
     "empty_response",
     "parse_error",
     "validation_error",
+    "limit_exceeded",
     "api_error",
     "missing_tool_call",
     "multiple_tool_calls",
@@ -94,58 +101,90 @@ class StructuredOutputs(ResourcesServer):
 
         xml_coerce_types: bool = True
         """Read the text of XML elements as the types of the schema; else all of them are strings."""
+        validation_timeout_seconds: PositiveFloat = 5.0
+        """Seconds of CPU time that checking one answer may take; one that takes longer is wrong."""
+        num_workers: PositiveInt = 2
+        """Processes that do it, each using up to one core; read at the start only."""
+        worker_memory_mb: PositiveInt = 1024
+        """Address space of one such process in MiB; read at the start only."""
 
     config: Config
 
-    # Not a coroutine: it then runs in a thread, and a long document holds up nobody else.
-    def verify(self, request: StructuredRequest) -> StructuredVerdict:
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pool = WorkerPool(
+            "validation", _WORK, self.config.num_workers, memory_bytes=self.config.worker_memory_mb << 20
+        )
+
+    async def start(self) -> None:
+        """Start the workers; returns when they are warm."""
+        await self._pool.start()
+        await super().start()
+
+    async def stop(self) -> None:
+        """End the workers."""
+        await self._pool.stop()
+        await super().stop()
+
+    async def verify(self, request: StructuredRequest) -> StructuredVerdict:
         """Find the value, and check it against the schema.
 
         Raises:
             InvalidRequest: the row's schema is none.
+            VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
-        schema = strict_schema(request.schema_str)
-        if request.response_mode == "tool_call":
-            found = _call_payload(request.response, request.tool_name, request.tool_payload_key)
-        else:
-            found = self._document(request.response.output_text, request.schema_type, schema)
-        if not isinstance(found, _Fault):
-            problem = schema.problem_of(found)
-            if problem is None:
-                return StructuredVerdict(reward=1.0)
-            found = _Fault("validation_error", problem)
+        found = self._text_of(request)
+        if isinstance(found, str):
+            found = await self._fault_of(found, request)
+        if found is None:
+            return StructuredVerdict(reward=1.0)
         return StructuredVerdict(reward=0.0, error_type=found.kind, error_message=found.message[:500])
 
-    def _document(self, text: str, format_: Format, schema: StrictSchema) -> Any:
+    def _text_of(self, request: StructuredRequest) -> str | _Fault:
+        if request.response_mode == "tool_call":
+            return _arguments(request.response, request.tool_name)
+        text = request.response.output_text
         if not text.strip():
             return _Fault("empty_response", "there is no text")
+        limit = MAX_CHARS[request.schema_type]
+        return text if len(text) <= limit else _Fault("parse_error", f"longer than {limit} characters")
+
+    async def _fault_of(self, text: str, request: StructuredRequest) -> _Fault | None:
+        called = request.response_mode == "tool_call"
+        document: Document = {
+            "schema": request.schema_str,
+            "text": text,
+            "format": None if called else request.schema_type,
+            "key": (request.tool_payload_key or None) if called else None,
+            "coerce": self.config.xml_coerce_types,
+        }
         try:
-            value = parse_text(text, format_)
-        except Unparsable as error:
-            return _Fault("parse_error", str(error))
-        if format_ == "xml" and self.config.xml_coerce_types:
-            return coerce_xml(value, schema.schema)
-        return coerce_csv(value, schema.schema) if format_ == "csv" else value
+            checked: Checked = await self._pool.run(
+                document, cpu_seconds=self.config.validation_timeout_seconds
+            )
+        except WorkFailed as failure:
+            return _Fault("limit_exceeded", f"to check it, {failure}")
+        if "fault" not in checked:
+            return None
+        if checked["fault"] == "invalid_row":
+            raise InvalidRequest(checked["message"])
+        return _Fault(checked["fault"], checked["message"])
 
 
-def _call_payload(response: Response, tool: str | None, key: str | None) -> Any:
-    """The value in the only function call of a response, or what is wrong with it."""
+def _arguments(response: Response, tool: str | None) -> str | _Fault:
+    """The arguments of the only function call of a response, or what is wrong with it."""
     if failure := (response.model_extra or {}).get("error"):
         return _Fault("api_error", str(failure))
     calls = response.function_calls
-    names = ", ".join(str(call.get("name")) for call in calls)
+    names = ", ".join(str(call.get("name")) for call in calls[:10])
     if not calls:
         return _Fault("missing_tool_call", "there is no function call")
     if len(calls) > 1:
         return _Fault("multiple_tool_calls", f"one function call is expected, not {names}")
     if tool and names != tool:
         return _Fault("wrong_tool_name", f"a call of {tool} is expected, not {names}")
-    try:
-        arguments = parse_text(str(calls[0].get("arguments")), "json")
-    except Unparsable as error:
-        return _Fault("tool_arguments_parse_error", str(error))
-    if not key:
-        return arguments
-    if not isinstance(arguments, dict) or key not in arguments:
-        return _Fault("missing_tool_payload_key", f"there is no argument {json.dumps(key)}")
-    return arguments[key]
+    arguments = str(calls[0].get("arguments"))
+    limit = MAX_CHARS["json"]
+    if len(arguments) > limit:
+        return _Fault("tool_arguments_parse_error", f"longer than {limit} characters")
+    return arguments

@@ -273,7 +273,7 @@ SLOW = (
     "\\frac{(3-\\sqrt{3})(2-\\sqrt{3})^{2016}+(3+\\sqrt{3})(2+\\sqrt{3})^{2016}}{6}",
     "\\frac{(1+\\sqrt{3})^{4033}-(1-\\sqrt{3})^{4033}}{2^{2017}\\sqrt{3}}",
 )
-"""A right answer and another form of it, from NeMo Gym's examples; comparing them takes 5 to 9 s of CPU time."""
+"""A right answer in NeMo Gym's examples and another form of it: 5 to 9 s of CPU time to compare."""
 
 
 async def test_a_slow_right_answer_is_right(bench: Bench) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems, said
@@ -21,9 +23,22 @@ FORMATS: tuple[Format, ...] = ("json", "yaml", "xml", "toml", "csv")
 FLAT = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
 
 
-async def verify(schema: Any, output: list[dict[str, Any]], /, **row: Any) -> dict[str, Any]:
-    row = {"schema_str": json.dumps(schema), **row}
-    return await Bench(StructuredOutputs(**row.pop("config", {}))).verify(row, output)
+LOOP = pytest.mark.asyncio(loop_scope="module")  # one pool of workers for all
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[StructuredOutputs]:
+    server = StructuredOutputs(num_workers=1)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def verify(
+    server: StructuredOutputs, schema: Any, output: list[dict[str, Any]], /, **row: Any
+) -> dict[str, Any]:
+    schema = schema if isinstance(schema, str) else json.dumps(schema)
+    return await Bench(server).verify({"schema_str": schema, **row}, output)
 
 
 async def test_fixtures() -> None:
@@ -124,12 +139,16 @@ def test_short_lists_of_xml(value: Any, read: list[int]) -> None:
     assert coerce_xml(value, {"type": "array", "items": {"type": "integer"}}) == read
 
 
-async def test_xml_without_coercion_holds_strings() -> None:
+@LOOP
+async def test_xml_without_coercion_holds_strings(server: StructuredOutputs) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    config = {"xml_coerce_types": False}
-    verdict = await verify(schema, said("<a>1</a>"), schema_type="xml", config=config)
+    assert (await verify(server, schema, said("<a>1</a>"), schema_type="xml"))["reward"] == 1.0
+    server.reconfigure({"xml_coerce_types": False})
+    try:
+        verdict = await verify(server, schema, said("<a>1</a>"), schema_type="xml")
+    finally:
+        server.reconfigure({"xml_coerce_types": True})
     assert verdict["error_type"] == "validation_error"
-    assert (await verify(schema, said("<a>1</a>"), schema_type="xml"))["reward"] == 1.0
 
 
 def test_cells_of_csv() -> None:
@@ -155,15 +174,17 @@ def test_csv_with_quotes_and_blank_lines() -> None:
     assert parse_text(text, "csv") == [{"a": "1,5", "b": "x\ny"}]
 
 
+@LOOP
 @pytest.mark.parametrize("mode", [None, "text"])
-async def test_the_text_is_the_value_in_any_other_mode(mode: str | None) -> None:
-    verdict = await verify(FLAT, said('{"a": 1, ', '"b": "x"}'), response_mode=mode)
+async def test_the_text_is_the_value_in_any_other_mode(server: StructuredOutputs, mode: str | None) -> None:
+    verdict = await verify(server, FLAT, said('{"a": 1, ', '"b": "x"}'), response_mode=mode)
     assert verdict["reward"] == 1.0
 
 
-async def test_any_tool_will_do_without_a_name() -> None:
+@LOOP
+async def test_any_tool_will_do_without_a_name(server: StructuredOutputs) -> None:
     output = [called("anything", {"a": 1, "b": "x"})]
-    assert (await verify(FLAT, output, response_mode="tool_call"))["reward"] == 1.0
+    assert (await verify(server, FLAT, output, response_mode="tool_call"))["reward"] == 1.0
 
 
 async def test_a_failed_response_has_no_call() -> None:
@@ -209,6 +230,98 @@ def test_any_text_is_parsed_or_not(text: str, format_: Format) -> None:
 def test_yaml_that_its_library_chokes_on(text: str) -> None:
     with suppress(Unparsable):
         parse_text(text, "yaml")
+
+
+REFERENCES = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+BOMB = {"$defs": {**REFERENCES, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+"""2^60 ways to one integer."""
+
+_EITHER = {"anyOf": [{"properties": {"l": {"$ref": "#/$defs/tree"}}, "minProperties": 1}] * 2}
+TREE = {"$defs": {"tree": _EITHER}, "$ref": "#/$defs/tree"}
+"""2^n ways to what is n levels deep in a value."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "problem"),
+    [
+        (BOMB, 1, None),
+        (BOMB, "x", "$: 'x' is not valid under any of the given schemas"),
+        (TREE, json.loads('{"l":' * 90 + "{}" + "}" * 90), "is not valid under any"),
+        ({"patternProperties": {"^(a+)+$": {"type": "integer"}}}, {"a" * 27 + "!": 1}, None),
+        (
+            {"patternProperties": {"(a|a)*$": {}}, "additionalProperties": False},
+            {"a" * 40 + "!": 1},
+            "took too",
+        ),
+        ({"not": {"pattern": "(a|a)*$"}}, "a" * 40 + "!", "took too long"),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, {"a": "x", "b": "x"}, "$.a: 'x' is not of type"),
+        (
+            {"patternProperties": {"^a": {}}, "properties": {"b": {}}, "additionalProperties": False},
+            {"a": 1, "b": 1, "c": 1},
+            "$: additional property 'c'",
+        ),
+        ({"additionalProperties": {"type": "integer"}}, {"x": "y"}, "$.x: 'y' is not of type 'integer'"),
+        ({"uniqueItems": True}, [{"n": n} for n in range(19_000)], None),
+        ({"uniqueItems": True}, [{"a": [1]}, {"a": [1.0]}], "occurs twice"),
+        ({"uniqueItems": True}, [1, True, 0, False, "1", [1], [True], {"a": 1}, {"a": True}, None], None),
+        ({"uniqueItems": True}, [[1, 2], [2, 1]], None),
+        ({"multipleOf": 0.1}, 10**400, "OverflowError"),
+    ],
+)
+def test_what_takes_long_elsewhere(schema: Any, value: Any, problem: str | None) -> None:
+    found = StrictSchema(json.dumps(schema)).problem_of(value)
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_a_reference_to_itself_is_the_rows_fault() -> None:
+    loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    with pytest.raises(InvalidRequest, match="refers to itself"):
+        StrictSchema(json.dumps(loop)).problem_of(1)
+
+
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@LOOP
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        ("json", '{"a": ' + "9" * 5_000 + "}"),
+        ("yaml", "a: " + "9" * 5_000),
+        ("yaml", "a: 0x" + "f" * 5_000),
+        ("yaml", "a: 1" + ":59" * 5_000),
+        ("yaml", "a: 1" + ":59" * 5_000 + ".5"),
+        ("yaml", "0x" + "f" * 5_000 + ": 1"),
+        ("toml", "a = " + "9" * 5_000),
+        ("toml", "a = 0x" + "f" * 5_000),
+        ("xml", "<a>" + "9" * 5_000 + "</a>"),
+        ("csv", "a\n" + "9" * 5_000),
+    ],
+)
+async def test_a_number_without_end_is_wrong(server: StructuredOutputs, format_: Format, text: str) -> None:
+    verdict = await verify(server, INTEGER, said(text), schema_type=format_)
+    assert (verdict["reward"], bool(verdict["error_message"])) == (0.0, True)
+    assert verdict["error_type"] in ("parse_error", "validation_error")
+
+
+@LOOP
+async def test_a_document_that_uses_up_its_cpu_time_is_wrong(server: StructuredOutputs) -> None:
+    pairs = {"anyOf": [{"properties": {"l": {"$dynamicRef": "#t"}}, "minProperties": 1}] * 2}
+    schema = {"$defs": {"t": {"$dynamicAnchor": "t", **pairs}}, "$ref": "#/$defs/t"}
+    server.reconfigure({"validation_timeout_seconds": 0.3})
+    try:
+        verdict = await verify(server, schema, said('{"l":' * 40 + "{}" + "}" * 40))
+    finally:
+        server.reconfigure({"validation_timeout_seconds": 5.0})
+    assert verdict["error_type"] == "limit_exceeded"
+    assert verdict["error_message"] == "to check it, it takes more than 0.3 s of CPU time"
+    assert (await verify(server, INTEGER, said('{"a": 1}')))["reward"] == 1.0
+
+
+@LOOP
+async def test_a_broken_schema_is_an_invalid_row(server: StructuredOutputs) -> None:
+    with pytest.raises(InvalidRequest, match="schema_str"):
+        await verify(server, "{", said("{}"))
 
 
 async def test_a_stored_response_can_be_scored_again() -> None:

@@ -285,7 +285,7 @@ async def test_worker_that_does_not_start(script: str, message: str, tmp_path: P
 
 async def test_replacement_that_does_not_start(tmp_path: Path) -> None:
     path = tmp_path / "work.py"
-    path.write_text(WORK.read_text("utf-8"))
+    path.write_text("from support.work import *")
     pool = new_pool(1, path)
     await pool.start()
     try:

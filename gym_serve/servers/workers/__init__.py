@@ -7,9 +7,8 @@
     except WorkFailed as failure:  # the input is at fault: a score of 0, with `str(failure)` as the reason
         ...
 
-A thread cannot be stopped and holds the interpreter's lock inside C code; a process can be killed. The library
-stands beside the servers, as environments may import nothing else. It does not confine code: programs that a
-model wrote run in `gym_serve.servers.sandbox`.
+A thread cannot be stopped, and holds the interpreter's lock inside C code; a process can be killed. It
+does not confine code: programs that a model wrote run in `gym_serve.servers.sandbox`.
 """
 
 from gym_serve.servers.workers.pool import WorkerPool, WorkFailed

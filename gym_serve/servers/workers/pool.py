@@ -2,10 +2,10 @@
 
 Invariants:
 
-- A request is worth its CPU time, measured by the kernel in the worker, however busy the machine is. One that
-  runs over, crashes its worker or fills its memory has failed by its own doing: `WorkFailed`.
-- What the machine does is never blamed on a request: a worker that is killed from outside, or gets no time, is
-  `VerifierFailed`. Before that, and before a crash is blamed on a request, it is tried once more in a new worker.
+- CPU time counts, measured by the kernel in the worker, so it does not matter how busy the machine is. A
+  request that runs over, crashes its worker or fills its memory is at fault: `WorkFailed`.
+- The machine's faults are never blamed on a request: a worker that is killed from outside, or gets no CPU
+  time, is `VerifierFailed`. A request whose worker dies is tried once more in a new one before either.
 - Requests are taken first in, first out. One that fails costs its worker, nobody else.
 - Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
 """
@@ -25,7 +25,7 @@ from gym_serve.types.errors import Unavailable, VerifierFailed
 __all__ = ["WorkFailed", "WorkerPool"]
 
 _PATIENCE = 20
-"""Wall time that is allowed, in multiples of the CPU time: whoever got less of a processor is not at fault."""
+"""Wall time that is allowed, in multiples of the CPU time; a worker that needs more is starved."""
 
 
 class WorkFailed(Exception):
