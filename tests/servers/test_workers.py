@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
@@ -121,6 +122,17 @@ async def test_a_request_that_breaks_its_worker_is_at_fault(
     assert await run(pool, "echo", 1) == 1
 
 
+async def test_a_request_that_fills_the_memory_of_the_machine_is_at_fault() -> None:
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pool = new_pool(memory_bytes=2 * mine + (512 << 20))
+    await pool.start()
+    try:
+        with pytest.raises(WorkFailed, match=r"too much memory: two test workers died of it, .* signal 9"):
+            await run(pool, "touch", mine + (300 << 20))
+    finally:
+        await pool.stop()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_worker_that_is_killed_from_outside_is_the_machines_fault(
     pool: WorkerPool, number: signal.Signals
@@ -230,17 +242,24 @@ async def test_a_stop_that_is_cancelled_can_be_repeated() -> None:
     assert workers() == []
 
 
-async def test_worker_with_much_memory_in_use_is_replaced() -> None:
+async def test_worker_with_much_memory_in_use_is_replaced(pool: WorkerPool) -> None:
+    before = workers()
+    assert await run(pool, "keep", MEMORY // 4) == MEMORY // 4
+    assert workers() == before
+    assert await run(pool, "keep", MEMORY // 3) == MEMORY // 3
+    assert await run(pool, "echo", 1) == 1
+    assert workers() != before
+
+
+async def test_the_memory_of_the_parent_does_not_count() -> None:
+    ballast = bytearray(os.urandom(1)) * (150 << 20)
     pool = new_pool(memory_bytes=200 << 20)
     await pool.start()
     try:
         before = workers()
-        assert await run(pool, "allocate", 1000) == 1000
-        assert workers() == before
-        assert await run(pool, "echo", "x" * 100) == "x" * 100
-        assert await pool.run(["allocate", 120 << 20], cpu_seconds=LONG) == 120 << 20
+        assert await run(pool, "echo", len(ballast)) == len(ballast)
         assert await run(pool, "echo", 1) == 1
-        assert workers() != before
+        assert workers() == before
     finally:
         await pool.stop()
 

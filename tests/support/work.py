@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+_kept: list[bytearray] = []
+
 
 def warm_up() -> None:
     """Nothing to import."""
@@ -29,6 +31,9 @@ def work(request: list[Any]) -> Any:
         return argument
     if what == "allocate":
         return len(bytearray(argument))
+    if what == "keep":
+        _kept.append(bytearray(os.urandom(1)) * argument)
+        return argument
     if what == "touch":  # memory that is really used, and then the end that the system's OOM killer gives
         kept = bytearray(os.urandom(1)) * argument
         os.kill(os.getpid(), signal.SIGKILL)

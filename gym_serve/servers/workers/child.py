@@ -6,7 +6,7 @@ module imports nothing of gym_serve, nor the parent's ``__main__``, as multiproc
 
 Messages are lines of ASCII JSON on the socket that is the standard input. After ``{"result": null}``, which
 says that the process is warm, each ``{"cpu_seconds", "request"}`` is answered with ``{"result"}``, or with
-``{"error": str}`` if the function raised. All carry ``spent``: true from a process that has used half of
+``{"error": str}`` if the function raised. All carry ``spent``: true from a process that holds half of
 its memory. It should be replaced, as caches that one request filled would fail the next one.
 
 When a request has used up its CPU time, the kernel ends the process with SIGPROF, inside C code too. End of
@@ -74,7 +74,7 @@ def _reply(work: Callable[[], Any], memory_bytes: int) -> bytes:
     except Exception as error:
         spent = isinstance(error, MemoryError)
         message = f'"error": {json.dumps(_reason(error))}'
-    spent = spent or _peak_bytes() > memory_bytes // 2
+    spent = spent or _resident_bytes() > memory_bytes // 2
     return f'{{{message}, "spent": {json.dumps(spent)}}}\n'.encode()
 
 
@@ -84,9 +84,12 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MAX_REASON]
 
 
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _resident_bytes() -> int:
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # On Linux that would be the peak of the parent, whose memory a new process begins with.
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

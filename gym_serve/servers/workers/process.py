@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -40,7 +41,7 @@ class End:
 
     Attributes:
         status: its exit status; a signal negated.
-        peak_bytes: the most memory that it ever had.
+        peak_bytes: the most memory that it ever had; 0 if that is less than its parent's, and so not known.
     """
 
     status: int
@@ -195,4 +196,6 @@ def _collect(process: subprocess.Popen[bytes], grace: float) -> End:
         time.sleep(0.002)
     _, status, usage = waited
     process.returncode = os.waitstatus_to_exitcode(status)
-    return End(process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    # A new process begins with the memory of its parent, which counts as its own peak.
+    known = usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return End(process.returncode, known * usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
