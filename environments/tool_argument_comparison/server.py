@@ -85,7 +85,7 @@ class ToolArgumentComparison(ResourcesServer):
 
     config: Config
 
-    async def verify(self, request: ActionRequest) -> ActionVerdict:
+    def verify(self, request: ActionRequest) -> ActionVerdict:
         """Compare the action in the response with the expected one."""
         outcome = self._outcome(request.expected_action, request.response)
         return ActionVerdict(reward=outcome.reward, category=outcome.category)

@@ -475,6 +475,17 @@ def test_settings_of_vllm_models(tmp_path: Path, switches: dict[str, bool], expe
     }
 
 
+def test_queries_are_judged_alone_as_in_nemo_gym(tmp_path: Path) -> None:
+    settings = {"judge_model_server": {"type": "responses_api_models", "name": "policy_model"}}
+    config = {"sql": {"resources_servers": {"text_to_sql": settings}}}
+    graph = graph_of(imported(tmp_path, yaml.safe_dump(config)))
+    assert graph["resources"]["sql"] == {
+        "type": "text_to_sql",
+        "judge": "policy_model",
+        "check_execution": False,
+    }
+
+
 def test_judges_are_references_and_their_parameters_have_no_input(tmp_path: Path) -> None:
     settings = {
         "judge_model_server": {"type": "responses_api_models", "name": "policy_model"},

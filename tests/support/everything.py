@@ -32,6 +32,7 @@ OFFLINE: dict[str, JSON] = {
     "simple_weather": {},
     "string_match": {},
     "structured_outputs": {},
+    "text_to_sql": {"judge": "judge", "sandbox": "process"},
     "tool_argument_comparison": {},
     "tool_call_multireward": {},
     "workplace_assistant": {},

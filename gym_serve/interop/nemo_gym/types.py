@@ -44,6 +44,10 @@ _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("resources", "google_search"): {"google_api_key": "???", "google_cx": "???"},
 }
 """Settings that are required and that some of NeMo Gym's configs leave to the command line."""
+_AS_THERE: dict[tuple[Kind, str], dict[str, Any]] = {
+    ("resources", "text_to_sql"): {"check_execution": False},  # NeMo Gym runs no query
+}
+"""Settings that give NeMo Gym's verdicts where the defaults here go further."""
 _SETTINGS = {
     "openai_base_url": "base_url",
     "openai_api_key": "api_key",
@@ -96,6 +100,7 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
     left_open = _FROM_OUTSIDE.get((kind, implementation), {})
     given = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
     kept = {key: value for key, value in given.items() if not is_own_to_nemo_gym(key)}
+    kept |= _AS_THERE.get((kind, implementation), {})
     if kind == "model" and implementation in ("vllm_model", "local_vllm_model"):
         kept |= _reasoning(kept)
         kept = {key: value for key, value in kept.items() if key not in _REASONING}

@@ -1,0 +1,237 @@
+"""Running a query and the expected one on the row's own database, and comparing what they give.
+
+Each runs in a process of its own, in a sandbox; what they give is compared here. Only a difference that no
+reading of the question excuses is one: another number of rows, a column whose values the other result does
+not have, or other changes of the database. Names and order of columns, further columns, the order of rows and
+rounding make none. Equal results on a few rows prove little: they are left to the judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gym_serve.environments.function_calls import pair_up
+from gym_serve.servers.sandbox import Limits, Sandbox, SandboxDied, SandboxedPython, SandboxPool
+from gym_serve.types.errors import VerifierFailed
+from gym_serve.types.requests import JSON
+
+__all__ = ["Execution", "SqlRunner", "difference"]
+
+_PRELUDE = Path(__file__).with_name("sqlite_runner.py").read_text("utf-8")
+_MAX_ROWS = 10_000
+_MAX_BYTES = 1 << 20
+_OUTPUT_LIMIT = 16 * _MAX_BYTES  # a character has at most six in JSON; rows and tables are limited each
+_MAX_SQL = 100_000
+_SHOWN = 500
+
+Rows = Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What running a query showed.
+
+    Attributes:
+        outcome: ``failed``: it does not run. ``different``: it gives something else than the expected query.
+            ``same``: it does not. ``undecided``: the row does not allow to tell.
+        detail: why; empty for ``same``.
+    """
+
+    outcome: Literal["failed", "different", "same", "undecided"]
+    detail: str = ""
+
+
+class SqlRunner:
+    """Runs SQLite queries in sandboxes.
+
+    Args:
+        sandbox: how they are confined.
+        memory_bytes: memory of one process.
+        timeout: seconds of processor time for each query.
+        size: queries checked at the same time.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, memory_bytes: int, timeout: float, size: int) -> None:
+        limits = Limits(
+            memory_bytes=memory_bytes,
+            file_bytes=_OUTPUT_LIMIT,
+            disk_bytes=2 * _OUTPUT_LIMIT,
+            reply_bytes=2 * _OUTPUT_LIMIT,
+        )
+        self._heap_bytes = memory_bytes // 2
+        self._timeout = timeout
+        self._pool = SandboxPool(sandbox, limits, size=size, prelude=_PRELUDE)
+        self._turns = asyncio.Semaphore(size)
+
+    async def start(self) -> None:
+        """Start the sandboxes; returns when they are ready.
+
+        Raises:
+            Unavailable: one does not start, with its reason.
+        """
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        """End the sandboxes. Safe to call twice."""
+        await self._pool.stop()
+
+    async def check(self, schema: str, expected: str, query: str) -> Execution:
+        """Run a query and the expected one, each on a new database.
+
+        Args:
+            schema: statements that make the database.
+            expected: the right query.
+            query: a model's.
+
+        Raises:
+            VerifierFailed: sandboxes died, or the machine is too busy.
+            Unavailable: a sandbox does not start.
+        """
+        if len(query) > _MAX_SQL:
+            return Execution("failed", f"the query has more than {_MAX_SQL:,} characters")
+        async with self._turns:
+            try:
+                return await self._attempt(schema, expected, query)
+            except SandboxDied:
+                try:  # out of reach of a query: something outside ended it
+                    return await self._attempt(schema, expected, query)
+                except SandboxDied as error:
+                    raise VerifierFailed(f"two sandboxes died on this query: {error}") from error
+
+    async def _attempt(self, schema: str, expected: str, query: str) -> Execution:
+        python = await self._pool.take()
+        try:
+            wanted = await self._run(python, schema, expected)
+            if "error" in wanted:
+                what = "sql_context" if wanted["stage"] == "schema" else "the expected query"
+                return Execution("undecided", f"{what} does not run: {wanted['error']}")
+            given = await self._run(python, schema, query)
+            if "error" in given:
+                return Execution("failed", given["error"])
+            if not wanted["has_rows"] and wanted["tables"] is None:
+                return Execution("undecided", "sql_context has no rows")
+            reason = await asyncio.to_thread(difference, wanted, given)
+            if reason is None:
+                return Execution("same")
+            again = await self._run(python, schema, expected)
+            if "error" in again or await asyncio.to_thread(difference, wanted, again) is not None:
+                return Execution("undecided", "the expected query gives something else each time")
+            return Execution("different", reason)
+        finally:
+            await python.stop()
+
+    async def _run(self, python: SandboxedPython, schema: str, sql: str) -> JSON:
+        """What `sqlite_runner.run_sql` answers; ``{"error", "stage"}`` also where it could not."""
+        run = await python.run(
+            "",
+            function="run_sql",
+            arguments=[schema, sql, _MAX_ROWS, _MAX_BYTES, self._heap_bytes],
+            timeout=self._timeout,
+            output_limit=_OUTPUT_LIMIT,
+        )
+        if run.starved:
+            raise VerifierFailed("the machine is overloaded: a query got less than a tenth of a processor")
+        if run.value is not None:
+            result: JSON = await asyncio.to_thread(json.loads, run.value)
+            return {**result, "error": result["error"][:_SHOWN]} if "error" in result else result
+        reason = run.stderr.strip().rpartition("\n")[2][:_SHOWN] or f"it ended with status {run.status}"
+        if run.timed_out:
+            reason = f"it took over {self._timeout:g} s"
+        elif run.cut:
+            reason = "the result is too large"
+        return {"error": reason, "stage": "sql"}
+
+
+def difference(expected: JSON, given: JSON) -> str | None:
+    """How two results of `sqlite_runner.run_sql` differ; None if they agree."""
+    if expected["tables"] is None and given["tables"] is not None:
+        return "it changes the database, and the expected query does not"
+    if expected["tables"] is not None and given["tables"] is None:
+        return "it does not change the database, and the expected query does"
+    if (reason := _difference_of_rows(expected["rows"], given["rows"])) is not None:
+        return reason
+    tables, others = expected["tables"] or {}, given["tables"] or {}
+    for name in sorted(tables.keys() | others.keys()):
+        if (reason := _difference_of_rows(tables.get(name), others.get(name))) is not None:
+            return f"table {name}: {reason}"
+    return None
+
+
+def _difference_of_rows(expected: Rows | None, given: Rows | None) -> str | None:
+    if expected is None or given is None:
+        return None if expected is given else f"it gives {'no result' if given is None else 'a result'}"
+    if len(expected) != len(given):
+        return f"it gives {len(given)} rows, and {len(expected)} were expected"
+    columns, others = _columns(expected), _columns(given)
+    fewer, more = sorted((columns, others), key=len)
+    fits = [[i for i, other in enumerate(more) if _same_values(column, other)] for column in fewer]
+    if len(pair_up(fits)) < len(fewer):
+        return "a column has other values"
+    return None
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The values of a column in any order: numbers by size, and how often everything else comes."""
+
+    numbers: list[int | float]
+    others: Counter[Any]
+
+
+def _columns(rows: Rows) -> list[_Column]:
+    columns = []
+    for values in zip(*rows, strict=True):
+        numbers: list[int | float] = []
+        others: Counter[Any] = Counter()
+        for value in values:
+            number = _number(value)
+            if number is None:
+                others[value] += 1
+            else:
+                numbers.append(number)
+        columns.append(_Column(sorted(numbers), others))
+    return columns
+
+
+def _number(value: Any) -> int | float | None:
+    """A number, also one that is written as text; None for everything else."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return None if value is None or math.isnan(value) else value
+
+
+def _same_values(first: _Column, second: _Column) -> bool:
+    return (
+        first.others == second.others
+        and len(first.numbers) == len(second.numbers)
+        and all(map(_same_number, first.numbers, second.numbers))
+    )
+
+
+def _same_number(first: int | float, second: int | float) -> bool:
+    """Whether two numbers are equal, or one is the other rounded."""
+    if first == second:
+        return True
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return False
+    if first == int(first) and second == int(second):
+        return False
+    unit = 10.0 ** -min(_decimals(first), _decimals(second))
+    return math.isclose(first, second, rel_tol=1e-9, abs_tol=unit / 2 * (1 + 1e-9))
+
+
+def _decimals(number: int | float) -> int:
+    """Digits after the point; 0 for an integer."""
+    mantissa, _, exponent = repr(number).partition("e")
+    digits = len(mantissa.partition(".")[2].rstrip("0"))
+    return max(0, digits - int(exponent or 0))
