@@ -35,8 +35,10 @@ def resolve(
     resolved: dict[str, Any] = {section: servers for section, servers in graph.public().items() if servers}
     if graph.default_agent is not None:
         resolved["default_agent"] = graph.default_agent
-    if graph.auth_token is not None:
+    if graph.auth_tokens:
         resolved["auth_token"] = MASK
+    if graph.insecure:
+        resolved["insecure"] = True
     if as_json:
         print_json(resolved)
     else:

@@ -83,7 +83,7 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, 
         "public": graph.public(),
         "edge": edge,
         "default_agent": graph.default_agent,
-        "auth_token": graph.auth_token.get_secret_value() if graph.auth_token else None,
+        "auth_token": graph.auth_tokens[0].get_secret_value() if graph.auth_tokens else None,
         "graph": graph if ours else None,
         "leave": leave,
     }

@@ -15,12 +15,14 @@ from pydantic import BaseModel, SecretStr
 from ray import cloudpickle, serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from gym_serve.graph.gateway import Gateway, GatewayPlan
+from gym_serve.graph.access import exposure
+from gym_serve.graph.gateway import Gateway, GatewayPlan, application
 from gym_serve.graph.options import AutoscalingOptions, ServerOptions
 from gym_serve.graph.replica import Replica, ServerPlan
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph, GraphSpec, Node
-from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, with_version
+from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, http_host, with_version
+from gym_serve.types.errors import GraphError
 
 __all__ = ["GATEWAY", "app", "build", "deployed_options"]
 
@@ -65,7 +67,7 @@ def app(args: GraphSpec) -> serve.Application:
     """Serve's builder: the application of the graph under ``args`` of a config file.
 
     Raises:
-        GraphError: the graph has problems; all of them.
+        GraphError: the graph has problems, all of them; or see `build`.
     """
     return build(resolve(args, literal_secrets=False))
 
@@ -76,7 +78,12 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
     Args:
         graph: the graph.
         user_configs: settings to change in running servers, by server (`Server.reconfigure`).
+
+    Raises:
+        GraphError: Serve listens where others reach it, and the graph has no token.
     """
+    if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
+        raise GraphError(problem)
     bound: dict[str, serve.Application] = {}
     for name in graph.order():
         node = graph.nodes[name]
@@ -104,7 +111,7 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
         name=GATEWAY,
         user_config=graph.public(),
         **_options(GATEWAY, graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
-    )(Gateway)
+    )(serve.ingress(application)(Gateway))
     version = _fingerprint(plan_of_gateway, sorted(bound))
     return with_version(gateway, version).bind(plan_of_gateway, bound)
 

@@ -5,13 +5,13 @@ where their packages are not installed. A call is passed on as bytes and its rep
 (`gym_serve.graph.wire`). What it adds is HTTP: routes, bearer tokens, request ids, deadlines,
 sessions, streams, the API documentation, and NeMo Gym's head-server routes.
 
-Every failure is a JSON body with an ``error.code``; nothing that a client sends makes it raise.
+Every failure is a JSON body with an ``error.code``; nothing that a client sends makes it raise. Serve sees an
+ASGI application (`application`), as it asks only such a one about WebSockets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import importlib
 import logging
 from collections.abc import Mapping
@@ -23,30 +23,34 @@ from pydantic import SecretStr
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_serve.graph import api_docs, head_server, wire
+from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.names import nearest
+from gym_serve.graph.options import GatewayOptions
 from gym_serve.graph.pressure import pressure, reports_of
 from gym_serve.graph.replica import edge_to
 from gym_serve.graph.routes import Route, find_route
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.graph.streams import open_stream
+from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.edge import Call, Edge, Reply, encode
 from gym_serve.servers.host import DESCRIBE
 from gym_serve.types.errors import (
     BadRequest,
+    GraphError,
     GymError,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    Unauthorized,
     Unavailable,
     error_from_body,
 )
 
-__all__ = ["Gateway", "GatewayPlan"]
+__all__ = ["Gateway", "GatewayPlan", "application"]
 
 _DESCRIBE_SECONDS = 5.0
 
@@ -59,14 +63,55 @@ class GatewayPlan:
 
     nodes: Mapping[str, Node]
     """The servers, without their classes and settings."""
-    auth_token: SecretStr | None
-    default_agent: str | None
+    auth_tokens: tuple[SecretStr, ...] = ()
+    insecure: bool = False
+    default_agent: str | None = None
+    max_request_bytes: int = GatewayOptions().max_request_bytes
 
     @classmethod
     def of(cls, graph: Graph) -> GatewayPlan:
         """The plan of a resolved graph."""
         nodes = {name: node.outline() for name, node in graph.nodes.items()}
-        return cls(nodes, graph.auth_token, graph.default_agent)
+        limit = graph.gateway.max_request_bytes
+        return cls(nodes, graph.auth_tokens, graph.insecure, graph.default_agent, limit)
+
+
+def application() -> ASGIApp:
+    """Serve's builder of the ASGI application: the `Gateway` that its replica constructs answers it."""
+    return _answer
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        gateway: Any = serve.get_replica_context().servable_object
+        response = await gateway.answer(Request(scope, receive))
+        await response(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await _refuse_upgrade(scope, receive, send)
+    else:
+        await _live(receive, send)
+
+
+async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a WebSocket's handshake: with the reason where the server can send one, else with a bare 403."""
+    await receive()  # the handshake
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    refusal = BadRequest("the graph has no WebSockets; send an HTTP request")
+    response = JSONResponse(refusal.to_body(), refusal.status)
+    start = {"type": "websocket.http.response.start", "status": response.status_code}
+    await send({**start, "headers": response.raw_headers})
+    await send({"type": "websocket.http.response.body", "body": response.body})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """ASGI's lifespan protocol."""
+    while True:
+        event = (await receive())["type"]
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
+            return
 
 
 class Gateway:
@@ -75,21 +120,25 @@ class Gateway:
     Args:
         plan: the graph.
         handles: the deployments of its servers, by name.
+
+    Raises:
+        GraphError: Serve listens where others reach it, and the graph has no token.
     """
 
     def __init__(self, plan: GatewayPlan, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        if problem := exposure(http_host(), plan.auth_tokens, insecure=plan.insecure):
+            raise GraphError(problem)
         self._plan = plan
+        self._access = Access(plan.auth_tokens, insecure=plan.insecure)
         self._public: Mapping[str, Any] = {}
         self._edges: dict[str, Edge] = {n: edge_to(node, handles.get(n)) for n, node in plan.nodes.items()}
         self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
-        token = plan.auth_token
-        self._token = None if token is None else token.get_secret_value().encode()
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""
         request_id = wire.request_id_of(request)
         try:
-            self._authorize(request)
+            self._access.check_origin(request)
             response = await self._route(request, request_id)
         except GymError as error:
             response = wire.failed(error)
@@ -111,25 +160,17 @@ class Gateway:
         """The graph without secrets and its default agent, for a driver that joins it."""
         return dict(self._public), self._plan.default_agent
 
-    def _authorize(self, request: Request) -> None:
-        if self._token is None:
-            return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if key := request.headers.get("x-api-key"):  # as clients of Anthropic's Messages send it
-            scheme, token = "bearer", key
-        # Header values are Latin-1 to Starlette: this restores the bytes that were sent.
-        given = token.strip().encode("latin-1")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._token):
-            raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
-
     async def _route(self, request: Request, request_id: str) -> Response:
         path = request.scope["path"].removeprefix(_root(request)).strip("/")
+        if path == "health" and self._access.is_anonymous(request):
+            return _wrong_method(request, "GET") or await self._probe(request)
+        self._access.check_token(request)
         if page := _PAGES.get(path):
             return _wrong_method(request, "GET") or await page(self, request)
         if path == "run":
             if wrong := _wrong_method(request, "POST"):
                 return wrong
-            body = await request.body()
+            body = await wire.body_of(request, self._plan.max_request_bytes)
             return await self._call(request, request_id, Route(self._agent_of(body), "run"), body)
         server, _, op = path.partition("/")
         if op == "mcp" and server in self._plan.nodes and self._plan.nodes[server].kind == "resources":
@@ -137,7 +178,8 @@ class Gateway:
         route = find_route(request.method, path, self._plan.nodes)
         if wrong := _wrong_method(request, route.method):
             return wrong
-        return await self._call(request, request_id, route, await request.body())
+        body = await wire.body_of(request, self._plan.max_request_bytes)
+        return await self._call(request, request_id, route, body)
 
     async def _call(self, request: Request, request_id: str, route: Route, body: bytes) -> Response:
         server, op = route.server, route.op
@@ -189,7 +231,8 @@ class Gateway:
         session = wire.session_of(request, named)
         timeout = wire.timeout_of(request)
         exchange = face.McpExchange(server, self._edges[server], session, request_id, timeout)
-        response: Response = await exchange.answer(request)
+        body = await wire.body_of(request, self._plan.max_request_bytes)
+        response: Response = await exchange.answer(request, body)
         if exchange.session is not None and exchange.session != session:
             wire.keep_session(response, exchange.session, f"{_root(request)}/{server}")
         return response
@@ -223,6 +266,16 @@ class Gateway:
         body = {**error.to_body(), "status": "unavailable", "not_ready": waiting, "servers": states}
         return wire.answer(Reply.of(body)._replace(status=error.status))
 
+    async def _probe(self, request: Request) -> Response:
+        """What a probe without the token may know: whether all servers are ready."""
+        states = (await health(self._plan.nodes)).values()
+        if all(state["state"] == "ready" for state in states):
+            return wire.answer(Reply.of({"status": "ok"}))
+        error = Unavailable("not ready")
+        return wire.answer(
+            Reply.of({**error.to_body(), "status": "unavailable"})._replace(status=error.status)
+        )
+
     async def _pressure(self, request: Request) -> Response:
         servers = [name for name, node in self._plan.nodes.items() if node.url is None]
         reports = await reports_of(serve.get_replica_context().app_name, servers)
@@ -243,7 +296,7 @@ class Gateway:
             _root(request),
             self._plan.nodes,
             dict(zip(self._edges, described, strict=True)),
-            secured=self._token is not None,
+            secured=self._access.secured,
         )
 
     async def _operations(self, server: str) -> dict[str, Any] | None:

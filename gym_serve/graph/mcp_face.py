@@ -70,14 +70,13 @@ class McpExchange:
         self._timeout = timeout
         self._gone: GymError | None = None
 
-    async def answer(self, request: Request) -> Response:
-        """Answer a ``POST``.
+    async def answer(self, request: Request, body: bytes) -> Response:
+        """Answer a ``POST`` with this body.
 
         Raises:
             SessionNotFound: the session that it names is no more; open another.
             GymError: no session could be opened for the client.
         """
-        body = await request.body()
         opened = self.session is None and _begins(body)
         if opened:
             await self._open()
@@ -91,9 +90,8 @@ class McpExchange:
     async def _respond(self, request: Request, body: bytes) -> Response:
         """What the protocol's own library makes of the request."""
         server: Server[Any] = Server(self._server, on_list_tools=self._list, on_call_tool=self._call)
-        # Who calls from a web page has an Origin. The gateway is no server for those, so none is allowed; the
-        # Host header does not matter then.
-        security = TransportSecuritySettings(allowed_hosts=[request.headers.get("host", "")])
+        # The gateway has looked at Host and Origin.
+        security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, security_settings=security
         )

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
-__all__ = ["MASK", "AutoscalingOptions", "ServerOptions"]
+__all__ = ["MASK", "AutoscalingOptions", "GatewayOptions", "ServerOptions"]
 
 MASK = "**********"
 """What stands where a secret was; the same as pydantic's."""
@@ -143,3 +143,10 @@ class ServerOptions(BaseModel):
         if isinstance(variables, dict):
             options["runtime_env"]["env_vars"] = dict.fromkeys(variables, MASK)
         return options
+
+
+class GatewayOptions(ServerOptions):
+    """Serve options of the deployment that answers HTTP, and its own."""
+
+    max_request_bytes: Annotated[int, Field(ge=1)] = 64 * 2**20
+    """Longest body of a request, in bytes; a longer one is refused with 413."""

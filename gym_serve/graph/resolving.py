@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from gym_serve.graph.drafts import LITERAL_SECRET, Draft, make_draft
 from gym_serve.graph.entries import read_entry
 from gym_serve.graph.interpolation import Variables, environment, has_literal
 from gym_serve.graph.loading import extended
 from gym_serve.graph.names import name_problem, nearest
-from gym_serve.graph.options import ServerOptions
+from gym_serve.graph.options import GatewayOptions
 from gym_serve.graph.references import reference_problems
 from gym_serve.graph.settings import Problem, check
 from gym_serve.graph.spec import SECTIONS, Graph, GraphSpec
@@ -25,6 +25,8 @@ from gym_serve.servers.clients import Kind
 from gym_serve.types.errors import GraphError
 
 __all__ = ["resolve"]
+
+_BOOLEAN = TypeAdapter(bool)
 
 
 def resolve(
@@ -58,12 +60,14 @@ def resolve(
     drafts, kinds = _drafts(content, variables, problems, literal_secrets=literal_secrets)
     problems += reference_problems(drafts, kinds)
     default_agent = _default_agent(content, variables, problems, kinds)
-    auth_token = _auth_token(content, variables, problems, literal_secrets=literal_secrets)
+    auth_tokens = _auth_tokens(content, variables, problems, literal_secrets=literal_secrets)
+    insecure = _insecure(content, variables, problems)
     gateway = _gateway(content, variables, problems)
     if problems:
         lines = dict.fromkeys(f"{path}: {message}" for path, message in problems)
         raise GraphError(list(lines), source=source)
-    return Graph({name: draft.node for name, draft in drafts.items()}, auth_token, default_agent, gateway)
+    nodes = {name: draft.node for name, draft in drafts.items()}
+    return Graph(nodes, auth_tokens, insecure, default_agent, gateway)
 
 
 def _drafts(
@@ -122,27 +126,41 @@ def _default_agent(
     return str(name)
 
 
-def _gateway(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> ServerOptions:
+def _gateway(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> GatewayOptions:
     options = _filled(content, "gateway", variables, problems) or {}
     if not isinstance(options, Mapping):
         problems.append(("gateway", "a mapping of Serve options is meant"))
-        return ServerOptions()
-    checked, found = check(ServerOptions, options, "gateway")
+        return GatewayOptions()
+    checked, found = check(GatewayOptions, options, "gateway")
     problems += found
-    return checked if isinstance(checked, ServerOptions) else ServerOptions()
+    return checked if isinstance(checked, GatewayOptions) else GatewayOptions()
 
 
-def _auth_token(
+def _insecure(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> bool:
+    given = _filled(content, "insecure", variables, problems)
+    try:
+        return given is not None and _BOOLEAN.validate_python(given)
+    except ValidationError:
+        problems.append(("insecure", f"expected true or false, got {given!r}"))
+        return False
+
+
+def _auth_tokens(
     content: Mapping[str, Any], variables: Variables, problems: list[Problem], *, literal_secrets: bool
-) -> SecretStr | None:
-    token = _filled(content, "auth_token", variables, problems)
-    if token is None or isinstance(token, SecretStr):
-        return token
-    if not isinstance(token, str) or not token:
-        problems.append(
-            ("auth_token", "a string is meant, and not an empty one; an open graph has no such key")
-        )
-        return None
-    if not literal_secrets and has_literal(content["auth_token"]):
-        problems.append(("auth_token", LITERAL_SECRET))
-    return SecretStr(token)
+) -> tuple[SecretStr, ...]:
+    """The tokens: one, or a list of them, of which those that come out empty are left out."""
+    written = content.get("auth_token")
+    several = isinstance(written, list)
+    tokens = []
+    for at, each in enumerate(written if several else [written]):
+        path = f"auth_token[{at}]" if several else "auth_token"
+        token = _filled({path: each}, path, variables, problems)
+        if isinstance(token, SecretStr):
+            tokens.append(token)
+        elif isinstance(token, str) and token:
+            tokens.append(SecretStr(token))
+            if not literal_secrets and has_literal(each):
+                problems.append((path, LITERAL_SECRET))
+        elif token is not None or (several and each is None):
+            problems.append((path, "expected a string, and not an empty one; an open graph has no such key"))
+    return tuple(tokens)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, SecretStr, SkipValidation
 from pydantic_core import to_jsonable_python
 
-from gym_serve.graph.options import MASK, ServerOptions
+from gym_serve.graph.options import MASK, GatewayOptions, ServerOptions
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 
@@ -56,9 +56,11 @@ class GraphSpec(BaseModel):
     default_agent: Annotated[str | None, SkipValidation] = None
     """Agent of the rows that name none; by default the only agent, if there is one only."""
     auth_token: Annotated[Any, SkipValidation] = None
-    """Bearer token that every HTTP request must carry; written as ``${NAME}``."""
+    """Bearer token that every HTTP request must carry, written as ``${NAME}``; of a list, any will do."""
+    insecure: Annotated[Any, SkipValidation] = None
+    """Whether a graph without a token may be reached from other machines."""
     gateway: Annotated[Any, SkipValidation] = None
-    """`ServerOptions` of the deployment that answers HTTP: its replicas, their CPUs, ..."""
+    """`GatewayOptions` of the deployment that answers HTTP: its replicas, their CPUs, ..."""
 
     def raw(self) -> dict[str, Any]:
         """What was given, unchanged, unknown keys included."""
@@ -140,15 +142,17 @@ class Graph:
 
     Attributes:
         nodes: the servers by name, in the order of the file.
-        auth_token: bearer token of HTTP requests; None for an open graph.
+        auth_tokens: bearer tokens of HTTP requests, of which any will do; none for an open graph.
+        insecure: whether a graph without tokens may be reached from other machines.
         default_agent: agent of the rows that name none.
-        gateway: Serve options of the deployment that answers HTTP.
+        gateway: options of the deployment that answers HTTP.
     """
 
     nodes: dict[str, Node]
-    auth_token: SecretStr | None = None
+    auth_tokens: tuple[SecretStr, ...] = ()
+    insecure: bool = False
     default_agent: str | None = None
-    gateway: ServerOptions = field(default_factory=ServerOptions)
+    gateway: GatewayOptions = field(default_factory=GatewayOptions)
 
     def public(self) -> dict[str, dict[str, Any]]:
         """The servers by section and name, for ``/graph``: JSON can hold it, no secrets."""

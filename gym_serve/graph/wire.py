@@ -29,7 +29,7 @@ from starlette.responses import Response
 
 from gym_serve.servers.capture import OPEN
 from gym_serve.servers.edge import Reply, encode
-from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, TooLarge, Unavailable
 from gym_serve.types.protocols import (
     chat_chunks,
     chat_sse,
@@ -44,6 +44,7 @@ __all__ = [
     "STREAMED",
     "STREAM_HEADERS",
     "answer",
+    "body_of",
     "drop_session",
     "failed",
     "in_form_of",
@@ -72,6 +73,31 @@ def request_id_of(request: Request) -> str:
     """The id that came with a request, or a new one where that has no place in a log line."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """The body of a request, which is looked at before it is read.
+
+    Serve's proxy takes all that a client sends for as long as nobody has answered. So a body that does not
+    tell its length is refused: it could be counted only when the proxy has it.
+
+    Args:
+        limit: bytes that it may have.
+
+    Raises:
+        TooLarge: it has more.
+        BadRequest: it does not tell its length.
+    """
+    if "transfer-encoding" in request.headers:
+        raise BadRequest("send the body in one piece, with a Content-Length, not with a Transfer-Encoding")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise BadRequest(f"Content-Length must be a number of bytes, got {length[:20]!r}")
+    if len(length) > 18 or int(length) > limit:
+        raise TooLarge(
+            f"the body has {length[:18]} bytes; the graph takes {limit} at most (gateway.max_request_bytes)"
+        )
+    return await request.body()
 
 
 def timeout_of(request: Request) -> float | None:

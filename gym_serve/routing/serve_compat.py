@@ -25,6 +25,7 @@ __all__ = [
     "fast",
     "forget_serve",
     "http_address",
+    "http_host",
     "is_being_deleted",
     "may_report_load",
     "most_resources",
@@ -165,6 +166,12 @@ def http_address() -> str:
         raise Unavailable("Serve does not run on this cluster")
     host = client.http_config.host or "127.0.0.1"
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{client.http_config.port}"
+
+
+def http_host() -> str | None:
+    """Where the Serve of the joined cluster listens for HTTP requests; None where it does not run."""
+    client = _client() if ray.is_initialized() else None
+    return None if client is None else client.http_config.host
 
 
 def route_prefix(application: str) -> str:

@@ -6,8 +6,10 @@
     │   ├── InvalidRequest      422  a body, row or argument that does not fit its schema
     │   ├── BadRequest          400  a body that is not what the route takes; a backend's own 400
     │   ├── Unauthorized        401  the bearer token is missing or wrong
+    │   ├── Forbidden           403  a web page of another origin
     │   ├── NotFound            404  no such server, route or tool
     │   ├── MethodNotAllowed    405  the route takes another HTTP method
+    │   ├── TooLarge            413  the body is over the graph's limit
     │   ├── ToolFailed          422  a tool broke; its error body is what the model sees
     │   ├── SessionNotFound     404  the session was closed, has expired, or never was
     │   ├── Conflict            409  the name is taken, or only one such call may run
@@ -43,6 +45,7 @@ __all__ = [
     "CompareFailed",
     "Conflict",
     "DeadlineExceeded",
+    "Forbidden",
     "GraphError",
     "GymError",
     "InvalidRequest",
@@ -54,6 +57,7 @@ __all__ = [
     "SeedFailed",
     "SessionLost",
     "SessionNotFound",
+    "TooLarge",
     "ToolFailed",
     "Unauthorized",
     "Unavailable",
@@ -151,6 +155,12 @@ class Unauthorized(Rejected):
     status = 401
 
 
+class Forbidden(Rejected):
+    """The request comes from a web page that the graph does not answer."""
+
+    status = 403
+
+
 class NotFound(Rejected):
     """No such server, route or tool."""
 
@@ -161,6 +171,12 @@ class MethodNotAllowed(Rejected):
     """The route takes another HTTP method."""
 
     status = 405
+
+
+class TooLarge(Rejected):
+    """The body of a request is over the graph's ``max_request_bytes``."""
+
+    status = 413
 
 
 class SessionNotFound(Rejected):
@@ -294,6 +310,7 @@ def _class_of_status(status: int) -> type[GymError]:
         405: MethodNotAllowed,
         408: DeadlineExceeded,
         409: Conflict,
+        413: TooLarge,
         422: InvalidRequest,
         429: Overloaded,
         504: DeadlineExceeded,

@@ -228,4 +228,13 @@ def test_options_of_the_gateway() -> None:
         "gateway.num_cpus: should be greater than or equal to 0",
         "gateway.num_replica: unknown setting; did you mean 'num_replicas'?",
     ]
+    assert problems({**with_policy(), "gateway": {"max_request_bytes": 0}}) == [
+        "gateway.max_request_bytes: should be greater than or equal to 1"
+    ]
+    assert problems({**with_policy(), "insecure": "perhaps"}) == [
+        "insecure: expected true or false, got 'perhaps'"
+    ]
+    assert problems({**with_policy(), "auth_token": ["${A:-}", 7]}) == [
+        "auth_token[1]: expected a string, and not an empty one; an open graph has no such key"
+    ]
     assert problems({**with_policy(), "gateway": 2}) == ["gateway: a mapping of Serve options is meant"]

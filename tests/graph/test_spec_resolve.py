@@ -53,7 +53,7 @@ def test_nodes() -> None:
     assert agent.inline == ("math",)
     assert (agent.options.num_replicas, agent.options.resources) == (2, {"tpu": 1})
     assert result.default_agent == "math_agent"
-    assert result.auth_token is None
+    assert result.auth_tokens == ()
 
 
 def test_references_in_lists_mappings_and_unions() -> None:
@@ -113,9 +113,22 @@ def test_default_agent_and_auth_token() -> None:
     content = graph(default_agent="${A:-math_agent}", auth_token="${T}")
     result = resolved(content, env={"T": "secret"}, literal_secrets=False)
     assert result.default_agent == "math_agent"
-    assert result.auth_token == SecretStr("secret")
-    assert resolved(graph(auth_token="plain")).auth_token == SecretStr("plain")
-    assert resolved(graph(auth_token="${T:-}", default_agent="${A:-}")).auth_token is None
+    assert result.auth_tokens == (SecretStr("secret"),)
+    assert resolved(graph(auth_token="plain")).auth_tokens == (SecretStr("plain"),)
+    assert resolved(graph(auth_token="${T:-}", default_agent="${A:-}")).auth_tokens == ()
+
+
+def test_several_tokens_of_which_some_are_not_given() -> None:
+    content = graph(auth_token=["${NEW}", "${OLD:-}", "${OLDER:-}"])
+    result = resolved(content, env={"NEW": "n", "OLDER": "o"}, literal_secrets=False)
+    assert result.auth_tokens == (SecretStr("n"), SecretStr("o"))
+
+
+def test_insecure_is_a_choice_of_its_own() -> None:
+    assert not resolved(graph()).insecure
+    assert resolved(graph(insecure=True)).insecure
+    assert resolved(graph(insecure="${OPEN}"), env={"OPEN": "true"}).insecure
+    assert not resolved(graph(insecure="${OPEN:-}")).insecure
 
 
 _VALUES = st.recursive(

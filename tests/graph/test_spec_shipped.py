@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
@@ -20,6 +21,11 @@ def resolved(file: Path, env: dict[str, str]) -> Graph:
     assert source.name == file.stem
     assert source.route_prefix == f"/{file.stem}"
     return resolve(source.spec, source=source.path, env=env, literal_secrets=False)
+
+
+@pytest.mark.parametrize("file", GRAPHS, ids=lambda file: file.stem)
+def test_serve_run_answers_this_machine_alone(file: Path) -> None:
+    assert yaml.safe_load(file.read_text())["http_options"] == {"host": "127.0.0.1"}
 
 
 def test_there_are_graphs() -> None:

@@ -204,8 +204,8 @@ def test_a_lost_session_does_not_keep_a_client_from_seeding_another(http: httpx.
         b"POST /web/shop/stock HTTP/1.1\r\nHost: a b:no\r\n",
         b"GET /web/global_config_dict_yaml?%ff\xff HTTP/1.1\r\nHost: [::1\r\n",
         b"GET /web/server_instances HTTP/1.1\r\nHost: x:999999\r\n",
-        b"POST /web/../web//shop//stock HTTP/1.1\r\nHost: x\r\n",
-        b"POST /web/shop/stock HTTP/1.1\r\nHost: x\r\nCookie: gym_session=\xff\xfe;;=\r\nX-Session-Id: \r\n",
+        b"POST /web/../web//shop//stock HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /web/shop/stock HTTP/1.1\r\nHost: localhost\r\nCookie: gym_session=\xff\xfe;;=\r\nX-Session-Id: \r\n",
     ],
 )
 def test_no_request_makes_the_gateway_break(url: str, head: bytes) -> None:
@@ -213,4 +213,4 @@ def test_no_request_makes_the_gateway_break(url: str, head: bytes) -> None:
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
         connection.sendall(head + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert int(answer.split()[1]) in (200, 400, 404, 422), answer
+    assert int(answer.split()[1]) in (200, 400, 403, 404, 422), answer

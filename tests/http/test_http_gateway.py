@@ -15,13 +15,14 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.graph import api_docs, head_server, wire
+from gym_serve.graph import api_docs, deploy, head_server, resolve, wire
+from gym_serve.graph import gateway as gateway_module
 from gym_serve.graph.gateway import Gateway, GatewayPlan
 from gym_serve.graph.routes import find_route
-from gym_serve.graph.spec import Node
+from gym_serve.graph.spec import GraphSpec, Node
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.tools import RESERVED
-from gym_serve.types.errors import NotFound, Overloaded, SessionLost, Unauthorized
+from gym_serve.types.errors import GraphError, NotFound, Overloaded, SessionLost, Unauthorized
 
 NODES = {
     "model": Node("model", "model", "m:Model"),
@@ -83,7 +84,7 @@ def ask(
     """The answer of a gateway all of whose servers give ``answer``, and the calls that they got."""
     deployment = SimpleNamespace(app_name="none", name="none")
     no_handles: Any = dict.fromkeys(NODES, SimpleNamespace(deployment_id=deployment))
-    gateway = Gateway(plan or GatewayPlan(NODES, None, None), no_handles)
+    gateway = Gateway(plan or GatewayPlan(NODES), no_handles)
     table = Table(answer)
     gateway._edges = dict.fromkeys(NODES, table)
 
@@ -91,6 +92,8 @@ def ask(
         return {"type": "http.request", "body": body}
 
     raw = [(name.encode(), value) for name, value in (headers or {}).items()]
+    if body and "content-length" not in (headers or {}):
+        raw.append((b"content-length", str(len(body)).encode()))
     scope = {
         "type": "http",
         "method": method,
@@ -100,13 +103,14 @@ def ask(
         "query_string": b"",
         "headers": raw,
     }
-    return asyncio.run(gateway(Request(scope, receive))), table.calls
+    return asyncio.run(gateway.answer(Request(scope, receive))), table.calls
 
 
 def code_of(response: Response) -> str:
     return str(orjson.loads(response.body)["error"]["code"])
 
 
+REFUSALS = ("bad_request", "forbidden", "invalid_request", "method_not_allowed", "not_found")
 OK = Reply.of({"reward": 1.0}, "shop.1")
 
 
@@ -122,7 +126,7 @@ def test_whatever_is_sent_and_whatever_servers_say_there_is_an_answer(
 ) -> None:
     response, calls = ask(reply, path, body, method=method, headers=headers)
     if not calls and response.status_code >= 400:
-        assert code_of(response) in ("bad_request", "invalid_request", "method_not_allowed", "not_found")
+        assert code_of(response) in REFUSALS
     if path.startswith("/far/") and calls and response.status_code >= 400:
         assert code_of(response)
 
@@ -146,7 +150,7 @@ def test_no_path_below_an_environment_reaches_another_operation(path: str) -> No
 )
 def test_a_body_passes_as_it_is(path: str) -> None:
     body = b' {"a": 1.0,\n "a": 1e2} '
-    plan = GatewayPlan(NODES, None, "agent")
+    plan = GatewayPlan(NODES, default_agent="agent")
     response, (call,) = ask(OK, path, body, plan=plan)
     assert call.body == body
     assert response.body == OK.body
@@ -250,12 +254,12 @@ def test_a_bug_is_a_failure_with_the_id_of_its_request() -> None:
     [("agent", NODES, 200), (None, NODES, 422), (None, {"shop": NODES["shop"]}, 422)],
 )
 def test_rows_that_name_no_agent(default: str | None, agents: dict[str, Node], status: int) -> None:
-    response, _ = ask(OK, "/run", plan=GatewayPlan(agents, None, default))
+    response, _ = ask(OK, "/run", plan=GatewayPlan(agents, default_agent=default))
     assert response.status_code == status
 
 
 def test_a_token_may_have_any_characters() -> None:
-    plan = GatewayPlan(NODES, SecretStr("tökén ☃"), None)
+    plan = GatewayPlan(NODES, (SecretStr("tökén ☃"),))
     assert ask(OK, "/shop/buy", plan=plan)[0].status_code == 401
     good = {"authorization": "Bearer tökén ☃".encode()}
     assert ask(OK, "/shop/buy", plan=plan, headers=good)[0].status_code == 200
@@ -305,3 +309,88 @@ def test_definitions_of_the_same_name_do_not_meet_in_the_document() -> None:
 def test_nothing_of_a_graph_is_markup_on_the_page() -> None:
     markup = {"x": Node("x", "model", "<script>")}
     assert "<script>" not in api_docs.page(api_docs.openapi("", markup, {"x": None}))
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "gym.example", 200),
+        ("http://gym.example", "gym.example", 200),
+        ("https://gym.example", "gym.example:443", 200),
+        ("http://GYM.example:8000", "gym.example:8000", 200),
+        ("http://gym.example:8000", "gym.example", 403),
+        ("http://evil.example", "gym.example", 403),
+        ("http://gym.example.evil.example", "gym.example", 403),
+        ("http://gym.example@evil.example", "gym.example", 403),
+        ("null", "gym.example", 403),
+        ("", "", 403),
+        ("http://[", "gym.example", 403),
+    ],
+)
+def test_pages_of_another_origin_are_refused(origin: str | None, host: str, status: int) -> None:
+    plan = GatewayPlan(NODES, insecure=True)
+    headers = {"host": host.encode()} | ({} if origin is None else {"origin": origin.encode()})
+    response, calls = ask(OK, "/shop/buy", plan=plan, headers=headers)
+    assert response.status_code == status
+    assert bool(calls) == (status == 200)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_no_page_reads_a_route_of_the_graph(method: str) -> None:
+    headers = {"host": b"127.0.0.1:8000", "origin": b"http://evil.example"}
+    for path in ("/health", "/graph", "/docs", "/run", "/nothing", "/shop/mcp"):
+        response, calls = ask(OK, path, method=method, headers=headers)
+        assert (response.status_code, code_of(response), calls) == (403, "forbidden", [])
+
+
+def test_an_open_graph_has_no_name_that_a_page_could_have() -> None:
+    """A page whose name was made to lead to this machine has no foreign origin."""
+    page = {"host": b"evil.example:8000", "origin": b"http://evil.example:8000"}
+    assert ask(OK, "/shop/buy", headers=page)[0].status_code == 403
+    for host in (b"127.0.0.1:8000", b"localhost:8000", b"10.0.0.7", b"[::1]:8000", b"x.localhost"):
+        assert ask(OK, "/shop/buy", headers={"host": host})[0].status_code == 200
+    token = {**page, "authorization": b"Bearer t"}
+    assert (
+        ask(OK, "/shop/buy", plan=GatewayPlan(NODES, (SecretStr("t"),)), headers=token)[0].status_code == 200
+    )
+
+
+def test_of_several_tokens_each_lets_in() -> None:
+    plan = GatewayPlan(NODES, (SecretStr("new"), SecretStr("old")))
+    status = {
+        token: ask(OK, "/shop/buy", plan=plan, headers={"authorization": b"Bearer " + token})[0].status_code
+        for token in (b"new", b"old", b"older", b"")
+    }
+    assert status == {b"new": 200, b"old": 200, b"older": 401, b"": 401}
+
+
+@pytest.mark.parametrize("length", [b"101", b"1" * 30])
+def test_a_body_over_the_limit_is_not_read(length: bytes) -> None:
+    plan = GatewayPlan(NODES, max_request_bytes=100)
+    for path in ("/shop/buy", "/run", "/shop/mcp"):
+        response, calls = ask(OK, path, b"x", plan=plan, headers={"content-length": length})
+        assert (response.status_code, code_of(response), calls) == (413, "too_large", [])
+
+
+def test_a_body_of_unknown_length_is_refused() -> None:
+    response, calls = ask(OK, "/shop/buy", b"{}", headers={"transfer-encoding": b"chunked"})
+    assert (response.status_code, code_of(response), calls) == (400, "bad_request", [])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gym.example"])
+def test_an_open_graph_starts_only_where_nobody_else_reaches_it(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """However it was deployed: the builder refuses, and so does the gateway where Serve started later."""
+    for module in (deploy, gateway_module):
+        monkeypatch.setattr(module, "http_host", lambda: host)
+    content = GraphSpec(models={"policy": {"type": "scripted_model"}})
+    with pytest.raises(GraphError, match="the graph has no token"):
+        deploy.app(content)
+    with pytest.raises(GraphError, match="the graph has no token"):
+        Gateway(GatewayPlan({}), {})
+    deploy.app(content.model_copy(update={"insecure": True}))
+    deploy.build(resolve(content.model_copy(update={"auth_token": SecretStr("t")})))
+    Gateway(GatewayPlan({}, insecure=True), {})
+    monkeypatch.setattr(deploy, "http_host", lambda: "::1")
+    deploy.app(content)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -14,10 +16,10 @@ from support.http_servers import SECRET, Shop, ToldModel
 Failure = Callable[[httpx.Response], dict[str, Any]]
 
 TOKEN = "a-token/with+signs=="
+OLD_TOKEN = "an-older-one"
 PATHS = [
     ("GET", "/"),
     ("GET", "/graph"),
-    ("GET", "/health"),
     ("GET", "/pressure"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
@@ -36,10 +38,10 @@ PATHS = [
 def url(cluster: str) -> Iterator[str]:
     from gym_serve import Gym
 
-    os.environ["HTTP_TESTS_TOKEN"] = TOKEN
+    os.environ |= {"HTTP_TESTS_TOKEN": TOKEN, "HTTP_TESTS_OLD_TOKEN": OLD_TOKEN}
     quick: dict[str, Any] = {"health_check_period_s": 0.5}
     graph = {
-        "auth_token": "${HTTP_TESTS_TOKEN}",
+        "auth_token": ["${HTTP_TESTS_TOKEN}", "${HTTP_TESTS_OLD_TOKEN}"],
         "models": {"model": {"type": ToldModel, "api_key": SECRET, **quick}},
         "resources": {"shop": {"type": Shop, **quick}},
         "agents": {"agent": {"type": "simple_agent", "model": "model", "resources": "shop"}},
@@ -83,10 +85,33 @@ def test_a_wrong_token_is_refused(url: str, authorization: Any) -> None:
     assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("token", [TOKEN, OLD_TOKEN])
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
-def test_the_right_token_is_let_in(url: str, scheme: str) -> None:
-    answer = httpx.get(f"{url}/graph", headers={"authorization": scheme + TOKEN}, timeout=60)
+def test_the_right_token_is_let_in(url: str, scheme: str, token: str) -> None:
+    answer = httpx.get(f"{url}/graph", headers={"authorization": scheme + token}, timeout=60)
     assert answer.status_code == 200
+
+
+def test_a_probe_without_the_token_learns_the_state_alone(url: str) -> None:
+    answer = httpx.get(f"{url}/health", timeout=60)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert httpx.head(f"{url}/health", timeout=60).status_code == 200
+    assert httpx.post(f"{url}/health", timeout=60).status_code == 405
+    wrong = httpx.get(f"{url}/health", headers={"authorization": "Bearer guess"}, timeout=60)
+    assert (wrong.status_code, "servers" in wrong.json()) == (401, False)
+    known = httpx.get(f"{url}/health", headers={"x-api-key": OLD_TOKEN}, timeout=60)
+    assert set(known.json()["servers"]) == {"model", "shop", "agent"}
+
+
+@pytest.mark.parametrize("path", ["/graph", "/health", "/run", "/nothing"])
+def test_a_websocket_is_refused(url: str, path: str) -> None:
+    async def connect() -> aiohttp.WSServerHandshakeError:
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+                await client.ws_connect(url + path)
+        return refusal.value
+
+    assert asyncio.run(connect()).status in (400, 403)
 
 
 def test_the_openai_client_sends_the_token_as_its_key(url: str) -> None:

@@ -170,12 +170,12 @@ async def exchange(
     edge: Answers, body: Any, session: str | None = None
 ) -> tuple[dict[str, Any], httpx.Headers, McpExchange]:
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps(body).encode()}
+        raise AssertionError("the body was read before")
 
     headers = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"h")]
     scope = {"type": "http", "method": "POST", "path": "/shop/mcp", "query_string": b"", "headers": headers}
     made = McpExchange("shop", edge, session, "r", 5.0)
-    response = await made.answer(Request(scope, receive))
+    response = await made.answer(Request(scope, receive), json.dumps(body).encode())
     return json.loads(response.body), httpx.Headers(response.raw_headers), made
 
 
@@ -229,13 +229,13 @@ async def test_a_session_that_moved_is_told() -> None:
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = GatewayPlan({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")}, None, None)
+    plan = GatewayPlan({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")})
     monkeypatch.setitem(sys.modules, "gym_serve.graph.mcp_face", None)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
     scope = {"type": "http", "method": "POST", "path": "/shop/mcp", "root_path": "", "headers": []}
-    response = asyncio.run(Gateway(plan, {})(Request(scope, receive)))
+    response = asyncio.run(Gateway(plan, {}).answer(Request(scope, receive)))
     assert response.status_code == 404
     assert b"pip install 'gym-serve[mcp]'" in response.body

@@ -230,7 +230,9 @@ def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str,
     """``serve run`` starts a Ray of its own; without POLICY_BASE_URL the embedded policy answers."""
     port = free_port()
     shipped = yaml.safe_load((ROOT / "graphs" / "mcqa.yaml").read_text())
-    (tmp_path / "graph.yaml").write_text(json.dumps({**shipped, "http_options": {"port": port}}))
+    (tmp_path / "graph.yaml").write_text(
+        json.dumps({**shipped, "http_options": {**shipped["http_options"], "port": port}})
+    )
     with (tmp_path / "serve.log").open("w") as log:  # a pipe that nobody reads would stop it
         run = subprocess.Popen(
             # What a shell starts in the background ignores Ctrl-C, and so do its children.
@@ -247,6 +249,8 @@ def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str,
             except httpx.HTTPError:
                 pass
             time.sleep(0.5)
+        listening = [s.laddr for s in psutil.net_connections("tcp") if s.status == psutil.CONN_LISTEN]
+        assert [at.ip for at in listening if at.port == port] == ["127.0.0.1"]
         line = (ROOT / "environments" / "mcqa" / "data" / "example.jsonl").read_text().splitlines()[0]
         rollout = httpx.post(f"{url}/run", json=json.loads(line), timeout=60).json()
         assert "failure" not in rollout, rollout

@@ -63,7 +63,7 @@ class Loopback:
         self.gone = threading.Event()
         self.url = ""
         self._models = models
-        self._token = None if auth_token is None else SecretStr(auth_token)
+        self._tokens = () if auth_token is None else (SecretStr(auth_token),)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -104,7 +104,7 @@ class Loopback:
         for host in self._hosts.values():
             await host.start()
         plan = gateway.GatewayPlan.of(graph)
-        self._gateway = _InlineGateway(gateway.GatewayPlan(plan.nodes, self._token, None), self._hosts)
+        self._gateway = _InlineGateway(gateway.GatewayPlan(plan.nodes, self._tokens), self._hosts)
         # It listens at once, so that nobody has to wait for the server behind it.
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -121,7 +121,7 @@ class Loopback:
         await self._api.cleanup()
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        response = await self._gateway(Request(scope, receive))
+        response = await self._gateway.answer(Request(scope, receive))
         await response(scope, receive, send)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -159,6 +159,6 @@ class Loopback:
 
 class _InlineGateway(gateway.Gateway):
     def __init__(self, plan: gateway.GatewayPlan, hosts: dict[str, Host]) -> None:
-        super().__init__(gateway.GatewayPlan({}, plan.auth_token, None), {})
+        super().__init__(gateway.GatewayPlan({}, plan.auth_tokens), {})
         self._plan = plan
         self._edges.update({name: InlineEdge(host) for name, host in hosts.items()})

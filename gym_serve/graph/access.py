@@ -1,0 +1,130 @@
+"""Who may call a graph over HTTP.
+
+Whoever reaches a graph spends the key of its model. So one without a token answers this machine alone, unless
+its file says ``insecure: true``. Web pages that a browser on this machine shows are refused as well: those of
+another origin, and those whose name was made to lead here (DNS rebinding). Of several tokens each lets in, so
+that a new one can be handed out before the old one goes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+from starlette.requests import Request
+
+from gym_serve.types.errors import Forbidden, Unauthorized
+
+__all__ = ["Access", "exposure", "is_loopback"]
+
+_PORTS = {"http": ":80", "https": ":443"}
+
+
+class Access:
+    """Lets requests in.
+
+    Args:
+        tokens: bearer tokens, any of which lets in; none for an open graph.
+        insecure: whether an open graph may be called by any name and from anywhere.
+    """
+
+    def __init__(self, tokens: Sequence[SecretStr], *, insecure: bool) -> None:
+        self._tokens = [token.get_secret_value().encode() for token in tokens]
+        self._insecure = insecure
+
+    @property
+    def secured(self) -> bool:
+        """Whether requests need a token."""
+        return bool(self._tokens)
+
+    def check_origin(self, request: Request) -> None:
+        """Refuse the requests of web pages, other than the graph's own.
+
+        Raises:
+            Forbidden: the page is of another origin, or calls an open graph by a name of its own.
+        """
+        host = request.headers.get("host", "").lower()
+        for origin in request.headers.getlist("origin"):
+            if not _is_same(origin.lower(), host):
+                raise Forbidden(
+                    f"the graph answers no web page of another origin, and this one is of {origin[:100]!r}"
+                )
+        if not self._tokens and not self._insecure and not _is_local_name(host):
+            raise Forbidden(
+                "a graph without auth_token is called by its IP address or as localhost, not as "
+                f"{host[:100]!r}; give it an auth_token, or write insecure: true into its file"
+            )
+
+    def is_anonymous(self, request: Request) -> bool:
+        """Whether a request shows no token, where one is needed."""
+        headers = request.headers
+        return self.secured and "authorization" not in headers and "x-api-key" not in headers
+
+    def check_token(self, request: Request) -> None:
+        """Refuse a request without one of the tokens.
+
+        Raises:
+            Unauthorized: it has none, or another one.
+        """
+        if not self._tokens:
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if key := request.headers.get("x-api-key"):  # as clients of Anthropic's Messages send it
+            scheme, token = "bearer", key
+        # Header values are Latin-1 to Starlette: this restores the bytes that were sent.
+        given = token.strip().encode("latin-1")
+        # All of them are compared, so that the time does not tell which one it was.
+        known = sum(hmac.compare_digest(given, token) for token in self._tokens)
+        if scheme.lower() != "bearer" or not known:
+            raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
+
+
+def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -> str | None:
+    """What is wrong with answering at an address; None if nothing is.
+
+    Args:
+        host: where Serve listens; None if it does not.
+        tokens, insecure: of the graph.
+    """
+    if host is None or tokens or insecure or is_loopback(host):
+        return None
+    return (
+        f"auth_token: Serve listens on {host}, where other machines reach it, and the graph has no token. "
+        'Give it one (auth_token: "${GYM_TOKEN}"), or start Serve with http_options: {host: 127.0.0.1}; or '
+        "write insecure: true, if anyone who reaches it may use the graph and the key of its model"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_same(origin: str, host: str) -> bool:
+    try:
+        page = urlsplit(origin)
+    except ValueError:
+        return False
+    port = _PORTS.get(page.scheme, "")
+    return bool(page.netloc) and page.netloc.removesuffix(port) == host.removesuffix(port)
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a ``Host`` is one that no other machine's page can have: an address, or localhost."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
