@@ -28,7 +28,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gym_serve.cli.catalog.meanings import meanings
-from gym_serve.graph.options import AutoscalingOptions, ServerOptions
+from gym_serve.graph.options import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client
@@ -105,6 +105,8 @@ def _options() -> Iterator[str]:
     yield "## Serve options\n\nEvery server but a remote one takes these. Names and defaults are Ray Serve's,"
     yield "except that `num_cpus` is 0.1 and `max_ongoing_requests` 4096 where they are left out.\n"
     yield _table(ServerOptions)
+    yield "### gateway\n\nThe deployment that answers HTTP takes these as well.\n"
+    yield _table(GatewayOptions, without=ServerOptions.model_fields)
     yield f"### autoscaling\n\n{_line(AutoscalingOptions.__doc__)}\n"
     yield _table(AutoscalingOptions)
 

@@ -149,10 +149,11 @@ def _auth_tokens(
     content: Mapping[str, Any], variables: Variables, problems: list[Problem], *, literal_secrets: bool
 ) -> tuple[SecretStr, ...]:
     """The tokens: one, or a list of them, of which those that come out empty are left out."""
-    written = content.get("auth_token")
+    written: Any = content.get("auth_token")
     several = isinstance(written, list)
+    given: list[Any] = written if several else [written]
     tokens = []
-    for at, each in enumerate(written if several else [written]):
+    for at, each in enumerate(given):
         path = f"auth_token[{at}]" if several else "auth_token"
         token = _filled({path: each}, path, variables, problems)
         if isinstance(token, SecretStr):

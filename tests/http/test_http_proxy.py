@@ -34,7 +34,8 @@ def test_the_way_of_these_tests(url: str) -> None:
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, stream: bool) -> None:
     parts = urlsplit(url)
     body = json.dumps({"input": "hang", "stream": stream}).encode()
-    head = f"POST {parts.path}/told/v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    headers = f"Host: {parts.netloc}\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST {parts.path}/told/v1/responses HTTP/1.1\r\n{headers}\r\n"
     before = told(http, "cancelled?")
     with socket.create_connection((parts.hostname, parts.port)) as client:
         client.sendall(head.encode())
