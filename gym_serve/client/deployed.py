@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx
+import ray
 from pydantic import ValidationError
 from ray import serve
 from ray.exceptions import RayError
@@ -17,20 +19,23 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview
 
 from gym_serve.client.cluster import Cluster
+from gym_serve.client.connection import Connection, page, servers_health
 from gym_serve.graph.capacity import missing_resources
 from gym_serve.graph.deploy import GATEWAY, build
 from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.replica import edge_to
 from gym_serve.graph.spec import Graph
+from gym_serve.graph.weights import update_weights
 from gym_serve.routing.failover import FailoverEdge
 from gym_serve.routing.handle import HandleEdge
 from gym_serve.routing.serve_compat import http_address, route_prefix
 from gym_serve.servers.edge import Edge
+from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["attach", "deploy", "launch", "reconfigure"]
+__all__ = ["ClusterConnection", "attach", "deploy", "launch", "reconfigure"]
 
 _DESCRIBE_SECONDS = 60.0
 _ROUTE_SECONDS = 10.0
@@ -39,8 +44,98 @@ _ROUTE_SECONDS = 10.0
 _EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
 
 
-def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, Any]:
-    """Deploy a graph, or join it where it runs already; the arguments of `Gym`.
+class ClusterConnection(Connection):
+    """A graph on a Ray cluster.
+
+    Args:
+        cluster: the cluster; None for a copy in another process, which joins it when it is first used.
+        name: name of the application.
+        public, url, default_agent: see `Connection`.
+        graph: the graph, where this process deployed it; `close` then takes it down.
+        auth_token: the graph's bearer token, if it is known.
+    """
+
+    kind = "a graph on a Ray cluster"
+
+    def __init__(
+        self,
+        cluster: Cluster | None,
+        *,
+        name: str,
+        public: JSON,
+        url: str,
+        default_agent: str | None,
+        auth_token: str | None = None,
+        graph: Graph | None = None,
+    ) -> None:
+        super().__init__(name, public, url, default_agent, graph)
+        self._cluster = cluster
+        self._token = auth_token
+        self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
+        self._changed: dict[str, JSON] = {}
+
+    def edge(self, server: str) -> Edge:
+        self._join()
+        section = next(section for section, servers in self.public.items() if server in servers)
+        if self.graph is not None and self.graph.nodes[server].url is not None:
+            return edge_to(self.graph.nodes[server], None)
+        reached = HandleEdge(server, DeploymentHandle(server, self.name))
+        return FailoverEdge(reached) if section == "resources" else reached
+
+    async def health(self) -> JSON:
+        return await servers_health(self.url, self._headers)
+
+    async def pressure(self) -> JSON:
+        return await page(f"{self.url}/pressure", self._headers)
+
+    def handle(self, server: str) -> DeploymentHandle[Any]:
+        self._join()
+        return DeploymentHandle(server, self.name)
+
+    def reconfigure(self, server: str, changes: JSON) -> None:
+        """Change settings of a running server.
+
+        Raises:
+            BadRequest: another process deployed the graph, or the server has no such settings.
+        """
+        if self.graph is None:
+            raise BadRequest(f"{self.name} was deployed by another process; change its settings there")
+        changed = {**self._changed, server: {**self._changed.get(server, {}), **changes}}
+        reconfigure(self.name, self.graph, server, changed)
+        self._changed = changed
+
+    async def update_weights(
+        self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: PauseMode
+    ) -> None:
+        await update_weights(self.name, model, version, path=path, tensors=tensors, mode=mode)
+
+    def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is None:
+            return
+        if self.graph is not None:
+            _delete(self.name)
+        cluster.leave()
+
+    def again(self) -> Callable[[], Connection]:
+        return partial(
+            ClusterConnection,
+            None,
+            name=self.name,
+            public=self.public,
+            url=self.url,
+            default_agent=self.default_agent,
+            auth_token=self._token,
+        )
+
+    def _join(self) -> None:
+        # Ray's tasks and actors run on the cluster already.
+        if self._cluster is None and not ray.is_initialized():
+            self._cluster = Cluster("auto")
+
+
+def deploy(source: GraphSource, graph: Graph, address: str | None) -> ClusterConnection:
+    """Deploy a graph, or join it where it runs already.
 
     Raises:
         Conflict: another graph runs under the name.
@@ -66,31 +161,19 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, 
             _delete(source.name)
         cluster.leave()
         raise
-
-    def leave() -> None:
-        if ours:
-            _delete(source.name)
-        cluster.leave()
-
-    def edge(server: str) -> Edge:
-        node = graph.nodes[server]
-        handle: DeploymentHandle[Any] | None = None if node.url else DeploymentHandle(server, source.name)
-        return edge_to(node, handle)
-
-    return {
-        "name": source.name,
-        "url": f"{cluster.http}{source.route_prefix.rstrip('/')}",
-        "public": graph.public(),
-        "edge": edge,
-        "default_agent": graph.default_agent,
-        "auth_token": graph.auth_tokens[0].get_secret_value() if graph.auth_tokens else None,
-        "graph": graph if ours else None,
-        "leave": leave,
-    }
+    return ClusterConnection(
+        cluster,
+        name=source.name,
+        public=graph.public(),
+        url=f"{cluster.http}{source.route_prefix.rstrip('/')}",
+        default_agent=graph.default_agent,
+        auth_token=graph.auth_tokens[0].get_secret_value() if graph.auth_tokens else None,
+        graph=graph if ours else None,
+    )
 
 
-def attach(name: str, address: str | None) -> dict[str, Any]:
-    """Join a running graph by its name; the arguments of `Gym`.
+def attach(name: str, address: str | None) -> ClusterConnection:
+    """Join a running graph by its name.
 
     Raises:
         NotFound: no such application, or it is no graph.
@@ -106,23 +189,11 @@ def attach(name: str, address: str | None) -> dict[str, Any]:
         if not _is_graph(applications[name]):
             raise NotFound(f"the application {name!r} is no graph of gym_serve, or is still being built")
         public, default_agent = _described(name)
-        url = f"{cluster.http}{route_prefix(name)}"
+        url = f"{cluster.http}{route_prefix(name).rstrip('/')}"
+        return ClusterConnection(cluster, name=name, public=public, url=url, default_agent=default_agent)
     except BaseException:
         cluster.leave()
         raise
-
-    def edge(server: str) -> Edge:
-        reached = HandleEdge(server, DeploymentHandle(server, name))
-        return FailoverEdge(reached) if server in (public.get("resources") or {}) else reached
-
-    return {
-        "name": name,
-        "url": url,
-        "public": public,
-        "edge": edge,
-        "default_agent": default_agent,
-        "leave": cluster.leave,
-    }
 
 
 def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -> None:

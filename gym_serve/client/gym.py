@@ -20,12 +20,10 @@ from typing_extensions import Self, Unpack
 
 from gym_serve.client import loop
 from gym_serve.client.awaitables import awaitables
+from gym_serve.client.connection import Connection, HttpConnection, LocalConnection
 from gym_serve.client.driver import Driver, RolloutOptions
-from gym_serve.client.model_control import ModelControl
-from gym_serve.client.pages import page
 from gym_serve.graph import GraphSource, GraphSpec, load_graph, resolve
-from gym_serve.graph.local import LocalGraph
-from gym_serve.graph.spec import Graph
+from gym_serve.graph.spec import SECTIONS
 from gym_serve.rollouts import (
     Budget,
     Collection,
@@ -44,45 +42,36 @@ from gym_serve.rollouts import (
     refuse,
     stream,
 )
-from gym_serve.routing.http import HttpEdge
 from gym_serve.servers.edge import Call, Edge, encode
-from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, error_from_body
+from gym_serve.servers.model import PauseMode
+from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
 
 __all__ = ["Gym"]
 
 
-class Gym(ModelControl):
+class Gym:
     """A running graph. Construct it with `from_graph`, `attach` or `connect`.
 
     Use it as a context manager (``with`` or ``async with``), or call `shutdown`.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        url: str,
-        public: Mapping[str, Any],
-        edge: Callable[[str], Edge],
-        default_agent: str | None = None,
-        auth_token: str | None = None,
-        graph: Graph | None = None,
-        local: LocalGraph | None = None,
-        leave: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.name = name
-        self.url = url
-        self.graph = dict(public)
-        self._default_agent = default_agent or _only(self.graph.get("agents") or {})
-        self._new_edge = edge
+    def __init__(self, connection: Connection) -> None:
+        self.name = connection.name
+        self.url = connection.url
+        self.graph = connection.public
+        self._connection = connection
+        self._default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
         self._edges: dict[str, Edge] = {}
-        self._driver = Driver(self.graph, self._default_agent, self._edge, graph, name)
-        self._auth_token = auth_token
-        self._resolved = graph
-        self._changed = {}
-        self._local = local
-        self._leave = leave
+        self._driver = Driver(self.graph, self._default_agent, self._edge, connection.graph, self.name)
+
+    def __repr__(self) -> str:
+        servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
+        return f"<Gym {self.name!r}: {self._connection.kind}, servers {', '.join(servers)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process attaches to the same graph, and leaves it running."""
+        return _joined, (self._connection.again(),)
 
     # Where it comes from
 
@@ -126,25 +115,10 @@ class Gym(ModelControl):
         if not ray:
             if address is not None:
                 raise InvalidRequest(f"`address` must be left out with ray=False, got {address!r}")
-            return cls._in_process(_named(source, name).name, resolved)
+            return cls(LocalConnection(_named(source, name).name, resolved))
         from gym_serve.client import deployed
 
-        return cls(**deployed.deploy(_named(source, name), resolved, address))
-
-    @classmethod
-    def _in_process(cls, name: str, graph: Graph) -> Self:
-        local = LocalGraph(graph)
-        loop.wait(local.start())
-        return cls(
-            name=name,
-            url="",
-            public=graph.public(),
-            edge=local.edge,
-            default_agent=graph.default_agent,
-            graph=graph,
-            local=local,
-            leave=lambda: loop.wait(local.stop()),
-        )
+        return cls(deployed.deploy(_named(source, name), resolved, address))
 
     @classmethod
     def attach(cls, name: str, address: str | None = "auto") -> Self:
@@ -155,7 +129,7 @@ class Gym(ModelControl):
         """
         from gym_serve.client import deployed
 
-        return cls(**deployed.attach(name, address))
+        return cls(deployed.attach(name, address))
 
     @classmethod
     def connect(cls, url: str, auth_token: str | None = None) -> Self:
@@ -165,16 +139,7 @@ class Gym(ModelControl):
             url: its address with the route prefix, e.g. ``http://host:8000/math``.
             auth_token: the graph's bearer token, if it has one.
         """
-        url = url.rstrip("/")
-        headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
-        public = page(f"{url}/graph", headers)
-        return cls(
-            name=url,
-            url=url,
-            public=public,
-            edge=lambda server: HttpEdge(server, f"{url}/{server}", headers),
-            auth_token=auth_token,
-        )
+        return cls(HttpConnection(url, auth_token))
 
     # Rollouts
 
@@ -202,16 +167,12 @@ class Gym(ModelControl):
                 yield rollout
 
     def run(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[JSON]:
-        """The same as a list, in the order of the rows, blocking.
+        """The same as a list, in the order of the rows, blocking; also inside a running event loop."""
+        return loop.wait(self.arun(rows, **options))
 
-        Raises:
-            RuntimeError: called inside an event loop; iterate over `rollouts` there.
-        """
-
-        async def gathered() -> list[JSON]:
-            return [rollout async for _, rollout in self._pairs(rows, "row", options)]
-
-        return asyncio.run(gathered())
+    async def arun(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[JSON]:
+        """The same, to be awaited."""
+        return [rollout async for _, rollout in self._pairs(rows, "row", options)]
 
     def run_examples(
         self, examples: Sequence[JSON], **options: Unpack[RolloutOptions]
@@ -339,12 +300,11 @@ class Gym(ModelControl):
 
     def health(self) -> JSON:
         """State of every server, by name (the ``servers`` of ``/health``)."""
-        if self._local is not None:
-            return loop.wait(self._local.health())
-        answer = self._page("health", fine=(200, 503))
-        if not isinstance(states := answer.get("servers"), dict):
-            raise error_from_body(503, answer)
-        return states
+        return loop.wait(self._connection.health())
+
+    async def ahealth(self) -> JSON:
+        """The same, to be awaited."""
+        return await loop.run(self._connection.health())
 
     def pressure(self) -> JSON:
         """How busy the graph is: the server that limits it, and how many rollouts it can take.
@@ -352,22 +312,21 @@ class Gym(ModelControl):
         ``limiting`` names the server with the highest ``load`` (1: as much to do as it can), ``because`` says
         of what, and ``concurrency`` is what suits it; None while nothing runs. ``servers`` has the counts.
         """
-        self._needs_cluster("pressure")
-        return self._page("pressure")
+        return loop.wait(self._connection.pressure())
+
+    async def apressure(self) -> JSON:
+        """The same, to be awaited."""
+        return await loop.run(self._connection.pressure())
 
     def handle(self, server: str) -> Any:
         """The Serve handle of a server, for code that composes deployments.
 
         Raises:
             NotFound: no such server.
-            BadRequest: this Gym speaks to the graph over HTTP, or runs it without Ray.
+            BadRequest: the graph does not run on a cluster that this process joined.
         """
         self._check(server)
-        self._needs_cluster("handle")
-        handle = getattr(self._new_edge(server), "handle", None)
-        if handle is None:
-            raise BadRequest(f"{server} is reached over HTTP, which has no handle")
-        return handle
+        return self._connection.handle(server)
 
     def call(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """One call to a server, blocking; its decoded answer.
@@ -383,16 +342,107 @@ class Gym(ModelControl):
             DeadlineExceeded: the time is over.
             GymError: any other failure of the server or of the edge.
         """
+        return loop.wait(self._call(server, op, body, timeout))
+
+    async def acall(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """The same, to be awaited."""
+        return await loop.run(self._call(server, op, body, timeout))
+
+    async def _call(self, server: str, op: str, body: Any, timeout: float | None) -> Any:
         content = b"" if body is None else encode(body)
-        return loop.wait(self._edge(server).call(Call(op, content, timeout=timeout))).json()
+        return (await self._edge(server).call(Call(op, content, timeout=timeout))).json()
+
+    # Its models
+
+    def set_model_endpoints(
+        self, model: str, base_urls: Sequence[str], model_name: str | None = None
+    ) -> None:
+        """Point a model server at other endpoints, live: its replicas go on, new ones know as well.
+
+        Args:
+            model: name of a model server of the type ``chat_model`` or ``openai_model``.
+            base_urls: the new endpoints.
+            model_name: the new name of the model there; None keeps the old one.
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: another process deployed the graph, it does not run on a cluster, the server has no
+                endpoints, or none are given.
+        """
+        self._check(model)
+        if not base_urls:
+            raise BadRequest(f"{model}: `base_urls` must name at least one endpoint")
+        settings: JSON = {"base_url": list(base_urls) if len(base_urls) > 1 else base_urls[0]}
+        if model_name is not None:
+            settings["model"] = model_name
+        self._connection.reconfigure(model, settings)
+
+    async def aset_model_endpoints(
+        self, model: str, base_urls: Sequence[str], model_name: str | None = None
+    ) -> None:
+        """The same, to be awaited."""
+        await asyncio.to_thread(self.set_model_endpoints, model, base_urls, model_name)
+
+    def update_weights(
+        self,
+        model: str,
+        version: str,
+        *,
+        path: str | Path | None = None,
+        tensors: bytes | None = None,
+        mode: PauseMode = "keep",
+    ) -> None:
+        """Give all replicas of a model new weights; blocks until they generate with them.
+
+        Calls that begin afterwards carry ``weight_version`` beside their tokens. A replica that starts later
+        (autoscaling, or one that died) has the same weights before it takes a call: leave them at their
+        path until the next update.
+
+        Args:
+            model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``).
+            version: name of the weights, e.g. the trainer's step.
+            path: a folder or file of safetensors that the replicas' machines see.
+            tensors: or the weights themselves, as ``safetensors.torch.save(state_dict)`` writes them; they
+                go through Ray's object store.
+            mode: generations that run go on with the new weights (``keep``), or fail as retryable
+                (``abort``).
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: the model takes no weights, or not these; the graph does not run on a cluster.
+            Unavailable: a replica could not be reached, or broke; it is replaced.
+        """
+        loop.wait(self.aupdate_weights(model, version, path=path, tensors=tensors, mode=mode))
+
+    async def aupdate_weights(
+        self,
+        model: str,
+        version: str,
+        *,
+        path: str | Path | None = None,
+        tensors: bytes | None = None,
+        mode: PauseMode = "keep",
+    ) -> None:
+        """The same, to be awaited."""
+        self._check(model)
+        if (path is None) == (tensors is None):
+            raise BadRequest("give path or tensors, one of the two")
+        where = None if path is None else str(path)
+        update = self._connection.update_weights(model, version, path=where, tensors=tensors, mode=mode)
+        await loop.run(update)
+
+    # Its end
 
     def shutdown(self) -> None:
-        """Take the graph down, if this Gym deployed it, and leave Ray as it was found."""
-        leave, self._leave = self._leave, lambda: None
+        """Take the graph down, if this Gym deployed it, and leave Ray as it was found. Safe to call twice."""
         try:
             loop.wait(self._close_edges())
         finally:
-            leave()
+            self._connection.close()
+
+    async def ashutdown(self) -> None:
+        """The same, to be awaited."""
+        await asyncio.to_thread(self.shutdown)
 
     def __enter__(self) -> Self:
         return self
@@ -408,19 +458,11 @@ class Gym(ModelControl):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.shutdown)
+        await self.ashutdown()
 
     async def _close_edges(self) -> None:
         while self._edges:
             await self._edges.popitem()[1].close()
-
-    def _page(self, path: str, fine: tuple[int, ...] = (200,)) -> JSON:
-        headers = {"authorization": f"Bearer {self._auth_token}"} if self._auth_token else {}
-        return page(f"{self.url}/{path}", headers, fine)
-
-    def _needs_cluster(self, what: str) -> None:
-        if self._local is not None:
-            raise BadRequest(f"{what} needs a cluster: {self.name} runs in this process (ray=False)")
 
     def _check(self, server: str) -> None:
         names = [name for kind in ("models", "resources", "agents") for name in self.graph.get(kind) or {}]
@@ -430,8 +472,14 @@ class Gym(ModelControl):
     def _edge(self, server: str) -> Edge:
         if server not in self._edges:
             self._check(server)
-            self._edges.setdefault(server, self._new_edge(server))  # of two threads, both have the same one
+            self._edges.setdefault(
+                server, self._connection.edge(server)
+            )  # of two threads, both have the same one
         return self._edges[server]
+
+
+def _joined(connect: Callable[[], Connection]) -> Gym:
+    return Gym(connect())
 
 
 def _only(agents: Mapping[str, Any]) -> str | None:

@@ -74,8 +74,28 @@ async def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """The same, blocking."""
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+    """The same, blocking; an interrupt cancels the work.
+
+    Raises:
+        RuntimeError: called on that loop itself, which would wait for itself.
+    """
+    there = _loop()
+    if _here() is there:
+        work.close()
+        raise RuntimeError("a blocking call of Gym was made on its own event loop; await the async form")
+    running = asyncio.run_coroutine_threadsafe(work, there)
+    try:
+        return running.result()
+    except BaseException:
+        running.cancel()
+        raise
+
+
+def _here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class _Running(Generic[T]):

@@ -53,6 +53,33 @@ async def test_rollouts_come_back_with_the_whole_row_and_the_stamps(gym: Gym) ->
     assert len({r["_ng_rollout_id"] for r in found}) == 6
 
 
+@ray.remote
+def rewards_in_a_task(gym: Gym) -> list[float]:
+    return [rollout["reward"] for rollout in gym.run([QUESTION], repeats=2)]
+
+
+@ray.remote
+class Trainer:
+    """An actor with an async method, as trainers have them: its event loop runs."""
+
+    def __init__(self, gym: Gym) -> None:
+        self.gym = gym
+
+    async def rewards(self) -> tuple[list[float], str]:
+        blocking = [rollout["reward"] for rollout in self.gym.run([QUESTION])]
+        awaited = [rollout["reward"] for rollout in await self.gym.arun([QUESTION])]
+        return blocking + awaited, repr(self.gym)
+
+
+def test_it_goes_into_tasks_and_actors_which_attach_to_the_same_graph(gym: Gym) -> None:
+    expected = [rollout["reward"] for rollout in gym.run([QUESTION], repeats=2)]
+    assert ray.get(rewards_in_a_task.remote(gym)) == expected
+    rewards, shown = ray.get(Trainer.remote(gym).rewards.remote())
+    assert rewards == expected[:1] * 2
+    assert shown == repr(gym) == "<Gym 'first': a graph on a Ray cluster, servers policy, mcqa, mcqa_agent>"
+    assert gym.run([QUESTION])[0]["reward"] == expected[0]  # nothing that they do takes it down
+
+
 async def test_the_shipped_data_gets_rewards_that_are_neither_all_0_nor_all_1(gym: Gym) -> None:
     rewards = Counter([r["reward"] async for r in gym.rollouts(ROWS, repeats=4)])
     assert set(rewards) == {0.0, 1.0}

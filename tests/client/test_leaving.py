@@ -10,7 +10,8 @@ import ray
 from ray import serve
 
 from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailable
-from gym_serve.client import cluster, deployed, gym
+from gym_serve.client import cluster, connection, deployed
+from gym_serve.client.deployed import ClusterConnection
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.deploy import GATEWAY
 
@@ -24,10 +25,6 @@ SOURCE = load_graph(GRAPH)
 RESOLVED = resolve(SOURCE.spec)
 
 
-def a_gym(**options: Any) -> Gym:
-    return Gym(name="default", url="http://127.0.0.1:9", public=RESOLVED.public(), graph=RESOLVED, **options)
-
-
 class FakeCluster:
     http = "http://127.0.0.1:9"
     left = 0
@@ -37,6 +34,21 @@ class FakeCluster:
 
     def leave(self) -> None:
         FakeCluster.left += 1
+
+
+def a_gym() -> Gym:
+    """A Gym that has deployed the graph."""
+    found = FakeCluster(None)
+    return Gym(
+        ClusterConnection(
+            found,
+            name="default",
+            public=RESOLVED.public(),
+            url=found.http,
+            default_agent=None,
+            graph=RESOLVED,
+        )
+    )
 
 
 @pytest.fixture
@@ -60,7 +72,7 @@ def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.Mon
     monkeypatch.setattr(deployed, "build", lambda graph, user_configs: user_configs)
     monkeypatch.setattr(deployed, "route_prefix", lambda name: "")
     monkeypatch.setattr(deployed, "_run", lambda configs, name, prefix: told.append(configs))
-    changing = a_gym(edge=None)
+    changing = a_gym()
     changing.set_model_endpoints("policy", ["http://b/v1"], model_name="second")
     changing.set_model_endpoints("judge", ["http://c/v1", "http://d/v1"])
     changing.set_model_endpoints("policy", ["http://e/v1"])
@@ -80,27 +92,31 @@ def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.Mon
     assert len(told) == 3
 
 
-def test_the_graph_is_taken_down_also_where_a_connection_does_not_close() -> None:
+def test_the_graph_is_taken_down_also_where_a_connection_does_not_close(
+    monkeypatch: pytest.MonkeyPatch, deleted: list[str]
+) -> None:
     class Edge:
         server = "policy"
 
         async def close(self) -> None:
             raise RuntimeError("the cluster is gone")
 
-    left: list[str] = []
-    leaving = a_gym(edge=lambda server: Edge(), leave=lambda: left.append("left"))
+    monkeypatch.setattr(ClusterConnection, "edge", lambda self, server: Edge())
+    leaving = a_gym()
     leaving._edge("policy")
     with pytest.raises(RuntimeError, match="the cluster is gone"):
         leaving.shutdown()
     leaving.shutdown()
-    assert left == ["left"]
+    assert (deleted, FakeCluster.left) == (["default"], 1)
 
 
 def test_a_health_page_of_somebody_else_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = {"error": {"code": "unavailable", "message": "no graph here"}}
-    monkeypatch.setattr(gym, "page", lambda url, headers, fine: body)
+    async def page(url: str, headers: Any, fine: Any) -> Any:
+        return {"error": {"code": "unavailable", "message": "no graph here"}}
+
+    monkeypatch.setattr(connection, "page", page)
     with pytest.raises(Unavailable, match="no graph here"):
-        a_gym(edge=None).health()
+        a_gym().health()
 
 
 def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -111,18 +111,61 @@ def test_replicas_and_cpus_are_no_obstacle() -> None:
     Lamp.events = []
     with Gym.from_graph(graph(lamp={"type": Lamp, "num_replicas": 4, "num_cpus": 2}), ray=False) as gym:
         for refused in (lambda: gym.handle("lamp"), gym.pressure):
-            with pytest.raises(BadRequest, match="needs a cluster"):
+            with pytest.raises(BadRequest, match=r"needs a graph on a Ray cluster; .* in this process"):
                 refused()
-        with pytest.raises(BadRequest, match="update_weights needs a cluster"):
+        with pytest.raises(BadRequest, match="update_weights needs a graph on a Ray cluster"):
             gym.update_weights("policy", "1", tensors=b"")
-        with pytest.raises(BadRequest, match="set_model_endpoints needs a cluster"):
+        with pytest.raises(BadRequest, match="needs a graph on a Ray cluster"):
             gym.set_model_endpoints("policy", ["http://127.0.0.1:1/v1"])
 
 
-async def test_it_can_be_opened_inside_a_running_loop() -> None:
+async def test_every_call_works_inside_a_running_loop() -> None:
     Lamp.events = []
     async with Gym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
-        row = {"responses_create_params": {"input": "x"}}
+        row = {"prompt": "x"}
         found = [rollout["reward"] async for rollout in gym.rollouts([row], repeats=3)]
-    assert found == [1.0] * 3
-    await asyncio.sleep(0)
+        assert found == [1.0] * 3
+        for rollouts in (gym.run([row]), await gym.arun([row])):
+            assert [rollout["reward"] for rollout in rollouts] == [1.0]
+        assert gym.health() == await gym.ahealth()
+        body = {"response": {"output": []}}
+        assert gym.call("lamp", "verify", body) == await gym.acall("lamp", "verify", body)
+
+
+def test_an_interrupt_cancels_what_run_began() -> None:
+    """As Ctrl-C does in a notebook: the rollouts do not go on behind the user's back."""
+    code = f"""
+import threading, signal, os, time
+from gym_serve import Gym, Verdict, ResourcesServer
+import asyncio
+class Slow(ResourcesServer):
+    async def verify(self):
+        os.write(1, b"verifying ")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            os.write(1, b"cancelled ")
+            raise
+graph = {graph()!r}
+graph["resources"] = {{"slow": {{"type": Slow}}}}
+graph["agents"] = {{"agent": {{"type": "simple_agent", "model": "policy", "resources": "slow"}}}}
+with Gym.from_graph(graph, ray=False) as gym:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        gym.run([{{"prompt": "x"}}])
+    except KeyboardInterrupt:
+        os.write(1, b"interrupted ")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert sorted(done.stdout.split()) == ["cancelled", "interrupted", "verifying"], done.stderr
+
+
+def test_its_name_says_what_it_is_and_it_stays_in_its_process() -> None:
+    Lamp.events = []
+    with Gym.from_graph(graph(lamp={"type": Lamp}), ray=False) as gym:
+        said = "<Gym 'default': a graph in this process (ray=False), servers policy, lamp, lamp_agent>"
+        assert repr(gym) == said
+        with pytest.raises(TypeError, match="in this process"):
+            pickle.dumps(gym)
