@@ -24,7 +24,8 @@ _DELIMITER = re.compile(r"\\[()\[\]]|\$")
 _MONEY_OR_PERCENT = re.compile(r"\\?[%$£€]")
 _GROUP_SEPARATOR = re.compile(r"(\d),(\d{3})(?!\d)")
 _LIST_SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
-_SYMBOLS = str.maketrans({"°": "^\\circ", "√": "\\sqrt", "π": "\\pi", "−": "-"})
+_DASHES = str.maketrans("−‐‒–", "----")  # the minus sign, and what stands for one or for a hyphen
+_SYMBOLS = str.maketrans({"°": "^\\circ", "√": "\\sqrt", "π": "\\pi"})
 _UNIT = re.compile(r"(\^?\{?\\circ\}?|(?<![a-z])(?:cm|mm|km|kg|m))$")
 
 _STATES = {
@@ -110,7 +111,7 @@ def similarity(expected: str, answer: str) -> float:
 
 
 def _base(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", text).translate(_DASHES)
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
     text = text.lower()

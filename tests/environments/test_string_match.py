@@ -53,6 +53,12 @@ async def test_example_row(row: dict[str, Any]) -> None:
         ("ﬁve", "five"),
         ("inf", "infinity"),
         ("0", "-0"),
+        ("-5", "−5"),
+        ("-5", "\\boxed{−5}"),
+        ("−0.5", "-.5"),
+        ("x − y", "x - y"),
+        ("1990-2000", "1990–2000"),
+        ("-40 km", "−40 km"),
         ("8", "8\\mathrm{mm}"),
     ],
 )
