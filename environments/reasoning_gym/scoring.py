@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_serve.servers.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
-__all__ = ["ScoringPool"]
+__all__ = ["Scored", "ScoringPool"]
 
 PRELUDE = '''
 import ast
@@ -59,10 +59,26 @@ _SCORE = """
 def score(task, answer, entry):
     if task not in DATASETS:
         return {"unknown": True}
+    metadata = entry["metadata"]
+    if task in ("arc_agi", "rearc"):  # their boards are tuples of tuples, which JSON makes lists of
+        for board in {"input", "output"} & metadata.keys():
+            metadata[board] = tuple(map(tuple, metadata[board]))
     return {"score": float(reasoning_gym.get_score_answer_fn(task)(answer=answer, entry=entry))}
 """
 
 _OUTPUT_LIMIT = 10_000
+
+
+class Scored(NamedTuple):
+    """What came of an answer.
+
+    Attributes:
+        score: the library's score; 0.0 if there is none.
+        reason: why there is none.
+    """
+
+    score: float
+    reason: str | None
 
 
 class ScoringPool:
@@ -96,8 +112,8 @@ class ScoringPool:
         """End the processes. Safe to call twice."""
         await asyncio.gather(*(process.stop() for process in self._processes))
 
-    async def score(self, task: str, answer: str, entry: dict[str, Any], *, timeout: float) -> float:
-        """The library's score of an answer; 0.0 if it cannot be scored, or not in time.
+    async def score(self, task: str, answer: str, entry: dict[str, Any], *, timeout: float) -> Scored:
+        """The library's score of an answer; 0.0 with a reason if it cannot be scored, or not in time.
 
         Args:
             task: the family.
@@ -116,10 +132,15 @@ class ScoringPool:
             self._free.put_nowait(process)
         if run.starved:
             raise VerifierFailed("the machine is overloaded: scoring got less than a tenth of a processor")
-        result = json.loads(run.value) if run.value is not None else {"score": 0.0}
+        if run.timed_out:
+            return Scored(0.0, f"it takes more than {timeout:g} s to score")
+        if run.value is None:
+            how = run.stderr.strip().rpartition("\n")[2][:500] or f"its process ended with {run.status}"
+            return Scored(0.0, f"the verifier fails on it: {how}")
+        result = json.loads(run.value)
         if "unknown" in result:
             raise InvalidRequest(f"metadata.source_dataset: reasoning-gym has no task {task[:100]!r}")
-        return float(result["score"])
+        return Scored(float(result["score"]), None)
 
     async def _run(self, process: SandboxedPython, arguments: list[Any], timeout: float) -> ProgramRun:
         for _ in range(2):

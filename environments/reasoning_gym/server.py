@@ -51,6 +51,8 @@ class ReasoningVerdict(Verdict):
     """The package's score, 0 to 1; the same as the reward."""
     extracted_answer: str
     """The answer that was scored."""
+    reason: str | None = None
+    """Why it could not be scored, and so is wrong; None if it was."""
 
 
 class ReasoningGym(ResourcesServer):
@@ -106,7 +108,7 @@ class ReasoningGym(ResourcesServer):
         """
         task = request.metadata.source_dataset
         answer = answer_in(_sound(request.response.output_text))
-        score = 0.0
+        score, reason = 0.0, f"it is longer than {self.config.max_answer_chars} characters"
         if len(answer) <= self.config.max_answer_chars:
             entry: dict[str, Any] = {
                 "question": request.question,
@@ -114,10 +116,12 @@ class ReasoningGym(ResourcesServer):
                 "metadata": request.metadata.model_dump(),
             }
             timeout = self.config.score_timeout_seconds
-            score = await self._pool.score(task, answer, entry, timeout=timeout)
+            score, reason = await self._pool.score(task, answer, entry, timeout=timeout)
         if not math.isfinite(score):
             raise VerifierFailed(f"reasoning-gym scored {score} for the task {task!r}")
-        return ReasoningVerdict(reward=score, task_name=task, score=score, extracted_answer=answer)
+        return ReasoningVerdict(
+            reward=score, task_name=task, score=score, extracted_answer=answer, reason=reason
+        )
 
 
 def _sound(text: str) -> str:
