@@ -78,8 +78,6 @@ class EquivalenceLlmJudge(ResourcesServer):
 
         judge: Model
         """The model that judges."""
-        judge_system_message: str | None = None
-        """Message before each prompt."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{expected_answer}``, ``{generated_answer}`` and ``{question}``."""
         question_extract_regex: str | None = None

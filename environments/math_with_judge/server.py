@@ -20,7 +20,7 @@ from gym_serve.environments.math_with_judge.judge import (
     check_template,
 )
 from gym_serve.environments.math_with_judge.pool import VerifierPool
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.judging import (
     JudgeCalls,
     JudgeSettings,
@@ -82,8 +82,6 @@ class MathWithJudge(ResourcesServer):
 
         should_use_judge: bool = True
         """Ask the judge about answers that math-verify does not find equal."""
-        judge: Model | None = None
-        """The model that judges."""
         judge_system_message: str = SYSTEM_MESSAGE
         """Tells the judge what to compare, and the labels to answer with."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, NamedTuple
 
 from gym_serve.servers.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
@@ -140,7 +141,10 @@ class ScoringPool:
         result = json.loads(run.value)
         if "unknown" in result:
             raise InvalidRequest(f"metadata.source_dataset: reasoning-gym has no task {task[:100]!r}")
-        return Scored(float(result["score"]), None)
+        score = float(result["score"])
+        if not math.isfinite(score):
+            return Scored(0.0, f"the verifier scores it {score}")
+        return Scored(score, None)
 
     async def _run(self, process: SandboxedPython, arguments: list[Any], timeout: float) -> ProgramRun:
         for _ in range(2):

@@ -7,17 +7,15 @@ is a zero, as it is the model's doing.
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from gym_serve.environments.reasoning_gym.extraction import answer_in
-from gym_serve.environments.reasoning_gym.scoring import ScoringPool
+from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers.sandbox import Limits, SandboxName, find_sandbox
-from gym_serve.types.errors import VerifierFailed
 
 __all__ = ["ItemMetadata", "ReasoningGym", "ReasoningRequest", "ReasoningVerdict"]
 
@@ -108,7 +106,7 @@ class ReasoningGym(ResourcesServer):
         """
         task = request.metadata.source_dataset
         answer = answer_in(_sound(request.response.output_text))
-        score, reason = 0.0, f"it is longer than {self.config.max_answer_chars} characters"
+        scored = Scored(0.0, f"it is longer than {self.config.max_answer_chars} characters")
         if len(answer) <= self.config.max_answer_chars:
             entry: dict[str, Any] = {
                 "question": request.question,
@@ -116,11 +114,13 @@ class ReasoningGym(ResourcesServer):
                 "metadata": request.metadata.model_dump(),
             }
             timeout = self.config.score_timeout_seconds
-            score, reason = await self._pool.score(task, answer, entry, timeout=timeout)
-        if not math.isfinite(score):
-            raise VerifierFailed(f"reasoning-gym scored {score} for the task {task!r}")
+            scored = await self._pool.score(task, answer, entry, timeout=timeout)
         return ReasoningVerdict(
-            reward=score, task_name=task, score=score, extracted_answer=answer, reason=reason
+            reward=scored.score,
+            task_name=task,
+            score=scored.score,
+            extracted_answer=answer,
+            reason=scored.reason,
         )
 
 

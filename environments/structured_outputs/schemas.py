@@ -115,12 +115,12 @@ def _matches(pattern: str, text: str) -> bool:
         raise InvalidRequest(f"schema_str: the pattern {pattern!r} is invalid: {error}") from None
 
 
-def _pattern(validator: Validator, pattern: str, value: Any, schema: JSON) -> _Errors:
+def _pattern(validator: Any, pattern: str, value: Any, schema: JSON) -> _Errors:
     if validator.is_type(value, "string") and not _matches(pattern, value):
         yield jsonschema.ValidationError(f"{value[:80]!r} does not match {pattern!r}")
 
 
-def _pattern_properties(validator: Validator, patterns: JSON, value: Any, schema: JSON) -> _Errors:
+def _pattern_properties(validator: Any, patterns: JSON, value: Any, schema: JSON) -> _Errors:
     if validator.is_type(value, "object"):
         for pattern, subschema in patterns.items():
             for key, item in value.items():
@@ -128,7 +128,7 @@ def _pattern_properties(validator: Validator, patterns: JSON, value: Any, schema
                     yield from validator.descend(item, subschema, path=key, schema_path=pattern)
 
 
-def _additional_properties(validator: Validator, allowed: Any, value: Any, schema: JSON) -> _Errors:
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: JSON) -> _Errors:
     if not validator.is_type(value, "object"):
         return
     patterns = schema.get("patternProperties", {})
@@ -143,7 +143,7 @@ def _additional_properties(validator: Validator, allowed: Any, value: Any, schem
 # Parts that occur often
 
 
-def _unique_items(validator: Validator, unique: bool, value: Any, schema: JSON) -> _Errors:
+def _unique_items(validator: Any, unique: bool, value: Any, schema: JSON) -> _Errors:
     if unique and validator.is_type(value, "array"):
         seen = set()
         for item in map(_frozen, value):
@@ -166,7 +166,7 @@ _followed: ContextVar[dict[tuple[str, int], jsonschema.ValidationError | None]] 
 _AT_WORK = jsonschema.ValidationError("at work")
 
 
-def _ref(validator: Validator, ref: str, value: Any, schema: JSON) -> _Errors:
+def _ref(validator: Any, ref: str, value: Any, schema: JSON) -> _Errors:
     # A part of the value is the same object each time, and lives as long as the validation.
     followed, place = _followed.get(), (ref, id(value))
     if place not in followed:

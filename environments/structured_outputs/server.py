@@ -133,12 +133,11 @@ class StructuredOutputs(ResourcesServer):
             InvalidRequest: the row's schema is none.
             VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
-        found = self._text_of(request)
-        if isinstance(found, str):
-            found = await self._fault_of(found, request)
-        if found is None:
+        text = self._text_of(request)
+        fault = await self._fault_of(text, request) if isinstance(text, str) else text
+        if fault is None:
             return StructuredVerdict(reward=1.0)
-        return StructuredVerdict(reward=0.0, error_type=found.kind, error_message=found.message[:500])
+        return StructuredVerdict(reward=0.0, error_type=fault.kind, error_message=fault.message[:500])
 
     def _text_of(self, request: StructuredRequest) -> str | _Fault:
         if request.response_mode == "tool_call":

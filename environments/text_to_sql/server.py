@@ -89,8 +89,6 @@ class TextToSql(ResourcesServer):
 
         judge: Model
         """The model that judges."""
-        judge_system_message: str | None = None
-        """Message before each prompt."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{first_answer}`` and ``{second_answer}``, and maybe ``{sql_dialect}``,
         ``{sql_context}`` and ``{sql_prompt}``."""

@@ -7,10 +7,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_serve.environments.equivalence_llm_judge import EquivalenceLlmJudge
+from gym_serve.environments.math_with_judge import MathWithJudge
+from gym_serve.environments.text_to_sql import TextToSql
+from gym_serve.servers import ResourcesServer
 from gym_serve.servers.judging import (
     CacheSettings,
     Calibration,
@@ -20,6 +25,7 @@ from gym_serve.servers.judging import (
     both_orders,
     calibrate,
     check_fields,
+    check_labels,
     defused,
     final_text,
     first_label,
@@ -205,6 +211,54 @@ def test_fields_of_a_prompt() -> None:
     for template in ("{b}", "{a} {c}", "{a} {", "{} {a}"):
         with pytest.raises(ValueError):
             check_fields(template, ("a",), optional=("b",))
+
+
+TOLD = "Compare the two answers, then end with {0} or with {1}, and nothing after it: {{it}}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "template", "system", "missing"),
+    [
+        ((YES, NO), TOLD.format(YES, NO), None, None),
+        ((YES, NO), "{it}", TOLD.format(YES, NO), None),
+        ((YES, NO), TOLD.format(YES, "no"), f"Or say {NO}.", None),
+        (("{A}", "{B}"), TOLD.format("{{A}}", "{{B}}"), None, None),
+        (("CORRECT", "INCORRECT"), TOLD.format("[[A=B]]", "[[A!=B]]"), None, "'CORRECT' and 'INCORRECT'"),
+        (("CORRECT", "INCORRECT"), TOLD.format("INCORRECT", "nothing"), None, "'CORRECT', so"),
+        (("it", "NO"), "Say yes or NO about this answer, which somebody gave: {it}", None, "'it'"),
+        ((YES, NO), "Q={question}|A={it}", None, None),  # for a judge that was trained to its labels
+        ((YES, NO), "{it}", None, None),
+    ],
+)
+def test_a_judge_is_told_the_labels(
+    labels: tuple[str, str], template: str, system: str | None, missing: str | None
+) -> None:
+    if missing is None:
+        check_labels(labels, template, system)
+        assert LabelJudge((), JudgeCalls(8), template, labels, system_message=system).labels == labels
+        return
+    with pytest.raises(ValueError, match=f"never mentions .*{missing}"):
+        check_labels(labels, template, system)
+    with pytest.raises(ValueError, match="never mentions"):
+        LabelJudge((), JudgeCalls(8), template, labels, system_message=system)
+
+
+@pytest.mark.parametrize("environment", [MathWithJudge, EquivalenceLlmJudge, TextToSql])
+def test_settings_whose_judge_cannot_say_a_label(environment: type[ResourcesServer]) -> None:
+    labels = {"judge_equal_label": "CORRECT", "judge_not_equal_label": "INCORRECT"}
+    with pytest.raises(pydantic.ValidationError, match=r"judge_equal_label, .* never mentions 'CORRECT' and"):
+        environment(judge=Voter(), **labels)
+    prompt = environment.Config.model_fields["judge_prompt_template"].default
+    told = {"judge_prompt_template": prompt.replace("[[A=B]]", "CORRECT").replace("[[A!=B]]", "INCORRECT")}
+    told["judge_system_message"] = "Say CORRECT or INCORRECT."
+    server = environment(judge=Voter(), **labels, **told)
+    with pytest.raises(pydantic.ValidationError, match="never mentions 'RIGHT'"):
+        server.reconfigure({"judge_equal_label": "RIGHT"})
+
+
+def test_without_a_judge_nobody_says_the_labels() -> None:
+    labels = {"judge_equal_label": "CORRECT", "judge_not_equal_label": "INCORRECT"}
+    assert MathWithJudge(should_use_judge=False, **labels).config.judge is None
 
 
 @given(st.text("[]yesno "), st.integers(1, 40))

@@ -1,6 +1,6 @@
 """Judges: models that score what a policy did. What environments with a judge have in common.
 
-    prompt     check_fields  defused  judge_messages
+    prompt     check_fields  check_labels  defused  judge_messages
     call       JudgeCalls: bounded concurrency, typed failures, `VerdictCache`
     verdict    label_of  json_objects
     decision   LabelJudge: votes of several judges;  both_orders
@@ -13,7 +13,7 @@ from gym_serve.servers.judging.cache import CacheSettings, VerdictCache
 from gym_serve.servers.judging.calibration import Calibration, calibrate
 from gym_serve.servers.judging.calls import Answer, JudgeCalls
 from gym_serve.servers.judging.label_judge import Ballot, LabelJudge, both_orders, majority
-from gym_serve.servers.judging.prompts import check_fields, defused, judge_messages
+from gym_serve.servers.judging.prompts import check_fields, check_labels, defused, judge_messages
 from gym_serve.servers.judging.settings import JudgeSettings, open_cache
 from gym_serve.servers.judging.verdicts import final_text, first_label, json_objects, label_of, whole_text
 
@@ -29,6 +29,7 @@ __all__ = [
     "both_orders",
     "calibrate",
     "check_fields",
+    "check_labels",
     "defused",
     "final_text",
     "first_label",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gym_serve.servers.clients import Model
 from gym_serve.servers.judging.calls import Answer, JudgeCalls
-from gym_serve.servers.judging.prompts import judge_messages
+from gym_serve.servers.judging.prompts import check_labels, judge_messages
 from gym_serve.servers.judging.verdicts import final_text, label_of
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
@@ -49,6 +49,9 @@ class LabelJudge:
         system_message: message before each prompt, or None.
         read: the part of a reply that counts.
         votes: how often each of them is asked.
+
+    Raises:
+        ValueError: neither the prompt nor the system message mentions a label, see `check_labels`.
     """
 
     models: Sequence[Model]
@@ -59,6 +62,9 @@ class LabelJudge:
     system_message: str | None = None
     read: Callable[[JSON], str] = final_text
     votes: int = 1
+
+    def __post_init__(self) -> None:
+        check_labels(self.labels, self.prompt_template, self.system_message)
 
     async def ask(self, fields: Mapping[str, str]) -> Ballot:
         """Ask a question.

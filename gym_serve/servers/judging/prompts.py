@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Collection, Iterable
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["check_fields", "defused", "judge_messages"]
+__all__ = ["check_fields", "check_labels", "defused", "judge_messages"]
+
+_WORD = re.compile(r"[^\W\d_]+")
+_INSTRUCTION = 8
+"""Words that a prompt has at least if it tells its judge what to do."""
 
 
 def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
@@ -23,6 +28,35 @@ def check_fields(template: str, required: Collection[str], optional: Collection[
             "other braces are doubled: {{ }}"
         )
     return template
+
+
+def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
+    """Check that a judge is told the labels of its verdict.
+
+    A judge that is asked for other labels never says these, and every answer would get 0. A prompt that only
+    lays out its fields, with hardly a word between them, is for a judge that was trained to its labels.
+
+    Args:
+        labels: what the judge may answer with.
+        template: the prompt, for `str.format`.
+        system_message: message before each prompt, or None.
+
+    Raises:
+        ValueError: the prompt tells the judge what to do, and does not mention a label.
+    """
+    parts = string.Formatter().parse(template)  # which ends a part at each doubled brace, too
+    said = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
+    told = f"{system_message or ''}\n{said}"
+    missing, rest = [], told
+    for label in sorted(labels, key=len, reverse=True):  # INCORRECT does not mention CORRECT
+        if label not in rest:
+            missing.append(label)
+        rest = rest.replace(label, "\0")
+    if missing and len(_WORD.findall(told)) >= _INSTRUCTION:
+        raise ValueError(
+            f"the judge's prompt never mentions {' and '.join(map(repr, sorted(missing)))}, so the judge "
+            "cannot answer with that; set the labels that the prompt asks for, or ask for these labels in it"
+        )
 
 
 def defused(text: str, labels: Iterable[str], max_chars: int) -> str:

@@ -9,14 +9,24 @@ from typing_extensions import Self
 
 from gym_serve.servers.clients import Model
 from gym_serve.servers.judging.cache import CacheSettings, VerdictCache
+from gym_serve.servers.judging.prompts import check_labels
 from gym_serve.servers.resources import ResourcesServer
 
 __all__ = ["JudgeSettings", "open_cache"]
 
 
 class JudgeSettings(ResourcesServer.Config):
-    """Settings of an environment whose judge says whether two answers are equal."""
+    """Settings of an environment whose judge says whether two answers are equal.
 
+    A subclass gives `judge_prompt_template` a default, and checks its fields.
+    """
+
+    judge: Model | None = None
+    """The model that judges."""
+    judge_system_message: str | None = None
+    """Message before each prompt."""
+    judge_prompt_template: str
+    """The prompt of each call; one of the two messages asks for the labels."""
     judge_responses_create_params: dict[str, Any] = Field(default_factory=dict)
     """Responses body of each call of the judge, less ``input``: temperature, max_output_tokens, ..."""
     judge_equal_label: str = Field("[[A=B]]", min_length=2)
@@ -33,9 +43,18 @@ class JudgeSettings(ResourcesServer.Config):
     """Keep the judge's replies on disk, and ask the same only once; read at the start only."""
 
     @model_validator(mode="after")
-    def _labels_differ(self) -> Self:
-        if self.judge_equal_label == self.judge_not_equal_label:
+    def _labels_can_be_said(self) -> Self:
+        labels = (self.judge_equal_label, self.judge_not_equal_label)
+        if labels[0] == labels[1]:
             raise ValueError("judge_equal_label and judge_not_equal_label are the same")
+        if self.judge is not None:
+            try:
+                check_labels(labels, self.judge_prompt_template, self.judge_system_message)
+            except ValueError as error:
+                raise ValueError(
+                    f"judge_equal_label, judge_not_equal_label: {error} "
+                    "(judge_prompt_template, judge_system_message)"
+                ) from None
         return self
 
 
