@@ -24,7 +24,7 @@ which holds the critique alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -82,6 +82,8 @@ class RefinementAgent(SimpleAgent):
         """The critic's system prompt."""
         critic_params: dict[str, Any] = Field(default_factory=dict)
         """Further keys of the critic's Responses bodies: ``temperature``, ``max_output_tokens``, ..."""
+        skip_verification: Literal[False] = False
+        """Not possible: the verifier judges each attempt."""
         retry_prompt: str = "This is not right. Find the mistake and give a corrected answer."
         """The critique where there is no other."""
 

@@ -125,7 +125,10 @@ class _Verifiers:
         verdict = await self._call(self._server_of(rollout), "verify", rollout, limit)
         # Without a verdict there is no reward of now: the stored one must not stand in for it.
         # Nor may the tokens that it took to make the response: they are not spent again.
-        return {**rollout, USAGE_FIELD: {}, **verdict} if isinstance(verdict, dict) else {"reward": None}
+        if not isinstance(verdict, dict):
+            return {"reward": None}
+        skipped = "verification_skipped"  # by the agent that made the rollout
+        return {**{k: v for k, v in rollout.items() if k != skipped}, USAGE_FIELD: {}, **verdict}
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics."""

@@ -16,6 +16,7 @@ from gym_serve.graph.settings import Problem, check, field_names, given, is_with
 from gym_serve.graph.spec import HTTP, Node
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
+from gym_serve.servers.tools import UnavailableTools
 from gym_serve.types.errors import GraphError
 
 __all__ = ["LITERAL_SECRET", "Draft", "make_draft"]
@@ -88,15 +89,23 @@ class _Remote(BaseModel):
     api_key: SecretStr | None = None
 
 
+class _RemoteResources(_Remote):
+    """The same for an environment."""
+
+    unavailable_tools: UnavailableTools = "fail"
+
+
 def _remote(entry: Entry, name: str, kind: Kind) -> tuple[Draft, list[Problem]]:
     settings = {key: value for key, value in entry.filled.items() if key != "type"}
-    remote, problems = check(_Remote, settings, "")
+    remote, problems = check(_RemoteResources if kind == "resources" else _Remote, settings, "")
     node = Node(name, kind, HTTP)
     if isinstance(remote, _Remote):
         headers = dict(remote.headers)
         if remote.api_key is not None:
             headers["Authorization"] = SecretStr(f"Bearer {remote.api_key.get_secret_value()}")
         node = replace(node, url=remote.url, headers=headers)
+    if isinstance(remote, _RemoteResources):
+        node = replace(node, unavailable_tools=remote.unavailable_tools)
     return Draft(entry, node, {}, is_open=False), problems
 
 

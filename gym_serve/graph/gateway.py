@@ -46,6 +46,7 @@ from gym_serve.types.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    SessionLost,
     Unavailable,
     error_from_body,
 )
@@ -53,6 +54,7 @@ from gym_serve.types.errors import (
 __all__ = ["Gateway", "GatewayPlan", "application"]
 
 _DESCRIBE_SECONDS = 5.0
+_SEED = "seed_session"
 
 logger = logging.getLogger("gym_serve")
 
@@ -184,7 +186,7 @@ class Gateway:
     async def _call(self, request: Request, request_id: str, route: Route, body: bytes) -> Response:
         server, op = route.server, route.op
         timeout = wire.timeout_of(request)
-        session = wire.session_of(request) if route.in_session else route.session
+        session = wire.session_of(request) if route.in_session or op == _SEED else route.session
         affinity = request.headers.get("x-session-affinity")
         body, streamed = wire.unstreamed(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
@@ -196,7 +198,7 @@ class Gateway:
                 return opened
             reply = opened
         else:
-            reply = await edge.call(call)
+            reply = await _reply_of(edge, call)
         path = f"{_root(request)}/{server}"
         if reply.status >= 400:
             response = wire.answer(_typed(server, op, reply) if remote else reply)
@@ -210,7 +212,7 @@ class Gateway:
         response = wire.answer(reply)
         if op in ("close_session", "close"):
             wire.drop_session(response, path)
-        elif reply.session and (route.in_session or op in ("seed_session", "reset")):
+        elif reply.session and (route.in_session or op in (_SEED, "reset")):
             wire.keep_session(response, reply.session, path)
         return response
 
@@ -327,6 +329,16 @@ _PAGES = {
     "global_config_dict_yaml": Gateway._global_config,
     "server_instances": Gateway._server_instances,
 }
+
+
+async def _reply_of(edge: Edge, call: Call) -> Reply:
+    """The reply to a call; seeding a session that is lost opens another one."""
+    try:
+        return await edge.call(call)
+    except SessionLost:
+        if call.op != _SEED:
+            raise
+        return await edge.call(call._replace(session=None))
 
 
 def _root(request: Request) -> str:

@@ -96,7 +96,7 @@ class LocalGraph:
             from gym_serve.routing.http import HttpEdge
 
             headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-            return HttpEdge(node.name, node.url, headers)
+            return HttpEdge(node.name, node.url, headers, node.unavailable_tools)
         assert node.cls is not None  # every other node has a class
         server = node.cls(name=node.name, **node.connected(self._client))
         if isinstance(server, ResourcesServer):

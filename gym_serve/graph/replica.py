@@ -61,7 +61,7 @@ def edge_to(node: Node, handle: DeploymentHandle[Any] | None) -> Edge:
         from gym_serve.routing.http import HttpEdge
 
         headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-        return HttpEdge(node.name, node.url, headers)
+        return HttpEdge(node.name, node.url, headers, node.unavailable_tools)
     if handle is None:
         raise GraphError(f"{node.name}: no deployment handle")
     edge = HandleEdge(node.name, handle)

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from gym_serve.graph.options import MASK, GatewayOptions, ServerOptions
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
+from gym_serve.servers.tools import UnavailableTools
 
 __all__ = ["HTTP", "MASK", "SECTIONS", "SECTION_OF", "Graph", "GraphSpec", "Node", "ServerOptions"]
 
@@ -89,6 +90,7 @@ class Node:
         options: Serve options; empty for a remote server.
         url: base URL of a remote server, without a slash at the end.
         headers: headers for every request to it.
+        unavailable_tools: what becomes of its tools that are unavailable.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Node:
     options: ServerOptions = field(default_factory=ServerOptions)
     url: str | None = None
     headers: dict[str, SecretStr] = field(default_factory=dict)
+    unavailable_tools: UnavailableTools = "fail"
 
     def connected(self, client: Callable[[str], Any]) -> dict[str, Any]:
         """`settings` with a client in the place of every name of a referenced server.

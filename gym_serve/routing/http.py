@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from urllib.parse import quote
 
@@ -12,8 +13,8 @@ import httpx_aiohttp
 
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.host import GETS
-from gym_serve.servers.tools import is_tool_name
-from gym_serve.types.errors import DeadlineExceeded, NotFound, Unavailable
+from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
+from gym_serve.types.errors import DeadlineExceeded, NotFound, ToolFailed, Unavailable
 
 __all__ = ["HttpEdge"]
 
@@ -25,19 +26,30 @@ class HttpEdge:
         server: name in the graph.
         url: base URL; ``{url}/seed_session``, ``{url}/v1/responses`` and so on.
         headers: sent with every request (authorization).
+        unavailable_tools: whether a tool's answer of 429, 502, 503 or 504 is a failure, or the tool's output.
     """
 
-    def __init__(self, server: str, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        unavailable_tools: UnavailableTools = "fail",
+    ) -> None:
         self.server = server
         self.url = url.rstrip("/")
         self._headers = dict(headers or {})
+        self._shows = unavailable_tools == "show"
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, call: Call) -> Reply:
         """See `Edge.call`."""
         if self._client is None:
-            # trust_env: the proxies of the environment; no cookie jar: sessions are per call.
+            # trust_env: the proxies of the environment. No cookie is kept: sessions are per call, and an
+            # episode that seeds with the cookie of another one would share its session.
+            no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
             self._client = httpx.AsyncClient(
+                cookies=no_cookies,
                 transport=httpx_aiohttp.AiohttpTransport(limits=httpx.Limits(max_connections=None)),
                 headers=self._headers,
             )
@@ -68,7 +80,10 @@ class HttpEdge:
             ) from error
         if answer.status_code == 404 and _NO_ROUTE in answer.content:
             raise Unavailable(f"no graph at {self.url}, or its proxy is still starting", server=self.server)
-        return Reply(answer.status_code, answer.content, _session_of(answer, call.session))
+        status = answer.status_code
+        if tool is not None and self._shows and status in UNAVAILABLE:
+            status = ToolFailed.status
+        return Reply(status, answer.content, _session_of(answer, call.session))
 
     async def close(self) -> None:
         """Close the connections."""

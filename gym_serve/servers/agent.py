@@ -71,6 +71,14 @@ class AgentServer(Server):
         """
         raise NotImplementedError
 
+    async def verdict(self, episode: Episode) -> JSON:
+        """The verdict on an episode that is over: ``reward`` and the verifier's own fields.
+
+        Raises:
+            GymError: there is no reward.
+        """
+        return await episode.verify()
+
     async def run(self, row: JSON) -> JSON:
         """One episode of a row: the row, its response, the reward and the verifier's fields.
 
@@ -113,7 +121,7 @@ class AgentServer(Server):
                 self.responses, "A whole episode as one Response", params, {"type": "object"}
             ),
             "aggregate_metrics": Operation(
-                self._op_aggregate,
+                self.aggregate,
                 "Metrics over many rollouts",
                 {"type": "object", "properties": {"verify_responses": {"type": "array"}}},
                 {"type": "object"},
@@ -130,7 +138,7 @@ class AgentServer(Server):
         try:
             await episode.seed()
             await self._act(episode)
-            return await episode.verify()
+            return await self.verdict(episode)
         finally:
             await self._close(episode)
 
@@ -186,5 +194,6 @@ class AgentServer(Server):
             if not isinstance(error, Rejected):
                 logger.warning("a session of %s was not closed: %s", self.name, error.message)
 
-    async def _op_aggregate(self, body: Any) -> Any:
+    async def aggregate(self, body: Any) -> Any:
+        """``POST /aggregate_metrics``: metrics over many rollouts, which the environment computes."""
         return await self.config.resources.fetch("aggregate_metrics", body)

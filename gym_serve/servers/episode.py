@@ -17,7 +17,7 @@ from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.edge import Reply, encode
-from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.tools import UNAVAILABLE, is_tool_name
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import (
     BadRequest,
@@ -36,7 +36,7 @@ __all__ = ["Episode"]
 
 T = TypeVar("T")
 
-_NOT_THE_TOOL = frozenset({404, 409, 429, 502, 503, 504})  # where it may be the server that failed
+_NOT_THE_TOOL = frozenset({404, 409}) | UNAVAILABLE  # where it may be the server that failed
 
 _MAX_ARGUMENTS = 1 << 20  # characters; longer ones are a runaway generation, not a tool call
 
@@ -75,7 +75,8 @@ class Episode:
         self._last: JSON | None = None
         self._response: JSON | None = None  # made when it is first asked for
         self._usages: list[Any] = []
-        self._declared = _names(self._params.get("tools") or [])
+        tools = self._params.get("tools")
+        self._declared = None if tools is None else _names(tools)  # None: any tool of the environment
 
     @property
     def response(self) -> JSON | None:
@@ -97,8 +98,8 @@ class Episode:
     async def seed(self) -> None:
         """Open the session of this episode.
 
-        An environment that finds its tools at run time answers them as ``tools``: a row without tools of its
-        own gets those.
+        An environment answers the tools of its class to a row that has no ``tools``, and those that it finds
+        at run time to every row: the model gets them where the row brings none of its own.
         """
         self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(self.row))
         tools = fields.get("tools")
@@ -206,7 +207,7 @@ class Episode:
     async def _tool_output(self, name: Any, arguments: Any) -> str:
         # Everything here was written by the model: nothing of it is trusted.
         known = isinstance(name, str) and is_tool_name(name)
-        if not known or (self._declared and name not in self._declared):
+        if not known or (self._declared is not None and name not in self._declared):
             return _error(f"There is no tool named {str(name)[:100]!r}.")
         if not isinstance(arguments, str) or len(arguments) > _MAX_ARGUMENTS:
             return _error(f"Invalid tool call arguments: longer than {_MAX_ARGUMENTS} characters, or no text")

@@ -30,13 +30,23 @@ from gym_serve.servers.live_sessions import LiveSessions, SessionCall
 from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
 from gym_serve.servers.sessions import OpenSession
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
-from gym_serve.servers.tools import RESERVED, Extra, ToolSpec, hints_of, tools_of
+from gym_serve.servers.tools import (
+    RESERVED,
+    UNAVAILABLE,
+    Extra,
+    ToolSpec,
+    UnavailableTools,
+    hints_of,
+    tools_of,
+)
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import (
     CompareFailed,
     GymError,
     InvalidRequest,
     SeedFailed,
+    SessionLost,
+    SessionNotFound,
     ToolFailed,
     VerifyFailed,
 )
@@ -78,6 +88,9 @@ class ResourcesServer(Server):
 
         session_ttl: float = 3600.0
         """Seconds without a call after which a session is closed."""
+        unavailable_tools: UnavailableTools = "fail"
+        """What a tool that is unavailable (429, 502, 503 or 504) does: ``fail`` ends the attempt, which is
+        masked and tried again; ``show`` gives the model the tool's error, as NeMo Gym does."""
 
     config: Config
 
@@ -114,6 +127,7 @@ class ResourcesServer(Server):
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
         hook = None if type(self).close is ResourcesServer.close else self.close
+        self._offered: list[JSON] = [spec.openai() for spec in self.tools.values()]
         self.takes_snapshots = self.restorable
         """Off where the server runs inside its caller's process, which its sessions cannot outlive."""
         self.sessions: LiveSessions[Any] = LiveSessions(
@@ -135,8 +149,12 @@ class ResourcesServer(Server):
     async def seed(self, row: Any, session: Any) -> JSON | None:
         """Prepare the state of an episode from its row: a `Row` if it is annotated so, else a dict.
 
+        It is called once per session.
+
         Returns:
-            fields for the answer of ``/seed_session``, or None.
+            fields for the answer of ``/seed_session``, or None. ``tools`` are those that the model gets
+            where the row's list of tools is missing or empty; by default those of the class, where it is
+            missing.
         """
         return None
 
@@ -255,17 +273,26 @@ class ResourcesServer(Server):
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
 
         async def seed(call: SessionCall[Any]) -> Reply:
-            if self._tools_take_row:
-                call.session.row = row
-            given = row if self._seed_takes_row else body
-            try:
-                return Reply.of(await call.run(self.seed, given, call.session.state) or {})
-            except GymError:
-                raise
-            except Exception as error:
-                raise author_error(SeedFailed, self.name, self.seed, error) from error
+            session = call.session
+            if session.seeded is None:
+                if self._tools_take_row:
+                    session.row = row
+                given = row if self._seed_takes_row else body
+                try:
+                    session.seeded = await call.run(self.seed, given, session.state) or {}
+                except GymError:
+                    raise
+                except Exception as error:
+                    raise author_error(SeedFailed, self.name, self.seed, error) from error
+            return Reply.of({**self._tools_for(body), **session.seeded})
 
-        return await self._open_and_call(type(self).Session(), seed)
+        return await self.in_open_session(seed)
+
+    def _tools_for(self, row: JSON) -> JSON:
+        """The tools of the class for a row that does not say which ones the model gets."""
+        params = row.get("responses_create_params")
+        silent = isinstance(params, dict) and params.get("tools") is None
+        return {"tools": self._offered} if self._offered and silent else {}
 
     async def _op_restore(self, body: Any) -> Reply:
         version, snapshot, row = unseal(state_of(body))
@@ -281,6 +308,7 @@ class ResourcesServer(Server):
             raise InvalidRequest(f"restore failed: {type(error).__name__}: {error}") from error
         session = self.sessions.open(state, version)
         session.row = None if row is None else parse(self._row, row, "row")
+        session.seeded = {}
         return Reply.of({}, session.id)
 
     async def _op_verify(self, body: Any) -> Reply:
@@ -379,7 +407,9 @@ class ResourcesServer(Server):
                     with metering(call.session.meter, "tool"):
                         result = await call.run(method, **values, **injected)
                     return Reply(200, spec.returns.dump_json(result))
-                except GymError:
+                except GymError as error:
+                    if error.status in UNAVAILABLE and self.config.unavailable_tools == "show":
+                        raise ToolFailed(error.message, server=error.server) from error
                     raise
                 except Exception as error:
                     logger.info("tool %s of %s failed", name, self.name, exc_info=error)
@@ -419,6 +449,20 @@ class ResourcesServer(Server):
                 error.server = error.server or self.name
                 reply = Reply.failed(error)
             return await self._acknowledged(call, reply, touches)
+
+    async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
+        """Run a call in the caller's session where that is open, else in a new one, which stays open.
+
+        So a client that seeds twice keeps the state that it has.
+        """
+        session_id = current().session
+        try:
+            if session_id is not None:
+                self.sessions.get(session_id)
+                return await self.in_session(session_id, work)
+        except (SessionLost, SessionNotFound):
+            pass
+        return await self._open_and_call(type(self).Session(), work)
 
     async def _open_and_call(self, state: Any, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
         """Run the first call in a new session, which is closed again if the call fails."""

@@ -27,6 +27,7 @@ class OpenSession(Generic[S]):
         id: its id.
         state: the environment's own state.
         used: moment of its last call, in the caller's clock (seconds).
+        seeded: the fields that seeding it gave; None for one that was not seeded here.
         version: number of snapshots that were taken of it.
         running: calls in progress; such a session does not expire.
         closed: whether it has left the table: no further call may begin.
@@ -39,6 +40,7 @@ class OpenSession(Generic[S]):
     id: str
     state: S
     used: float
+    seeded: dict[str, Any] | None = None
     version: int = 0
     running: int = 0
     closed: bool = False
@@ -73,7 +75,7 @@ class SessionTable(Generic[S]):
 
     def open(self, state: S, now: float, version: int = 0) -> OpenSession[S]:
         """Open a session with a fresh id; ``version`` is that of the snapshot it goes on from."""
-        session = OpenSession(f"{self.replica}.{secrets.token_urlsafe(16)}", state, now, version)
+        session = OpenSession(f"{self.replica}.{secrets.token_urlsafe(16)}", state, now, version=version)
         self._sessions[session.id] = session
         return session
 

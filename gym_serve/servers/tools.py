@@ -20,10 +20,26 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["RESERVED", "Extra", "ToolSpec", "hints_of", "is_tool_name", "tool", "tools_of"]
+__all__ = [
+    "RESERVED",
+    "UNAVAILABLE",
+    "Extra",
+    "ToolSpec",
+    "UnavailableTools",
+    "hints_of",
+    "is_tool_name",
+    "tool",
+    "tools_of",
+]
 
 Extra = Literal["ignore", "forbid"]
 """What becomes of arguments that a tool does not have: they are left out, or the call is refused."""
+
+UnavailableTools = Literal["fail", "show"]
+"""What a tool that is unavailable does: the episode fails, or the model is shown the tool's answer."""
+
+UNAVAILABLE = frozenset({429, 502, 503, 504})
+"""The statuses of a tool that is unavailable: busy, gone or too slow."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__gym_serve_tool__"

@@ -185,7 +185,7 @@ def test_what_a_call_carries() -> None:
         ("/shop/buy", "tools/buy", "shop.7"),
         ("/shop/verify", "verify", "shop.7"),
         ("/shop/close_session", "close_session", "shop.7"),
-        ("/shop/seed_session", "seed_session", None),
+        ("/shop/seed_session", "seed_session", "shop.7"),
         ("/shop/aggregate_metrics", "aggregate_metrics", None),
         ("/agent/run", "run", None),
         ("/model/v1/responses", "v1/responses", None),

@@ -149,7 +149,7 @@ def test_killed_replicas_fail_their_calls_and_come_back(http: httpx.Client, fail
     again = failure(http.post("/shop/close_session", headers=pinned))
     assert (again["status"], again["code"]) == (409, "session_lost")
     assert http.post("/shop/stock", json={"item": "tea"}).json()["characters"] == 3
-    row = {"responses_create_params": {"input": "hello"}}
+    row = {"responses_create_params": {"input": "hello", "tools": []}}
     assert http.post("/run", json=row).json()["said"] == "hello"
 
 

@@ -125,7 +125,8 @@ def test_a_client_of_nemo_gym_finds_the_agents_and_runs_them(http: httpx.Client,
         for agent in (instance.get("responses_api_agents") or {}).values():
             addresses[name] = f"http://{agent['host']}:{agent['port']}"
     assert addresses == {"clerk": f"{url}/clerk", "parrot": f"{url}/parrot"}
-    row = {"responses_create_params": {"input": "Tea?"}, "agent_ref": {"name": "parrot"}}
+    params = {"input": "Tea?", "tools": []}
+    row = {"responses_create_params": params, "agent_ref": {"name": "parrot"}}
     with httpx.Client(timeout=60) as elsewhere:
         rollout = elsewhere.post(f"{addresses['parrot']}/run", json=row).json()
     assert rollout["response"]["output"][-1]["content"][0]["text"] == "Tea?"

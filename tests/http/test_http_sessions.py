@@ -29,8 +29,27 @@ def test_the_session_is_in_a_cookie_and_in_a_header(http: httpx.Client) -> None:
     assert by_header.headers["x-session-id"] == session
 
 
+def test_seeding_again_keeps_the_state(http: httpx.Client) -> None:
+    first = http.post("/shop/seed_session", json={"orders": 5, "name": "Zoë"})
+    assert http.post("/shop/order", json=TEA).json()["orders"] == 6
+    for headers in ({}, {"x-session-id": first.headers["x-session-id"]}):
+        again = http.post("/shop/seed_session", json={"orders": 0}, headers=headers)
+        assert again.json() == first.json() == {"welcome": "Zoë"}
+        assert again.headers["x-session-id"] == first.headers["x-session-id"]
+    assert http.post("/shop/order", json=TEA).json()["orders"] == 7
+    http.post("/shop/close_session")
+    # A session that is closed, was never one, or lived on a replica that is gone.
+    for gone in (first.headers["x-session-id"], "never", "no-replica.session"):
+        fresh = http.post("/shop/seed_session", json={"orders": 1}, headers={"x-session-id": gone})
+        assert fresh.status_code == 200
+        assert fresh.headers["x-session-id"] not in (gone, first.headers["x-session-id"])
+        session = {"x-session-id": fresh.headers["x-session-id"]}
+        assert http.post("/shop/order", json=TEA, headers=session).json()["orders"] == 2
+
+
 def test_the_header_goes_before_the_cookie(http: httpx.Client) -> None:
     one = http.post("/shop/seed_session", json={"orders": 10}).headers["x-session-id"]
+    http.cookies.clear()
     http.post("/shop/seed_session", json={"orders": 20})
     assert http.post("/shop/order", json=TEA).json()["orders"] == 21
     assert http.post("/shop/order", json=TEA, headers={"x-session-id": one}).json()["orders"] == 11
@@ -103,7 +122,7 @@ def test_aggregate_metrics(http: httpx.Client, server: str) -> None:
 
 def test_run_by_the_agent_that_the_row_names(http: httpx.Client) -> None:
     row: dict[str, Any] = {
-        "responses_create_params": {"input": "Tea?"},
+        "responses_create_params": {"input": "Tea?", "tools": []},
         "kept": [{"x": None}],
         "_ng_rollout_id": "r",
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,18 +17,27 @@ from gym_serve.types.errors import NotFound, Unavailable
 NO_ROUTE = "Path '/math/agent/run' not found. Ping http://.../-/routes for available routes."
 
 
-async def send(call: Call, handle: Callable[[web.Request], Awaitable[web.Response]]) -> None:
+Handle = Callable[[web.Request], Awaitable[web.Response]]
+
+
+@asynccontextmanager
+async def edge_to(handle: Handle, **options: Any) -> AsyncIterator[HttpEdge]:
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}/math/agent")
+    edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}/math/agent", **options)
     try:
-        (await edge.call(call)).json()
+        yield edge
     finally:
         await edge.close()
         await runner.cleanup()
+
+
+async def send(call: Call, handle: Handle) -> None:
+    async with edge_to(handle) as edge:
+        (await edge.call(call)).json()
 
 
 async def call(answer: web.Response) -> None:
@@ -65,6 +76,36 @@ async def test_keys_and_sessions_in_any_script_are_delivered(
     got = {name.lower(): value for name, value in got.items()}
     assert {name: got.get(name) for name in sent} == sent
     assert "x-other" not in got
+
+
+async def test_each_episode_has_a_session_of_its_own_with_a_server_that_sets_cookies() -> None:
+    sent: list[str | None] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("cookie"))
+        answer = web.json_response({})
+        answer.set_cookie("session", f"s{len(sent)}")
+        return answer
+
+    async with edge_to(handle) as edge:
+        one = await edge.call(Call("seed_session", b"{}"))
+        other = await edge.call(Call("seed_session", b"{}"))
+        await edge.call(Call("tools/look", b"{}", one.session))
+    assert (one.session, other.session) == ("cookie:session=s1", "cookie:session=s2")
+    assert sent == [None, None, "session=s1"]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_tool_that_is_unavailable_fails_or_is_shown(status: int) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="busy")
+
+    async with edge_to(handle) as edge:
+        assert (await edge.call(Call("tools/search", b"{}"))).status == status
+    async with edge_to(handle, unavailable_tools="show") as edge:
+        shown = await edge.call(Call("tools/search", b"{}"))
+        assert (shown.status, shown.body) == (422, b"busy")
+        assert (await edge.call(Call("verify", b"{}"))).status == status
 
 
 async def test_any_other_404_is_final() -> None:

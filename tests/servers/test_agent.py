@@ -27,7 +27,7 @@ from gym_serve.routing.inline import InlineEdge
 from gym_serve.servers import agent as agent_module
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import Call, encode
-from gym_serve.types.errors import DeadlineExceeded
+from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
 
 def say(text: str, **tokens: Any) -> dict[str, Any]:
@@ -138,6 +138,99 @@ async def test_sampling_that_responses_lack_travels_in_the_metadata() -> None:
         "chat_template_kwargs": '{"enable_thinking":false}',
     }
     assert {key: rollout[key] for key in row} == row
+
+
+async def test_the_model_gets_the_tools_of_the_environment_where_the_row_says_nothing() -> None:
+    model = FakeModel([call("ring")], [say("x")])
+    rollout = await agent(model, Bell()).run(ROW)
+    assert [tool["name"] for tool in model.asked[0]["tools"]] == ["ring", "ring_slowly", "wait"]
+    assert (rollout["reward"], rollout["responses_create_params"]) == (1, ROW["responses_create_params"])
+
+
+async def test_a_row_with_tools_is_asked_as_it_is() -> None:
+    tools = [{"type": "function", "name": "ring"}]
+    model = FakeModel([call("ring")], [say("x")])
+    rollout = await agent(model, Bell()).run({"responses_create_params": {"input": "go", "tools": tools}})
+    assert (model.asked[0]["tools"], rollout["reward"]) == (tools, 1)
+
+
+async def test_a_row_with_an_empty_list_of_tools_has_none() -> None:
+    model = FakeModel([call("ring")], [say("x")])
+    rollout = await agent(model, Bell()).run({"responses_create_params": {"input": "go", "tools": []}})
+    assert model.asked[0]["tools"] == []
+    assert "no tool named 'ring'" in rollout["response"]["output"][1]["output"]
+    assert rollout["reward"] == 0
+
+
+async def test_tools_that_an_environment_finds_go_to_every_row_that_brings_none() -> None:
+    class Found(Bell):
+        async def seed(self, row: dict[str, Any], session: Any) -> dict[str, Any]:
+            return {"tools": [type(self).tools["ring"].openai()]}
+
+    for tools in ({}, {"tools": []}):
+        model = FakeModel([call("ring_slowly")], [call("ring")], [say("x")])
+        row = {"responses_create_params": {"input": "go", **tools}}
+        rollout = await agent(model, Found()).run(row)
+        assert [tool["name"] for tool in model.asked[0]["tools"]] == ["ring"]
+        assert "no tool named" in rollout["response"]["output"][1]["output"]
+        assert rollout["reward"] == 1
+
+
+@pytest.mark.parametrize("error", [Overloaded, Unavailable, DeadlineExceeded])
+async def test_what_a_tool_that_is_unavailable_does_is_the_servers_setting(error: type[GymError]) -> None:
+    class Sick(Bell):
+        @tool
+        async def ring(self, session: Bell.Session) -> int:
+            raise error("the search is busy")
+
+    async def ran(**settings: Any) -> dict[str, Any]:
+        return await agent(FakeModel([call("ring")], [say("x")]), Sick(**settings)).run(ROW)
+
+    failed = await ran()
+    assert (failed["failure"]["stage"], failed["failure"]["retryable"]) == ("tool", True)
+    shown = await ran(unavailable_tools="show")
+    assert shown["reward"] == 0
+    assert "_ng_failure_class" not in shown
+    told = json.loads(shown["response"]["output"][1]["output"])["error"]
+    assert (told["code"], told["message"]) == ("tool_failed", "the search is busy")
+
+
+async def test_a_session_that_is_lost_is_no_answer_of_a_tool() -> None:
+    class Lost(Bell):
+        @tool
+        async def ring(self, session: Bell.Session) -> int:
+            raise SessionLost("the shop behind it is gone")
+
+    rollout = await agent(FakeModel([call("ring")]), Lost(unavailable_tools="show")).run(ROW)
+    assert rollout["failure"]["kind"] == "session_lost"
+
+
+@pytest.mark.parametrize("max_steps", [0, None])
+async def test_without_a_limit_of_steps_the_model_ends_the_episode(max_steps: int | None) -> None:
+    turns = [[call("ring")] for _ in range(100)]
+    rollout = await agent(FakeModel(*turns, [say("x")]), Bell(), max_steps=max_steps).run(ROW)
+    assert rollout["reward"] == 100
+    assert (await agent(FakeModel(*turns), Bell(), max_steps=3).run(ROW))["reward"] == 3
+
+
+async def test_verification_can_be_skipped() -> None:
+    class Unasked(Bell):
+        async def verify(self, request: VerifyRequest, session: Bell.Session) -> Verdict:
+            raise AssertionError("nobody asks")
+
+    bell = Unasked()
+    skipping = agent(FakeModel([say("x")]), bell, skip_verification=True, skip_verification_reward=0.5)
+    rollout = await skipping.run(ROW)
+    assert {key: rollout[key] for key in ("id", "reward", "verification_skipped")} == {
+        "id": 7,
+        "reward": 0.5,
+        "verification_skipped": True,
+    }
+    assert rollout["response"]["output"] == [say("x")]
+    assert bell.closed == 1
+    metrics = await skipping.aggregate({"verify_responses": [rollout]})
+    assert (metrics["group_level_metrics"], metrics["agent_metrics"], metrics["key_metrics"]) == ([], {}, {})
+    assert "verification_skipped" not in await agent(FakeModel([say("x")]), Bell()).run(ROW)
 
 
 async def test_a_name_that_the_row_does_not_declare_is_no_tool() -> None:

@@ -92,6 +92,47 @@ async def test_a_seed_that_fails_leaves_no_session() -> None:
     assert len(server.sessions) == 0
 
 
+async def test_seeding_again_keeps_the_state() -> None:
+    server = Counter()
+    host = Host(server)
+    first = await call(host, "seed_session", {"start": 5})
+    await call(host, "tools/increment", session=first.session)
+    again = await call(host, "seed_session", {"start": 0}, first.session)
+    assert (again.session, again.json()) == (first.session, {"started": 5})
+    assert (await call(host, "verify", RESPONSE, first.session)).json() == {"reward": 6.0}
+    # A session that a tool call has opened was not seeded yet.
+    opened = (await call(host, "tools/increment")).session
+    assert (await call(host, "seed_session", {"start": 3}, opened)).session == opened
+    assert (await call(host, "verify", RESPONSE, opened)).json() == {"reward": 3.0}
+    await call(host, "close_session", session=first.session)
+    fresh = await call(host, "seed_session", {"start": 1}, first.session)
+    assert fresh.session not in (first.session, None)
+    assert (await call(host, "verify", RESPONSE, fresh.session)).json() == {"reward": 1.0}
+    assert len(server.sessions) == 2
+
+
+async def test_a_seed_that_fails_in_an_open_session_may_be_sent_again() -> None:
+    host = Host(Counter())
+    opened = (await call(host, "tools/increment")).session
+    assert (await call(host, "seed_session", {"start": -1}, opened)).status == 503
+    assert (await call(host, "seed_session", {"start": 3}, opened)).json() == {"started": 3}
+
+
+async def test_a_row_without_tools_gets_those_of_the_class() -> None:
+    host = Host(Counter())
+
+    async def answered(params: object) -> object:
+        row = {"responses_create_params": params, "start": 1}
+        return (await call(host, "seed_session", row)).json()
+
+    offered = [spec.openai() for spec in Counter.tools.values()]
+    assert [tool["name"] for tool in offered] == ["increment"]
+    assert await answered({"input": "x"}) == {"tools": offered, "started": 1}
+    assert await answered({"input": "x", "tools": None}) == {"tools": offered, "started": 1}
+    for tools in ([], offered, [{"type": "web_search"}]):
+        assert await answered({"input": "x", "tools": tools}) == {"started": 1}
+
+
 async def test_a_tool_call_without_a_session_opens_one() -> None:
     host = Host(Counter())
     first = await call(host, "tools/increment")

@@ -28,6 +28,7 @@ from gym_serve.servers.clients import Model
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import encode
 from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
     GymError,
@@ -60,6 +61,9 @@ class NemoGym(ResourcesServer):
         secrets: dict[str, SecretStr] = Field(default_factory=dict)
         """Those of its settings that nobody must read, by their paths in ``config``: ``tavily_api_key``,
         ``search.api_key``."""
+        unavailable_tools: UnavailableTools = "show"
+        """What a tool's answer of 429, 502, 503 or 504 does: ``show`` gives it to the model, as NeMo Gym
+        does; ``fail`` ends the attempt, which is tried again."""
         servers: dict[str, Model] = Field(default_factory=dict)
         """The models that it calls: NeMo Gym's name of each, and the graph's."""
 
@@ -172,7 +176,7 @@ class NemoGym(ResourcesServer):
             call.session.state.mcp_headers = session_headers(answer)
             return Reply.of({**answer, "tools": self._mcp_tools})
 
-        return await self._open_and_call(self.Session(), begin)
+        return await self.in_open_session(begin)
 
     async def _op_step(self, body: Any) -> Reply:
         async def step(call: SessionCall[Any]) -> Reply:
@@ -205,7 +209,8 @@ class NemoGym(ResourcesServer):
                     raise
                 except Exception as error:
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
-                return Reply(answer.status, _as_json(answer.body))
+                shown = answer.status in UNAVAILABLE and self.config.unavailable_tools == "show"
+                return Reply(ToolFailed.status if shown else answer.status, _as_json(answer.body))
 
             return await self._in(use)
 
