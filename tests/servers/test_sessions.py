@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from gym_serve import Host, ResourcesServer, SessionLost, SessionNotFound, Verdict, VerifyRequest, tool
 from gym_serve.servers.edge import Call
 from gym_serve.servers.sessions import SessionTable, replica_of
+from gym_serve.types.errors import SeedFailed
 
 RESPONSE = {"response": {"output": []}}
 
@@ -114,7 +115,8 @@ async def test_seeding_again_keeps_the_state() -> None:
 async def test_a_seed_that_fails_in_an_open_session_may_be_sent_again() -> None:
     host = Host(Counter())
     opened = (await call(host, "tools/increment")).session
-    assert (await call(host, "seed_session", {"start": -1}, opened)).status == 503
+    failed = await call(host, "seed_session", {"start": -1}, opened)
+    assert (failed.status, failed.session) == (SeedFailed.status, opened)
     assert (await call(host, "seed_session", {"start": 3}, opened)).json() == {"started": 3}
 
 
