@@ -30,11 +30,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy does not follow package-dir: show it the packages where they are imported from.
 types: $(VENV)/.test
-	mkdir -p .typing/gym_serve
-	ln -sfn $(CURDIR)/gym_serve/* $(CURDIR)/deployments $(CURDIR)/environments .typing/gym_serve/
-	cd .typing && $(CURDIR)/$(BIN)/mypy --config-file ../pyproject.toml -p gym_serve
+	$(BIN)/mypy -p gym_serve
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
