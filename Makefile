@@ -32,6 +32,7 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy -p gym_serve
+	$(BIN)/mypy --strict tests/support/user_code.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

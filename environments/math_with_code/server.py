@@ -83,7 +83,7 @@ class MathWithCode(ResourcesServer):
 
     config: Config
 
-    Session = PythonSession  # type: ignore[assignment]
+    Session = PythonSession
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

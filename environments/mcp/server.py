@@ -91,7 +91,7 @@ class McpEnvironment(ResourcesServer):
 
     config: Config
 
-    Session = McpSession  # type: ignore[assignment]
+    Session = McpSession
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

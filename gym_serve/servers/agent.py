@@ -55,8 +55,6 @@ class AgentServer(Server):
         close_timeout: float = 30.0
         """Deadline of closing the session."""
 
-    config: Config
-
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         stages = ("seed", "model", "tool", "verify", "close")

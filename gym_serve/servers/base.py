@@ -54,7 +54,10 @@ class Server:
 
         model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    config: Config
+    config: Any
+    """The settings, an object of `Config`. A class with settings of its own annotates it: ``config: Config``.
+
+    (Annotated here, type checkers would refuse that: an attribute that can be set is invariant.)"""
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         self.name = name or type(self).__name__

@@ -56,8 +56,6 @@ class ModelServer(Server):
         capture_ttl: float = Field(3600.0, gt=0)
         """Seconds without a call after which the capture of an external harness is dropped."""
 
-    config: Config
-
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
         self.captures = Captures(replica, self.config.capture_ttl)

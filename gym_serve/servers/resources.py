@@ -59,6 +59,16 @@ logger = logging.getLogger("gym_serve")
 _COMPARE_REQUEST: TypeAdapter[CompareRequest] = TypeAdapter(CompareRequest)
 
 
+class _NoState(BaseModel):
+    """The session of an environment without state."""
+
+
+class _AnyRow(BaseModel):
+    """The row of an environment that does not type its keys: all are readable as attributes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class ResourcesServer(Server):
     """Base class of environments."""
 
@@ -92,17 +102,12 @@ class ResourcesServer(Server):
         """What a tool that is unavailable (429, 502, 503 or 504) does: ``fail`` ends the attempt, which is
         masked and tried again; ``show`` gives the model the tool's error, as NeMo Gym does."""
 
-    config: Config
+    Session: ClassVar[type[Any]] = _NoState
+    """State of one episode: a subclass defines a class of this name, constructed without arguments."""
 
-    class Session(BaseModel):
-        """State of one episode; subclasses override it with their own class (any class will do)."""
-
-    class Row(BaseModel):
-        """The row's own keys, typed once; a parameter ``row: Row`` of `seed`, `verify` or a tool gets them.
-
-        Further keys stay readable as attributes."""
-
-        model_config = ConfigDict(extra="allow")
+    Row: ClassVar[type[BaseModel]] = _AnyRow
+    """The row's own keys, typed once: a subclass defines a pydantic model of this name, and a parameter
+    ``row: Row`` of `seed`, `verify` or a tool gets them."""
 
     _row: ClassVar[TypeAdapter[Any]]
     _seed_takes_row: ClassVar[bool]

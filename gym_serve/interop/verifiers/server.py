@@ -47,7 +47,7 @@ class Verifiers(ResourcesServer):
 
     config: Config
 
-    Session = _Rollout  # type: ignore[assignment]
+    Session = _Rollout
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
