@@ -526,6 +526,23 @@ def test_names_that_a_graph_cannot_have_are_changed(tmp_path: Path) -> None:
     assert "v1: is called s_v1 here; rows have to name it so" in found.notes
 
 
+def test_long_names_keep_what_tells_them_apart(tmp_path: Path) -> None:
+    family = "general_" + 12 * "quiz_"
+    text = re.sub(r"\bquiz(?=[_:}])", family + "quiz", QUIZ)
+    graph = graph_of(imported(tmp_path, text + POLICY))
+    ((environment,), (agent,)) = graph["resources"], graph["agents"]
+    assert environment != agent
+    assert agent.endswith("quiz_agent")
+    assert graph["agents"][agent]["resources"] == environment
+
+
+def test_names_that_are_changed_stay_apart(tmp_path: Path) -> None:
+    names = ["v1", "health", "s_health", "quiz one", "quiz/one", "x" * 70, "x" * 71]
+    config = {name: {"resources_servers": {"mcqa": {}}} for name in names}
+    graph = graph_of(imported(tmp_path, yaml.safe_dump(config)))
+    assert len(graph["resources"]) == len(names)
+
+
 CONFIG = st.recursive(
     st.sampled_from([None, 1, "???", "quiz", "${quiz}", "${a.b}", "policy_model", "x"]),
     lambda inner: (

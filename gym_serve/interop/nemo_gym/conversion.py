@@ -201,11 +201,16 @@ class Conversion:
     def _server_names(self) -> dict[str, str]:
         """The name of each instance in the graph, where not all names are possible."""
         names: dict[str, str] = {}
+        taken = {instance.name for instance in self._instances}
         for instance in self._instances:
             name = instance.name
             if name_problem(name) is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60]
+                name = re.sub(r"[^A-Za-z0-9_-]+", "_", name)
+                # Of a long name both ends are kept: names of one family often differ at the end.
+                name = name if len(name) <= 60 else f"{name[:29]}__{name[-29:]}"
                 name = name if name[:1].isalpha() and name_problem(name) is None else f"s_{name}"
+                name = name if name not in taken else f"{name[:55]}_{len(names)}"
+                taken.add(name)
                 self.notes.append(f"{instance.name}: is called {name} here; rows have to name it so")
             names[instance.name] = name
         return names
