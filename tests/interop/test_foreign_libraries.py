@@ -88,8 +88,8 @@ def test_every_config_that_comes_with_nemo_gym():
             continue
         servers = graph.get("resources", {}).values()
         hosted |= {server["server"] for server in servers if server["type"] == "nemo_gym"}
-    assert (len(configs), len(refused)) == (322, 108)
-    assert len(hosted) == 63
+    assert (len(configs), len(refused)) == (322, 98)
+    assert len(hosted) == 62
     unexpected = [
         problem
         for problems in refused.values()
