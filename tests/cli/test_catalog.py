@@ -98,7 +98,7 @@ def test_show_an_environment() -> None:
     assert shown["tools"][0]["name"] == "get_weather"
     assert shown["reverify_mode"] == "unsupported"
     assert shown["files"].keys() == {"readme", "fixtures", "data"}
-    (setting,) = shown["settings"]
+    setting = shown["settings"][0]
     assert setting["name"] == "session_ttl"
     text = runner.invoke(main, ["show", "gym_serve.environments.simple_weather:SimpleWeather"])
     assert text.exit_code == 0, text.output
