@@ -50,7 +50,8 @@ PLUGIN = {
     ),
     "gs_plugin.py": (
         "from gym_serve import ResourcesServer\n\n\n"
-        "class Good(ResourcesServer):\n    '''Sorts xylophones.\n\n    By hand.\n    '''\n\n    def verify(self) -> float:\n        return 0.0\n"
+        "class Good(ResourcesServer):\n    '''Sorts xylophones.\n\n    By hand.\n    '''\n\n"
+        "    def verify(self) -> float:\n        return 0.0\n"
     ),
 }
 
