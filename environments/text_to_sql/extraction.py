@@ -8,7 +8,7 @@ from collections.abc import Iterator
 __all__ = ["extract_sql"]
 
 _FENCE = "```"
-_SQL_FENCE = re.compile(r"```(?:sqlite3?|mysql|postgresql|postgres|pgsql|psql|sql)\b", re.IGNORECASE)
+_SQL_FENCE = re.compile(r"```(?:sqlite3?|mysql|postgresql|postgres|pgsql|psql|sql)", re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP)\s", re.IGNORECASE)
 _QUERY = re.compile(r"(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
 

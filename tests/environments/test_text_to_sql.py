@@ -89,6 +89,7 @@ async def test_example_rows_run_where_they_are_of_sqlite(server: TextToSql) -> N
         ("No idea; sorry.", None),
         ("```sql\nSELECT 1\n```", "SELECT 1"),
         ("```SQL SELECT 1```", "SELECT 1"),
+        ("```sqlSELECT 1```", "SELECT 1"),
         ("```sql\nSELECT 1\n```\nno:\n```sql\nSELECT 2;\n```", "SELECT 2;"),
         ("```sql\n\n``` SELECT 1;", None),
         ("```sqlite\nSELECT 1\n``` ok;", "SELECT 1"),
