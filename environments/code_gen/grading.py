@@ -21,10 +21,12 @@ def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
     Args:
         tolerance: how far numbers may differ, absolutely or relatively, if one is no integer.
     """
-    lines, wanted = _lines(output), _lines(expected)
-    return len(lines) == len(wanted) and all(
-        want == line or _same_numbers(want.split(), line.split(), tolerance)
-        for want, line in zip(wanted, lines, strict=True)
+    wanted, output = _lines(expected), output.strip()
+    if output.count("\n") + 1 != len(wanted):
+        return False
+    return all(
+        want == line or _same_numbers(want.split(), line, tolerance)
+        for want, line in zip(wanted, _lines(output), strict=True)
     )
 
 
@@ -43,7 +45,8 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def _same_numbers(expected: list[str], words: list[str], tolerance: float) -> bool:
+def _same_numbers(expected: list[str], line: str, tolerance: float) -> bool:
+    words = line.split(maxsplit=len(expected))
     return len(expected) == len(words) and all(
         _same_number(want, word, tolerance) for want, word in zip(expected, words, strict=True)
     )

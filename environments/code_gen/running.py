@@ -2,10 +2,14 @@
 
 The program gets its input and nothing else: what it should answer stays outside, and what it did
 answer is compared outside. So a program that takes over its whole sandbox gains nothing by it.
+
+Of its answer no more is taken than an answer to the test can need, so that one which is too long costs the
+server nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +31,8 @@ _MESSAGES = {
     RUNTIME_ERROR: "Runtime Error",
 }
 _SHOWN = 300
+_LEAST_OUTPUT, _OUTPUT_RATIO = 1 << 16, 16  # a number may have many more digits than the expected one
+_LONG = 1 << 16  # bytes that take longer to compare than another thread to be called
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,16 @@ async def run_tests(
         run = await python.run(
             code,
             timeout=timeout,
-            output_limit=MAX_INPUT,
+            output_limit=min(MAX_INPUT, _LEAST_OUTPUT + _OUTPUT_RATIO * len(expected)),
             stdin="" if tests.fn_name else tests.inputs[number],
             function=tests.fn_name,
             arguments=tests.arguments(number) if tests.fn_name else None,
         )
         if run.starved:
             raise VerifierFailed("the machine is overloaded: a test got less than a tenth of a processor")
-        error = _code(run, expected, tests.fn_name is not None, tolerance)
+        checked = (run, expected, tests.fn_name is not None, tolerance)
+        is_long = len(run.stdout) + len(run.value or "") > _LONG
+        error = await asyncio.to_thread(_code, *checked) if is_long else _code(*checked)
         result.append(error or True)
         if error is not None:
             fault = _fault(error, run, tests.inputs[number], expected)

@@ -90,6 +90,8 @@ class CodeGen(ResourcesServer):
         """Seconds that one test may take (waiting for a processor not included)."""
         memory_mb: PositiveInt = 2048
         """Memory of one program in MiB; read at the start only."""
+        packages: tuple[str, ...] = ("numpy",)
+        """Installed packages that programs may import, with what they require; read at the start only."""
         float_tolerance: NonNegativeFloat = 0.0
         """How far a number that is no integer may be from the expected one, absolutely or relatively."""
         reasoning_format_penalty: float = 0.0
@@ -111,9 +113,8 @@ class CodeGen(ResourcesServer):
             memory_bytes=config.memory_mb << 20,
             file_bytes=MAX_INPUT,
             disk_bytes=4 * MAX_INPUT,
-            reply_bytes=8 * MAX_INPUT,  # a character of the output has at most six in JSON
         )
-        sandbox = await asyncio.to_thread(find_sandbox, config.sandbox)
+        sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         self._pool = SandboxPool(sandbox, limits, size=config.num_processes, prelude=PRELUDE)
         await self._pool.start()
         self._turns = asyncio.Semaphore(config.num_processes)

@@ -65,13 +65,15 @@ class MathWithCode(ResourcesServer):
         sandbox: SandboxName = "bubblewrap"
         """``bubblewrap`` confines the model's code; ``process`` trusts it, see README.md."""
         max_execution_time: PositiveFloat = 10.0
-        """Seconds that one call may take (waiting for a turn not included)."""
+        """Seconds that one call may take (waiting for a turn or a processor not included)."""
         num_processes: PositiveInt = 4
         """Calls that run at the same time, each using up to one core; read at the start only."""
         warm_sandboxes: PositiveInt = 2
         """Interpreters that are kept ready for new episodes; read at the start only."""
         memory_mb: PositiveInt = 1024
         """Memory of one interpreter in MiB; read at the start only."""
+        packages: tuple[str, ...] = ("numpy", "sympy")
+        """Installed packages that code may import, with what they require; read at the start only."""
         prelude: str = ""
         """Trusted code that each interpreter runs first (``import numpy as np``); read at the start only."""
         max_output_chars: PositiveInt = 20_000
@@ -98,10 +100,8 @@ class MathWithCode(ResourcesServer):
             VerifierFailed: math-verify does not start.
         """
         config = self.config
-        sandbox = await asyncio.to_thread(find_sandbox, config.sandbox)
-        # Three texts, and at most twelve characters of JSON for one of theirs.
-        reply_bytes = (1 << 20) + 36 * config.max_output_chars
-        limits = Limits(memory_bytes=config.memory_mb << 20, reply_bytes=reply_bytes)
+        sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
+        limits = Limits(memory_bytes=config.memory_mb << 20)
         self._pool = SandboxPool(sandbox, limits, size=config.warm_sandboxes, prelude=config.prelude)
         self._turns = asyncio.Semaphore(config.num_processes)
         self._output_limit = config.max_output_chars

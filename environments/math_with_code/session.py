@@ -48,11 +48,11 @@ class PythonSession:
         Args:
             pool: where a new interpreter is taken from.
             turns: held while the code runs; waiting for it does not count as the code's time.
-            timeout: seconds that the code may take.
+            timeout: seconds that the code may run or sleep.
             output_limit: characters of each text that are returned.
 
         Raises:
-            Unavailable: an interpreter does not start.
+            Unavailable: an interpreter does not start, or the machine is too busy for it.
         """
         async with self._lock:
             python, notice = self._python, ""

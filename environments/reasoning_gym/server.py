@@ -86,7 +86,7 @@ class ReasoningGym(ResourcesServer):
             GraphError: the sandbox does not work on this machine.
             Unavailable: a process does not start (the package is not installed, say).
         """
-        sandbox = await asyncio.to_thread(find_sandbox, self.config.sandbox)
+        sandbox = await asyncio.to_thread(find_sandbox, self.config.sandbox, ("reasoning-gym",))
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
         self._pool = ScoringPool(sandbox, limits, size=self.config.num_processes)
         await self._pool.start()

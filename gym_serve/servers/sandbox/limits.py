@@ -16,11 +16,9 @@ class Limits:
         file_bytes: size of any file that is written, the standard output included.
         disk_bytes: all files together (in memory); ``process`` does not limit them.
         open_files: number of files open at once.
-        reply_bytes: the longest message that is taken from it.
     """
 
     memory_bytes: int = 1 << 30
     file_bytes: int = 16 << 20
     disk_bytes: int = 64 << 20
     open_files: int = 64
-    reply_bytes: int = 4 << 20

@@ -4,14 +4,13 @@ A plain `subprocess.Popen` with a socket pair, rather than asyncio's own subproc
 child watcher, which differs between Python versions, uvloop and loops outside the main thread (a
 Serve replica's is one); here the exit status is collected by whoever killed the process.
 
-What the process says is not trusted: a message that is too long, no JSON, or of another form ends it,
-as if it had died.
+What the process says is its supervisor's word, and the texts in it are cut there. Even so it is not trusted: a
+message that is too long, no JSON, or of another form ends it, as if it had died.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -20,21 +19,24 @@ import socket
 import subprocess
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gym_serve.servers.sandbox.limits import Limits
-from gym_serve.servers.sandbox.providers import VARIABLES, Sandbox, package_folders
-from gym_serve.servers.sandbox.seccomp import filter_program
+from gym_serve.servers.sandbox.providers import VARIABLES, Sandbox, configuration
 from gym_serve.types.errors import Unavailable
 
 __all__ = ["Execution", "ProgramRun", "SandboxDied", "SandboxedPython"]
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-_PROCESSES = 64
+_PATIENCE = 10  # as the supervisor's own, which answers before this process gives up
 _END_SECONDS = 1.0
+_MAX_MESSAGE = 1 << 16
+_MAX_NOTES = 1 << 17  # bytes that a text may have beside what was asked for: a traceback, say
+_LONG = 1 << 16  # bytes that take longer to decode than another thread to be called
 
 
 class SandboxDied(Exception):
@@ -85,6 +87,12 @@ class _Live(NamedTuple):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     folder: str | None
+    group: Path | None
+
+
+class _Reply(NamedTuple):
+    message: dict[str, Any]
+    texts: list[bytes]
 
 
 class SandboxedPython:
@@ -115,7 +123,8 @@ class SandboxedPython:
         """
         try:
             await self._connect()
-            hello = await asyncio.wait_for(self._exchange(self._configuration()), _START_SECONDS)
+            config = {**configuration(self._sandbox, self._limits), "prelude": self._prelude}
+            hello, _ = await asyncio.wait_for(self._exchange(config), _START_SECONDS)
         except (SandboxDied, OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"not ready in {_START_SECONDS:g} s"
             await self.stop()
@@ -130,19 +139,41 @@ class SandboxedPython:
     async def execute(self, code: str, *, timeout: float, output_limit: int) -> Execution:
         """Execute code in the namespace of this process, which lasts until it ends.
 
-        The code is interrupted after ``timeout``; if it does not take notice, the process is killed.
+        The code is interrupted when its time is over; if it does not take notice, the process is killed.
 
         Args:
             code: Python statements; the value of a last expression is the result.
-            timeout: seconds.
-            output_limit: characters of each text that are returned.
+            timeout: seconds that it may run or sleep; waiting for a processor does not count.
+            output_limit: characters of the result that are returned, and bytes of each output.
 
         Raises:
             SandboxDied: it did not survive the code; no further call is possible.
+            Unavailable: the machine is too busy to tell; no further call is possible.
         """
-        request = {"op": "execute", "code": code, "timeout": timeout, "output_limit": output_limit}
-        reply = await self._ask(request, timeout + _GRACE_SECONDS)
-        return await self._checked(Execution, reply)
+        request = {
+            "op": "execute",
+            "code": code,
+            "timeout": timeout,
+            "grace": _GRACE_SECONDS,
+            "output_limit": output_limit,
+        }
+        reply = await self._ask(request, _PATIENCE * (timeout + _GRACE_SECONDS) + _START_SECONDS)
+        if reply.message.get("starved"):
+            await self.stop()
+            raise Unavailable("the machine is overloaded: the code got less than a tenth of a processor")
+        if ended := reply.message.get("ended"):
+            await self.stop()
+            raise SandboxDied(str(ended))
+        fields = {}
+        if len(reply.texts) == 4:
+            stdout, stderr, error, result = await _decoded(reply.texts)
+            fields = {
+                "stdout": stdout,
+                "stderr": stderr,
+                "error": error or None,
+                "result": result[1:] if result else None,
+            }
+        return await self._checked(Execution, fields)
 
     async def run(
         self,
@@ -159,7 +190,7 @@ class SandboxedPython:
         Args:
             code: the program.
             timeout: seconds that it may run or sleep; waiting for a processor does not count.
-            output_limit: bytes of its output that are returned.
+            output_limit: bytes of its output, and of its value, that are returned.
             stdin: its standard input.
             function: a function of the program, or a method of its class ``Solution``, to be called;
                 the program is not ``__main__`` then.
@@ -171,14 +202,18 @@ class SandboxedPython:
         request = {
             "op": "run",
             "code": code,
-            "stdin": stdin,
             "function": function,
             "arguments": arguments or [],
             "timeout": timeout,
             "output_limit": output_limit,
         }
-        reply = await self._ask(request, 10 * timeout + _START_SECONDS)
-        return await self._checked(ProgramRun, reply)
+        given = stdin.encode("utf-8", "surrogatepass")
+        reply = await self._ask(request, _PATIENCE * timeout + _START_SECONDS, given)
+        fields = {key: value for key, value in reply.message.items() if key != "sizes"}
+        if len(reply.texts) == 3:
+            stdout, stderr, value = await _decoded(reply.texts)
+            fields |= {"stdout": stdout, "stderr": stderr, "value": value or None}
+        return await self._checked(ProgramRun, fields)
 
     async def stop(self) -> str:
         """Kill the process, collect it and remove its folder; does nothing if there is none.
@@ -188,34 +223,22 @@ class SandboxedPython:
         """
         if self._live is None:
             return "no process"
-        process, _, writer, folder = self._live
+        process, _, writer, folder, group = self._live
         with suppress(ProcessLookupError):  # collected before, by a `stop` that was cancelled
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         writer.close()
         status = await asyncio.to_thread(process.wait)
-        await asyncio.to_thread(_remove, folder)
+        await asyncio.to_thread(self._remove, folder, group)
         self._live = None  # not before: a `stop` that is cancelled can be repeated
         # bwrap ends with 128 + n when the process in it was ended by signal n.
         status = 128 - status if self._sandbox.confines and status > 128 else status
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 
-    def _configuration(self) -> dict[str, Any]:
-        program = filter_program() if self._sandbox.confines else None
-        return {
-            "path": package_folders(),
-            "prelude": self._prelude,
-            "filter": None if program is None else base64.b64encode(program).decode(),
-            "memory_bytes": self._limits.memory_bytes,
-            "file_bytes": self._limits.file_bytes,
-            "open_files": self._limits.open_files,
-            # Only where no filter forbids them: older kernels count all processes of the user.
-            "processes": _PROCESSES if self._sandbox.confines and program is None else None,
-        }
-
-    async def _ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, Any], timeout: float, text: bytes = b"") -> _Reply:
         try:
-            return await asyncio.wait_for(self._exchange(request), timeout)
+            exchange = self._exchange(request, text, limit=request["output_limit"])
+            reply = await asyncio.wait_for(exchange, timeout)
         except asyncio.TimeoutError:
             await self.stop()
             raise SandboxDied(f"no answer in {timeout:g} s") from None
@@ -225,6 +248,10 @@ class SandboxedPython:
         except BaseException:  # cancelled: an answer may still come, and would be taken for the next one
             await self.stop()
             raise
+        if "failure" in reply.message:
+            await self.stop()
+            raise SandboxDied(str(reply.message["failure"]))
+        return reply
 
     async def _wait_for_end(self) -> None:
         """Let a process that closed its socket come to its end, which `stop` then tells."""
@@ -232,40 +259,43 @@ class SandboxedPython:
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._live.process.wait, _END_SECONDS)
 
-    async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _exchange(self, request: dict[str, Any], text: bytes = b"", *, limit: int = 0) -> _Reply:
         if self._live is None:
             raise SandboxDied("it was not started, or has ended")
+        reader, writer = self._live.reader, self._live.writer
         try:
-            self._live.writer.write(json.dumps(request).encode() + b"\n")
-            await self._live.writer.drain()
-            line = await self._live.reader.readline()
-        except (ConnectionError, ValueError) as error:  # ValueError: the line is too long
-            raise SandboxDied(f"the process ended ({error})") from None
-        if not line.endswith(b"\n"):
-            raise SandboxDied("the process ended")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
-            raise SandboxDied("the process sent no message")
-        return message
+            writer.write(json.dumps({**request, "sizes": [len(text)]}).encode() + b"\n")
+            writer.write(text)
+            await writer.drain()
+            line = await reader.readuntil()
+            message = _message(line)
+            texts = [await reader.readexactly(size) for size in _sizes(message, limit)]
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            raise SandboxDied("the process ended") from error
+        except asyncio.LimitOverrunError:
+            raise SandboxDied("the process sent a message that is too long") from None
+        return _Reply(message, texts)
 
-    async def _checked(self, form: type[_Form], reply: dict[str, Any]) -> _Form:
+    async def _checked(self, form: type[_Form], fields: dict[str, Any]) -> _Form:
         try:
-            return form.model_validate({key: _sound(value) for key, value in reply.items()})
+            return form.model_validate(fields)
         except ValidationError:
             await self.stop()
             raise SandboxDied("the process sent another message than was asked for") from None
 
     async def _connect(self) -> None:
         # On the event loop's thread, as the kernel ties the process's life to the thread that starts it.
+        groups = self._sandbox.groups
         folder = None if self._sandbox.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
+        group = None if groups is None else groups.create()
+        command = self._sandbox.command(self._limits)
+        if group is not None:
+            command = ["/bin/sh", "-c", 'echo 0 > "$0"/cgroup.procs && exec "$@"', str(group), *command]
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond
-                    self._sandbox.command(self._limits),
+                    command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -275,24 +305,49 @@ class SandboxedPython:
                 )
         except OSError:
             ours.close()
-            _remove(folder)
+            self._remove(folder, group)
             raise
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=self._limits.reply_bytes)
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_MESSAGE)
         except BaseException:  # a cancellation, mostly
             ours.close()
             process.kill()
             process.wait()
-            _remove(folder)
+            self._remove(folder, group)
             raise
-        self._live = _Live(process, reader, writer, folder)
+        self._live = _Live(process, reader, writer, folder, group)
+
+    def _remove(self, folder: str | None, group: Path | None) -> None:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if group is not None and self._sandbox.groups is not None:
+            self._sandbox.groups.remove(group)
 
 
-def _remove(folder: str | None) -> None:
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise SandboxDied("the process sent no message")
+    return message
 
 
-def _sound(value: Any) -> Any:
-    # A lone surrogate is no character: JSON encoders refuse it.
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+def _sizes(message: dict[str, Any], limit: int) -> list[int]:
+    """Of the texts that follow a message."""
+    sizes = message.get("sizes")
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise SandboxDied("the process sent no message")
+    if any(size > 4 * limit + _MAX_NOTES for size in sizes):
+        raise SandboxDied("the process sent a message that is too long")
+    return sizes
+
+
+async def _decoded(texts: list[bytes]) -> list[str]:
+    """Texts, whatever their bytes; long ones in another thread, as the event loop has others to serve."""
+
+    def decode() -> list[str]:
+        return [text.decode("utf-8", "replace") for text in texts]
+
+    return decode() if sum(map(len, texts)) < _LONG else await asyncio.to_thread(decode)

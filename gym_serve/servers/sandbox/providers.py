@@ -1,28 +1,33 @@
 """`Sandbox`: a way to confine a process, and the two that there are.
 
-`Bubblewrap` confines: the code sees no network, no process but its own, a read-only Python and an
-empty folder. `PlainProcess` does not: it has the same limits of time and memory, but whoever asks for
-it trusts the code with everything that the user of this process may do. Hence it is never a fallback:
-where Bubblewrap does not work, `find_sandbox` refuses and says what to do.
+`Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, a read-only Python
+with the packages that it was given, and an empty folder. `PlainProcess` does not: it has the same limits of time
+and memory, but whoever asks for it trusts the code with everything that the user of this process may do. Hence it
+is never a fallback: where Bubblewrap does not work, `find_sandbox` refuses and says what to do.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import gym_serve
+from gym_serve.servers.sandbox.cgroups import ControlGroups
 from gym_serve.servers.sandbox.inside import main as inside  # also compiles it, once for all
+from gym_serve.servers.sandbox.inside.seccomp import MACHINES
 from gym_serve.servers.sandbox.limits import Limits
+from gym_serve.servers.sandbox.visible import PACKAGES, packages_of, python_and_libraries, shown_packages
 from gym_serve.types.errors import GraphError
 
-__all__ = ["Bubblewrap", "PlainProcess", "Sandbox", "SandboxName", "find_sandbox"]
+__all__ = ["VARIABLES", "Bubblewrap", "PlainProcess", "Sandbox", "SandboxName", "find_sandbox"]
 
 logger = logging.getLogger("gym_serve")
 
@@ -30,8 +35,8 @@ SandboxName = Literal["bubblewrap", "process"]
 """Names of the sandboxes in a graph file."""
 
 _CHECK_SECONDS = 30.0
-_SYSTEM_FOLDERS = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
-_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
+_NOBODY = 65534
 _INSIDE = Path(inside.__file__).parent
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")
 
@@ -41,10 +46,16 @@ class Sandbox(Protocol):
 
     Attributes:
         confines: whether the code is kept from files, network and other processes; if so, the process
-            also refuses it the system calls of `seccomp.filter_program`.
+            also refuses it the system calls of `inside.seccomp`.
+        path: folders of the packages that the code may import.
+        user: the id of the user that code runs as; None for that of its supervisor.
+        groups: where each sandbox gets a control group of its own; None where there are none.
     """
 
     confines: bool
+    path: list[str]
+    user: int | None
+    groups: ControlGroups | None
 
     def command(self, limits: Limits) -> list[str]:
         """The command line that starts Python with the package ``inside`` in the sandbox.
@@ -59,6 +70,12 @@ class PlainProcess:
     """No sandbox: a process with an empty environment, in a temporary folder. For trusted code."""
 
     confines = False
+    user = None
+    groups = None
+
+    def __init__(self) -> None:
+        names = ("site-packages", "dist-packages")
+        self.path = [folder for folder in sys.path if Path(folder).name in names and os.path.isdir(folder)]
 
     def command(self, limits: Limits) -> list[str]:
         """Python itself."""
@@ -66,50 +83,102 @@ class PlainProcess:
 
 
 class Bubblewrap:
-    """Linux namespaces, set up by the program ``bwrap``, without any privilege.
+    """Linux namespaces, set up by the program ``bwrap``.
+
+    An ordinary user's sandboxes have a user namespace each. Those of root have none: in it, code would still be
+    the machine's root, who owns the kernel's settings. There, the supervisor may become another user and does
+    so for the code, which is ``nobody`` then.
 
     Args:
         program: path of ``bwrap``, version 0.7 or newer.
+        packages: installed packages that the code may import, with what they require.
     """
 
     confines = True
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, packages: Iterable[str] = ()) -> None:
         self.program = program
+        self.user = _NOBODY if os.geteuid() == 0 and _exists(_NOBODY) else None
+        self.groups = ControlGroups.found()
+        self.path = [PACKAGES]
+        self._files = [*python_and_libraries(), *shown_packages(packages_of(packages))]
 
     def command(self, limits: Limits) -> list[str]:
         """``bwrap`` with its arguments, then Python."""
+        return [*self._arguments(limits), "--", *_python(), *_START, "/sandbox"]
+
+    def _arguments(self, limits: Limits) -> list[str]:
         return [
-            *(self.program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"),
-            *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"),
-            *_system(),
-            # Before the packages: a virtual environment may lie below /tmp.
-            *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
-            *_interpreter(),
+            *(self.program, *self._rights(), "--die-with-parent", "--new-session", "--as-pid-1"),
+            *("--hostname", "sandbox", "--clearenv"),
+            # Before the files: Python may lie below /tmp.
+            *("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
+            *self._files,
             *("--ro-bind", str(_INSIDE), "/sandbox/inside"),
-            *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
-            *("--chdir", "/tmp", "--remount-ro", "/"),
+            # The kernel's settings twice: behind an empty folder, and read-only like all of /proc.
+            *("--proc", "/proc", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys", "--remount-ro", "/proc"),
+            *("--dev", "/dev", "--remount-ro", "/dev", "--chdir", "/tmp", "--remount-ro", "/"),
             *_variables(),
-            *("--", *_python(), *_START, "/sandbox"),
         ]
 
+    def _rights(self) -> list[str]:
+        if self.user is None:
+            return ["--unshare-all", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
+        namespaces = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
+        rights = ["SETUID", "SETGID", "KILL", "SYS_NICE"]  # to become another user, and to supervise that
+        return [*namespaces, "--cap-drop", "ALL", *(w for r in rights for w in ("--cap-add", f"CAP_{r}"))]
+
     def problem(self) -> str | None:
-        """Why it does not work on this machine, or None if it does."""
-        command = self.command(Limits())
-        command[command.index("--") + 1 :] = [*_python(), "-c", "pass"]
+        """Why it does not confine on this machine, or None if it does."""
+        if os.uname().machine not in MACHINES:
+            return f"there is no list of system calls for {os.uname().machine}, but for {', '.join(MACHINES)}"
+        limits = Limits()
+        with tempfile.NamedTemporaryFile(prefix="gym-serve-") as canary:
+            config = {
+                **configuration(self, limits),
+                "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
+                "hidden": [canary.name, os.path.realpath(gym_serve.__file__), "/etc/passwd"],
+                "variables": [*VARIABLES, "LC_CTYPE", "PWD"],  # Python and bwrap set two more
+            }
+            command = [*self._arguments(limits), "--", *_python(), "-c", _INSIDE.joinpath("probe.py").read_text()]
+            try:
+                done = subprocess.run(
+                    command,
+                    input=json.dumps(config).encode(),
+                    capture_output=True,
+                    timeout=_CHECK_SECONDS,
+                    env={},
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return str(error)
+        if done.returncode != 0:
+            errors = done.stderr.decode("utf-8", "replace").strip()
+            return errors[-500:] or f"exit status {done.returncode}"
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_CHECK_SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        if done.returncode == 0:
-            return None
-        return done.stderr.decode("utf-8", "replace").strip()[-500:] or f"exit status {done.returncode}"
+            problems = json.loads(done.stdout)
+        except ValueError:
+            return "what ran in it had nothing to say"
+        return f"it does not confine: {'; '.join(problems)}" if problems else None
 
 
-def find_sandbox(name: SandboxName) -> Sandbox:
+def configuration(sandbox: Sandbox, limits: Limits) -> dict[str, Any]:
+    """What the supervisor is told first, less the prelude."""
+    return {
+        "path": sandbox.path,
+        "user": sandbox.user,
+        "filter": sandbox.confines,
+        "memory_bytes": limits.memory_bytes,
+        "file_bytes": limits.file_bytes,
+        "open_files": limits.open_files,
+    }
+
+
+def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Sandbox:
     """The sandbox of a name, ready to use on this machine.
+
+    Args:
+        packages: installed packages that code in it may import, with what they require; ``process`` has all.
 
     Raises:
         GraphError: it does not work here; says why and what to do.
@@ -120,11 +189,16 @@ def find_sandbox(name: SandboxName) -> Sandbox:
     program = shutil.which("bwrap")
     if program is None:
         raise GraphError(f"sandbox: bubblewrap: there is no bwrap on the PATH; {_NEXT_STEP}")
-    bubblewrap = Bubblewrap(program)
+    bubblewrap = Bubblewrap(program, packages)
     if problem := bubblewrap.problem():
+        needs = (
+            "root's right to mount (CAP_SYS_ADMIN); a server that runs as an ordinary user needs none"
+            if bubblewrap.user is not None
+            else "unprivileged user namespaces (in a container: a seccomp profile that allows them)"
+        )
         raise GraphError(
             f"sandbox: bubblewrap: bwrap does not work here: {problem}; it needs version 0.7 or newer and "
-            f"unprivileged user namespaces (in a container: a seccomp profile that allows them); {_NEXT_STEP}"
+            f"{needs}; {_NEXT_STEP}"
         )
     return bubblewrap
 
@@ -135,45 +209,18 @@ _NEXT_STEP = (
 )
 
 
+def _exists(user: int) -> bool:
+    """Whether there is a user of this id in this process's user namespace, to become."""
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= user < first + count:
+            return True
+    return False
+
+
 def _python() -> list[str]:
     # Without `site`: no .pth file runs, and the script is told which folders of packages there are.
     return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8"]
-
-
-def _system() -> list[str]:
-    arguments = ["--ro-bind", "/usr", "/usr"]
-    for folder in filter(os.path.exists, _SYSTEM_FOLDERS):
-        if os.path.islink(folder):
-            arguments += ["--symlink", os.readlink(folder), folder]
-        else:
-            arguments += ["--ro-bind", folder, folder]
-    for file in filter(os.path.exists, _SYSTEM_FILES):
-        arguments += ["--ro-bind", file, file]
-    return arguments
-
-
-def _interpreter() -> list[str]:
-    """Python and its packages, less gym_serve: verifiers and example data are in there."""
-    shown: list[str] = ["/usr"]
-    arguments = []
-    for folder in (sys.base_prefix, sys.prefix, *package_folders()):
-        if not any(_inside(folder, parent) for parent in shown):
-            arguments += ["--ro-bind", folder, folder]
-            shown.append(folder)
-    for folder in map(os.path.realpath, gym_serve.__path__):
-        if any(_inside(folder, parent) for parent in shown):
-            arguments += ["--tmpfs", folder, "--remount-ro", folder]
-    return arguments
-
-
-def package_folders() -> list[str]:
-    """The folders of installed packages on this process's path."""
-    names = ("site-packages", "dist-packages")
-    return [folder for folder in sys.path if Path(folder).name in names and os.path.isdir(folder)]
-
-
-def _inside(path: str, folder: str) -> bool:
-    return Path(path).is_relative_to(folder)
 
 
 VARIABLES = {

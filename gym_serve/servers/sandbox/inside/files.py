@@ -1,7 +1,7 @@
 """Files without a name, and those that stand in for standard output and error while code runs.
 
 Files rather than pipes or objects: they catch what is written by whatever means, need no reader, and
-the kernel bounds their size.
+the kernel bounds their size. In memory and not in a folder, which code could fill or lock.
 """
 
 from __future__ import annotations
@@ -10,15 +10,28 @@ import io
 import os
 import sys
 
-__all__ = ["Output", "nameless_file"]
+__all__ = ["Output", "nameless_file", "replace", "start_of"]
 
 
 def nameless_file() -> io.FileIO:
-    """An empty file in this folder; unlike `tempfile`, which takes long to import."""
-    name = os.urandom(16).hex()
+    """An empty file that nobody finds by a name."""
+    if sys.platform == "linux":
+        return io.FileIO(os.memfd_create("file"), "r+")  # without seals: nobody can make it read-only
+    name = os.urandom(16).hex()  # `tempfile` takes long to import
     file = io.FileIO(name, "x+")
     os.unlink(name)
     return file
+
+
+def replace(file: io.FileIO, data: bytes) -> None:
+    """Make data the whole content of a file."""
+    os.ftruncate(file.fileno(), 0)
+    os.pwrite(file.fileno(), data, 0)
+
+
+def start_of(file: io.FileIO, limit: int) -> bytes:
+    """The first ``limit`` bytes of a file."""
+    return os.pread(file.fileno(), limit, 0)
 
 
 class Output:
@@ -27,8 +40,13 @@ class Output:
     def __init__(self) -> None:
         self._files = (nameless_file(), nameless_file())
 
-    def clear(self) -> None:
-        """Empty both, and make them file descriptors 1 and 2 again, whatever code has done to those."""
+    def close(self) -> None:
+        """Give them up."""
+        for file in self._files:
+            file.close()
+
+    def capture(self) -> None:
+        """Empty both, and make them file descriptors 1 and 2, whatever code has done to those."""
         for descriptor, file in enumerate(self._files, 1):
             os.dup2(file.fileno(), descriptor)
         self._empty()
@@ -51,10 +69,14 @@ class Output:
         out, err = (os.fstat(file.fileno()).st_size for file in self._files)
         return out, err
 
-    def read(self, limit: int) -> tuple[str, str]:
-        """The text of each, cut after ``limit`` bytes."""
-        out, err = (os.pread(file.fileno(), limit, 0).decode("utf-8", "replace") for file in self._files)
+    def start(self, limit: int) -> tuple[bytes, bytes]:
+        """The first ``limit`` bytes of each."""
+        out, err = (start_of(file, limit) for file in self._files)
         return out, err
+
+    def end_of_errors(self, limit: int) -> bytes:
+        """The last ``limit`` bytes of standard error."""
+        return os.pread(self._files[1].fileno(), limit, max(0, self.sizes()[1] - limit))
 
     def _empty(self) -> None:
         for file in self._files:

@@ -10,19 +10,31 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .confinement import reserve
 from .files import Output
 from .report import cut, describe, text_of, traceback_of
 
-__all__ = ["Interpreter"]
+__all__ = ["INTERRUPT", "Executed", "Interpreter"]
 
-_AGAIN_SECONDS = 0.2
+INTERRUPT = signal.SIGXCPU
+"""The signal that interrupts code; one that programs have no handler of their own for."""
 
 
 class _TimeUp(BaseException):
     """Raised in code that ran too long; no ``except Exception`` holds it."""
+
+
+class Executed(NamedTuple):
+    """What came of code, beside its output."""
+
+    result: str | None
+    """``str`` of the last expression, if it is not None."""
+    error: str | None
+    """The exception that ended it, or None."""
+    trace: str
+    """Its traceback."""
 
 
 class Interpreter:
@@ -42,22 +54,24 @@ class Interpreter:
         self._cells = 0
         self._running = False
 
-    def execute(self, code: str, timeout: float, output_limit: int) -> dict[str, Any]:
-        """Execute code, for at most ``timeout`` seconds.
+    def execute(self, code: str, timeout: float, output_limit: int) -> Executed:
+        """Execute code, until it ends or `INTERRUPT` comes.
 
-        Returns:
-            ``stdout`` and ``stderr``; ``result``: ``str`` of the last expression, if it is not None;
-            ``error``: the exception that ended it, or None.
+        Args:
+            code: Python statements.
+            timeout: the seconds after which it comes, for the message.
+            output_limit: characters of the result.
         """
-        self._output.clear()
+        self._output.capture()
         self._cells += 1
         name = f"<cell {self._cells}>"
         error = result = None
         trace = ""
         try:
-            with self._time_limit(timeout):
+            with self._interruptible():
                 result = self._execute(name, code)
         except _TimeUp:
+            self._running = False
             error = f"TimeoutError: stopped after {timeout:g} s; variables are kept"
         except SystemExit as end:
             error = f"SystemExit: {text_of(end.code)}; the session goes on"
@@ -69,9 +83,7 @@ class Interpreter:
             if error is not None and error.startswith("MemoryError"):
                 gc.collect()
             self._output.flush()
-            stdout, stderr = self._written(output_limit)
-        result = result and cut(result, output_limit)
-        return {"stdout": stdout, "stderr": stderr + trace, "result": result, "error": error}
+        return Executed(result and cut(result, output_limit), error, trace)
 
     def _execute(self, name: str, code: str) -> str | None:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -85,22 +97,15 @@ class Interpreter:
         value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), self._names)
         return None if value is None else str(value)
 
-    def _written(self, limit: int) -> list[str]:
-        texts = zip(self._output.read(limit), self._output.sizes(), strict=True)
-        return [text if size <= limit else f"{text}\n... ({size - limit} more)" for text, size in texts]
-
     @contextmanager
-    def _time_limit(self, seconds: float) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[None]:
         def time_up(signum: int, frame: object) -> None:
             if self._running:
                 raise _TimeUp
 
-        signal.signal(signal.SIGALRM, time_up)
+        signal.signal(INTERRUPT, time_up)
         self._running = True
-        # Again and again: code may hold one exception in an ``except:`` of its own.
-        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
         try:
             yield
         finally:
             self._running = False
-            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,12 +1,14 @@
-"""The loop that answers requests.
+"""The supervisor: it answers the requests of the process outside, and runs none of the code that they bring.
 
-Messages are lines of ASCII JSON on the socket that is the standard input. The first one is the
-configuration, answered by ``{"ready": true}``. Then come requests, each answered by one line:
+Messages are lines of ASCII JSON on the socket that is the standard input, each followed by as many bytes as
+it says in ``sizes``, for texts that may be long. The first one is the configuration, answered by
+``{"ready": true}``. Then come requests, each answered once:
 
-- ``execute``: code in a namespace that lasts; it runs in this process, which is sealed first.
-- ``run``: a program in a process of its own, which is sealed in place of this one.
+- ``execute``: code in a namespace that lasts, in a child that lasts as well (`Session`);
+- ``run``: a program in a child of its own (`Program`).
 
-The kernel's limits are set before any of that code runs.
+A child is confined before any of its code runs. What it says is read as bytes from files, no more of them
+than were asked for; whether it takes too long is measured here.
 """
 
 from __future__ import annotations
@@ -17,66 +19,67 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from .confinement import die_with_parent, seal, set_dumpable, set_limits
-from .files import Output
-from .interpreter import Interpreter
+from .confinement import die_with_parent, protect
 from .program import Program
 from .report import describe
+from .session import Session
 
 __all__ = ["main"]
 
+Reply = tuple[dict[str, Any], list[bytes]]
+
 
 def main() -> None:
-    """Serve until the socket ends; in a process that is forked for a program, run that."""
+    """Serve until the socket ends; in a process that is forked for code, run that."""
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     try:
-        program = _serve(control)
+        task = _serve(control)
     except Exception as error:
-        _send(control, {"failure": describe(error)})
+        _send(control, {"failure": describe(error)}, [])
         raise
-    if program is not None:
-        program.run()
+    if task is not None:
+        task()
 
 
-def _serve(control: socket.socket) -> Program | None:
+def _serve(control: socket.socket) -> Callable[[], None] | None:
     """Answer requests until the socket ends; in a forked process, return what it has to run."""
     lines = control.makefile("rb")
     config = json.loads(lines.readline())
     die_with_parent()
-    set_dumpable(False)  # no child reads this process's memory
+    protect()
     sys.path += config["path"]
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # what `site` would do
-    set_limits(config)
     namespace: dict[str, Any] = {}
     exec(compile(config["prelude"], "<prelude>", "exec", dont_inherit=True), namespace)
-    output = Output()
-    interpreter: Interpreter | None = None
+    session: Session | None = None
     gc.freeze()  # a collection in a child would copy what it shares with this process
-    _send(control, {"ready": True})
-    for line in lines:
+    _send(control, {"ready": True}, [])
+    while line := lines.readline():
         request = json.loads(line)
+        task: Program | Session
         if request["op"] == "execute":
-            if interpreter is None:
-                seal(config["filter"])
-                interpreter = Interpreter(namespace, output)
-            reply = interpreter.execute(request["code"], request["timeout"], request["output_limit"])
+            if session is not None:
+                _send(control, *session.execute(request))
+                continue
+            task = session = Session(namespace)
         else:
-            output.clear()
-            program = Program(request, namespace)
-            child = os.fork()
-            if child == 0:
-                lines.close()
-                control.close()
-                program.prepare(config["filter"])
-                return program
-            reply = program.outcome(child, output)
-        _send(control, reply)
+            task = Program(request, lines.read(request["sizes"][0]), namespace)
+        child = os.fork()
+        if child == 0:
+            lines.close()
+            control.close()
+            task.prepare(config)
+            return task.run
+        task.started(child)
+        _send(control, *(task.execute(request) if isinstance(task, Session) else task.outcome()))
     return None
 
 
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
-    control.sendall(json.dumps(message).encode() + b"\n")
+def _send(control: socket.socket, message: dict[str, Any], texts: list[bytes]) -> None:
+    message["sizes"] = [len(text) for text in texts]
+    control.sendall(b"".join((json.dumps(message).encode(), b"\n", *texts)))

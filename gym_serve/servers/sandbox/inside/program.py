@@ -6,7 +6,9 @@ program does: its threads are joined, its ``atexit`` functions called, its outpu
 
 from __future__ import annotations
 
+import builtins
 import json
+import math
 import os
 import signal
 import sys
@@ -14,46 +16,47 @@ import time
 import types
 from typing import Any
 
-from .confinement import die_with_parent, reserve, seal, set_dumpable
-from .files import Output, nameless_file
+from .confinement import confine, reserve
+from .files import Output, nameless_file, replace, start_of
 from .report import MAX_ERROR, describe
+from .watch import MAX_THREADS, Watch
 
 __all__ = ["Program"]
-
-_STARVED = 10
-_SHORTEST_NAP, _LONGEST_NAP = 0.0005, 0.02
 
 
 class Program:
     """One run of a program.
 
     Args:
-        request: ``code``, ``stdin``, ``function``, ``arguments``, ``timeout``, ``output_limit``.
-        namespace: names that it finds without importing them.
+        request: ``code``, ``function``, ``arguments``, ``timeout``, ``output_limit``.
+        stdin: its standard input.
+        namespace: names that it finds without importing them. They are not its own: where a function is
+            asked for, it has to be the program's.
     """
 
-    def __init__(self, request: dict[str, Any], namespace: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], stdin: bytes, namespace: dict[str, Any]) -> None:
         self._request = request
         self._namespace = namespace
+        self._output = Output()
         self._result = nameless_file()
         self._stdin = nameless_file()
-        self._stdin.write(request["stdin"].encode("utf-8", "surrogatepass"))
+        replace(self._stdin, stdin)
 
-    def prepare(self, filter_program: str | None) -> None:
+    def prepare(self, config: dict[str, Any]) -> None:
         """Make this process, which was forked for it, the program's own."""
-        os.lseek(self._stdin.fileno(), 0, os.SEEK_SET)
         os.dup2(self._stdin.fileno(), 0)
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open to the end
-        die_with_parent()
-        set_dumpable(True)
-        seal(filter_program)
+        self._output.capture()
+        confine(config, math.ceil(self._request["timeout"]) + 1)
 
     def run(self) -> None:
         """Run it, in its own process and last of all."""
         name = "__main__" if self._request["function"] is None else "solution"
         module = types.ModuleType(name)
-        module.__dict__.update(self._namespace, __name__=name)
         sys.modules[name] = module
+        for key, value in self._namespace.items():
+            if not key.startswith("__"):
+                setattr(builtins, key, value)
         try:
             self._run(module)
         except SystemExit:
@@ -76,56 +79,46 @@ class Program:
             data = json.dumps(value, default=_plain).encode()
         except (TypeError, ValueError):
             return  # nothing in JSON is equal to it
-        os.ftruncate(self._result.fileno(), 0)
-        os.pwrite(self._result.fileno(), data, 0)
+        replace(self._result, data)
 
-    def outcome(self, child: int, output: Output) -> dict[str, Any]:
+    def started(self, child: int) -> None:
+        """In the parent: it runs in this process."""
+        self._child = child
+        self._watch = Watch(child)
+
+    def outcome(self) -> tuple[dict[str, Any], list[bytes]]:
         """Wait for its process in another one, the parent, and say what came of it."""
         limit = self._request["output_limit"]
-        ending = _wait(child, self._request["timeout"])
-        stdout, stderr = output.read(limit)
+        ending, reason = self._wait()
         size = os.fstat(self._result.fileno()).st_size
-        value = os.pread(self._result.fileno(), limit, 0).decode("ascii", "replace")
+        cut = max(size, *self._output.sizes()) > limit
+        texts = [
+            self._output.start(limit)[0],
+            self._output.end_of_errors(MAX_ERROR) + reason,
+            start_of(self._result, limit) if size <= limit else b"",
+        ]
+        self._output.close()
         self._result.close()
         self._stdin.close()
-        return {
-            **ending,
-            "stdout": stdout,
-            "stderr": stderr[-MAX_ERROR:],
-            "value": value if 0 < size <= limit else None,
-            "cut": max(size, *output.sizes()) > limit,
-        }
+        return {**ending, "cut": cut}, texts
 
-
-def _wait(child: int, timeout: float) -> dict[str, Any]:
-    """Wait for a child process, and kill it at its time limit."""
-    start = time.monotonic()
-    queued = 0.0
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return {"status": os.waitstatus_to_exitcode(status), "timed_out": False, "starved": False}
-        elapsed = time.monotonic() - start
-        if elapsed - queued > timeout:
-            queued = _seconds_in_queue(child)
-        starved = elapsed > _STARVED * timeout
-        if starved or elapsed - queued > timeout:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return {"status": -signal.SIGKILL, "timed_out": not starved, "starved": starved}
-        time.sleep(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 10)))
-
-
-def _seconds_in_queue(process: int) -> float:
-    """For how long a process wanted to run and no processor was free; 0 if the kernel does not say."""
-    seconds = 0.0
-    try:
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/schedstat") as file:
-                seconds = max(seconds, int(file.read().split()[1]) / 1e9)
-    except (OSError, IndexError, ValueError):
-        return seconds
-    return seconds
+    def _wait(self) -> tuple[dict[str, Any], bytes]:
+        """Wait for the process, and kill it if it takes too much; also the reason in that case."""
+        while True:
+            done, status = os.waitpid(self._child, os.WNOHANG)
+            if done:
+                ending = {"status": os.waitstatus_to_exitcode(status), "timed_out": False, "starved": False}
+                return ending, b""
+            if excess := self._watch.excess(self._request["timeout"]):
+                os.kill(self._child, signal.SIGKILL)
+                os.waitpid(self._child, 0)
+                reason = f"\nkilled: more than {MAX_THREADS} threads" if excess == "threads" else ""
+                return {
+                    "status": -signal.SIGKILL,
+                    "timed_out": excess == "time",
+                    "starved": excess == "machine",
+                }, reason.encode()
+            time.sleep(self._watch.nap)
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["MAX_ERROR", "cut", "describe", "text_of", "traceback_of"]
+__all__ = ["MAX_ERROR", "MAX_TRACEBACK", "cut", "describe", "text_of", "traceback_of"]
 
 MAX_ERROR = 2_000
-_MAX_TRACEBACK = 10_000
+MAX_TRACEBACK = 10_000
 _MAX_FRAMES = 20
 
 
@@ -37,6 +37,6 @@ def traceback_of(error: BaseException, file_name: str) -> str:
         while frame is not None and frame.tb_frame.f_code.co_filename != file_name:
             frame = frame.tb_next
         lines = traceback.format_exception(type(error), error, frame, limit=-_MAX_FRAMES)
-        return "".join(lines)[-_MAX_TRACEBACK:]
+        return "".join(lines)[-MAX_TRACEBACK:]
     except BaseException:
         return "(no traceback)\n"

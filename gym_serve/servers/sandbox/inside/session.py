@@ -1,0 +1,154 @@
+"""`Session`: a namespace that lasts, in a child process that lasts; its supervisor's side and its own.
+
+The two speak by files and single bytes: there is nothing in what the child says that could be misread. Between
+calls the child is stopped, so that threads that code leaves behind cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from .confinement import confine, reserve
+from .files import Output, nameless_file, replace, start_of
+from .interpreter import INTERRUPT, Interpreter
+from .report import MAX_ERROR, MAX_TRACEBACK
+from .watch import MAX_THREADS, Watch
+
+__all__ = ["Session"]
+
+_AGAIN_SECONDS = 0.2
+
+
+class Session:
+    """Executes code in one namespace.
+
+    Args:
+        namespace: names that are there from the start.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._ours, self._theirs = socket.socketpair()
+        self._request = nameless_file()
+        self._result, self._error, self._trace = (nameless_file() for _ in range(3))
+        self._output = Output()
+
+    # The child's side
+
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Make this process, which was forked for it, the session's own."""
+        self._ours.close()
+        confine(config)
+
+    def run(self) -> None:
+        """Execute what is asked for, until the parent ends."""
+        interpreter = Interpreter(self._namespace, self._output)
+        while self._theirs.recv(1):
+            request = json.loads(start_of(self._request, os.fstat(self._request.fileno()).st_size))
+            done = interpreter.execute(request["code"], request["timeout"], request["output_limit"])
+            with reserve():
+                replace(self._result, b"" if done.result is None else b"=" + _bytes(done.result))
+                replace(self._error, _bytes(done.error or ""))
+                replace(self._trace, _bytes(done.trace))
+            self._theirs.send(b".")
+
+    # The supervisor's side
+
+    def started(self, child: int) -> None:
+        """It runs in this process."""
+        self._child = child
+        self._theirs.close()
+        self._ours.setblocking(False)
+
+    def execute(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        """Have code executed: the texts are ``stdout``, ``stderr``, ``error`` and ``=`` with the result.
+
+        Returns:
+            with ``ended`` where the child did not survive it: says how it ended, and no text.
+        """
+        for file in (self._result, self._error, self._trace):
+            replace(file, b"")
+        replace(self._request, json.dumps(request).encode())
+        try:
+            self._forget_answers()
+            self._ours.send(b".")
+        except OSError:  # it closed its end, or never reads: what it was told before is still there
+            return self._killed("it does not answer")
+        os.kill(self._child, signal.SIGCONT)
+        ended = self._wait(request["timeout"], request["grace"])
+        if ended is not None:
+            return ended
+        os.kill(self._child, signal.SIGSTOP)
+        limit = request["output_limit"]
+        texts = [
+            _noted(*text, limit) for text in zip(self._output.start(limit), self._output.sizes(), strict=True)
+        ]
+        return {"ended": None, "starved": False}, [
+            texts[0],
+            texts[1] + start_of(self._trace, 4 * MAX_TRACEBACK),
+            start_of(self._error, 4 * MAX_ERROR),
+            start_of(self._result, 4 * limit + 100),
+        ]
+
+    def _wait(self, timeout: float, grace: float) -> tuple[dict[str, Any], list[bytes]] | None:
+        """Wait for the child's answer, interrupt code that takes too long, and kill what takes no notice."""
+        watch = Watch(self._child)
+        interrupted = 0.0
+        while True:
+            if self._answered(watch.nap):
+                return None
+            done, status = os.waitpid(self._child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return _ended(f"signal {-code}" if code < 0 else f"exit status {code}")
+            excess = watch.excess(timeout)
+            if excess == "time" and watch.excess(timeout + grace) == "time":
+                return self._killed(f"no answer in {timeout + grace:g} s")
+            if excess == "time" and watch.elapsed - interrupted > _AGAIN_SECONDS:
+                # Again and again: code may hold one exception in an ``except:`` of its own.
+                os.kill(self._child, INTERRUPT)
+                interrupted = watch.elapsed
+            elif excess == "threads":
+                return self._killed(f"more than {MAX_THREADS} threads")
+            elif excess == "machine":
+                return self._killed("the machine is overloaded", starved=True)
+
+    def _answered(self, seconds: float) -> bool:
+        readable, _, _ = select.select([self._ours], [], [], seconds)
+        if not readable:
+            return False
+        if self._ours.recv(1):
+            return True
+        time.sleep(seconds)  # it closed its end: there is no answer to wait for, but its end
+        return False
+
+    def _forget_answers(self) -> None:
+        while True:
+            try:
+                if not self._ours.recv(4096):
+                    raise ConnectionError
+            except BlockingIOError:
+                return
+
+    def _killed(self, reason: str, *, starved: bool = False) -> tuple[dict[str, Any], list[bytes]]:
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        return _ended(reason, starved=starved)
+
+
+def _ended(reason: str, *, starved: bool = False) -> tuple[dict[str, Any], list[bytes]]:
+    return {"ended": reason, "starved": starved}, []
+
+
+def _noted(text: bytes, size: int, limit: int) -> bytes:
+    return text if size <= limit else text + f"\n... ({size - limit} more)".encode()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

@@ -1,0 +1,110 @@
+"""`Watch`: how much of its time a process has used, and whether it takes more than its share.
+
+A process has used what it ran, all threads together, or slept. What it waited for a processor does not count,
+so that a busy machine makes no right program wrong. Nor may a program make its own threads wait for one
+another and call that a busy machine: of a thread's waiting, what the other threads ran is taken off. What
+remains is never more than the time in which the process wanted to run and nothing of it did.
+
+A process with one thread runs on any core. One with more is held to a single one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Literal
+
+__all__ = ["MAX_THREADS", "Excess", "Watch"]
+
+MAX_THREADS = 256
+
+Excess = Literal["time", "threads", "machine"]
+"""Too long; too many threads; or the machine had a tenth of a processor for it and less."""
+
+_PATIENCE = 10
+_SHORTEST_NAP, _LONGEST_NAP = 0.0005, 0.02
+_LINUX = sys.platform == "linux"
+
+
+class Watch:
+    """The time of a process since now.
+
+    Args:
+        process: id of a child, not yet waited for.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._started = time.monotonic()
+        self._ran = _processor_seconds(process)
+        self._times = {thread: _times(process, thread) for thread in _threads(process)}
+        self._held: set[int] = set()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, by the clock on the wall."""
+        return time.monotonic() - self._started
+
+    @property
+    def nap(self) -> float:
+        """For how long not to look: a little at first, as most programs are short."""
+        return min(_LONGEST_NAP, max(_SHORTEST_NAP, self.elapsed / 10))
+
+    def excess(self, seconds: float) -> Excess | None:
+        """What the process has too much of, if it may use so many seconds; also holds it to its core."""
+        elapsed = self.elapsed
+        ran = _processor_seconds(self._process) - self._ran
+        if _LINUX and os.stat(f"/proc/{self._process}/task").st_nlink > 3:
+            threads = _threads(self._process)
+            if len(threads) > MAX_THREADS:
+                return "threads"
+            self._hold(threads)
+        if ran > seconds or (elapsed > seconds and elapsed - self._waited(ran) > seconds):
+            return "time"
+        return "machine" if elapsed > _PATIENCE * seconds else None
+
+    def _hold(self, threads: set[int]) -> None:
+        if len(threads) < 2 or threads <= self._held:
+            return
+        core = _core(self._process)
+        for thread in threads - self._held:
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread, {core})
+        self._held = threads
+
+    def _waited(self, ran: float) -> float:
+        """For how long at least the process wanted to run, and nothing of it did."""
+        longest = 0.0
+        for thread in _threads(self._process):
+            own, queued = _times(self._process, thread)
+            own_before, queued_before = self._times.get(thread, (0.0, 0.0))
+            others = max(0.0, ran - (own - own_before))
+            longest = max(longest, queued - queued_before - others)
+        return longest
+
+
+def _processor_seconds(process: int) -> float:
+    """What all threads of a process ran, those that have ended included; 0 where the system does not say."""
+    return time.clock_gettime(~process << 3 | 2) if _LINUX else 0.0  # Linux' clock of another process
+
+
+def _threads(process: int) -> set[int]:
+    return set(map(int, os.listdir(f"/proc/{process}/task"))) if _LINUX else {process}
+
+
+def _times(process: int, thread: int) -> tuple[float, float]:
+    """For how long a thread ran, and for how long it wanted to; zeros if the kernel does not say."""
+    try:
+        with open(f"/proc/{process}/task/{thread}/schedstat") as file:
+            ran, queued, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return ran / 1e9, queued / 1e9
+
+
+def _core(process: int) -> int:
+    """The processor that the first thread is on, or was last."""
+    with open(f"/proc/{process}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[36])
