@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gym_serve.servers.sandbox import (
     SandboxedPython,
     SandboxName,
     SandboxPool,
+    find_sandbox,
     process,
 )
 from gym_serve.servers.sandbox.inside.report import cut, describe
@@ -209,7 +211,7 @@ async def test_time_out_keeps_the_names(python: SandboxedPython, code: str) -> N
     "code",
     [
         "sum(range(10**15))",
-        "import signal; signal.setitimer(signal.ITIMER_REAL, 0)\nwhile True: pass",
+        "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
     ],
 )
 async def test_code_that_takes_no_notice_costs_the_process(
@@ -260,27 +262,29 @@ async def test_code_that_ends_its_process(
         await execute(python, "1")
 
 
-async def test_a_message_that_is_too_long_ends_the_process(start: Start) -> None:
-    python = await start(reply_bytes=1000)
-    with pytest.raises(SandboxDied, match="the process ended"):
-        await execute(python, "'x' * 5000", limit=5000)
-    assert not python.running
-
-
-@pytest.mark.parametrize("message", ["x", "[1]", "{}", '{"stdout": 1}', "[" * 100_000, '{"ready": true}'])
-async def test_a_forged_message_ends_the_process(python: SandboxedPython, message: str) -> None:
-    forge = f"""
-import os, stat
-for fd in range(3, 64):
+@pytest.mark.parametrize(
+    "forge",
+    [
+        "os.write(fd, b'[1]\\n')",
+        "os.truncate(fd, 1 << 20)",
+        "os.pwrite(fd, b'\\xff' * 100_000, 0)",
+        "os.close(fd)",
+        "os.dup2(1, fd)",
+    ],
+)
+async def test_what_code_does_to_its_descriptors_is_its_own_affair(
+    python: SandboxedPython, forge: str
+) -> None:
+    """It may claim things about itself, or end; the process outside gets an answer of the right form."""
+    code = f"import os\nfor fd in range(3, 64):\n    try:\n        {forge}\n    except OSError: pass\nx = 1"
     try:
-        if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            os.write(fd, {message.encode()!r} + b"\\n")
-    except OSError:
-        pass
-"""
-    with pytest.raises(SandboxDied, match="the process sent"):
-        await execute(python, forge)
-    assert not python.running
+        done = await execute(python, code)
+    except SandboxDied:
+        assert not python.running
+        return
+    assert len(done.stdout) + len(done.stderr) < 100_000
+    with suppress(SandboxDied):
+        await execute(python, "x")
 
 
 async def test_a_cancelled_call_ends_the_process(python: SandboxedPython) -> None:
@@ -416,14 +420,21 @@ async def test_pool_gives_fresh_ones(name: SandboxName) -> None:
         await pool.take()
 
 
-async def test_packages_below_tmp(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_packages_below_tmp(name: SandboxName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a virtual environment lies there, the sandbox's own /tmp must not hide it."""
     packages = tmp_path / "site-packages"
-    packages.mkdir()
+    about = packages / "shelf_of_tmp-1.0.dist-info"
+    about.mkdir(parents=True)
     (packages / "shelf_of_tmp.py").write_text("BOOKS = 3\n")
+    (about / "METADATA").write_text("Name: shelf-of-tmp\nVersion: 1.0\nRequires-Dist: not-installed>=1\n")
+    (about / "RECORD").write_text("shelf_of_tmp.py,,\nshelf_of_tmp-1.0.dist-info/METADATA,,\n")
     monkeypatch.syspath_prepend(str(packages))
-    python = await start()
-    assert (await execute(python, "import shelf_of_tmp\nshelf_of_tmp.BOOKS")).result == "3"
+    python = SandboxedPython(find_sandbox(name, ["shelf_of_tmp"]), Limits())
+    await python.start()
+    try:
+        assert (await execute(python, "import shelf_of_tmp\nshelf_of_tmp.BOOKS")).result == "3"
+    finally:
+        await python.stop()
 
 
 async def test_pool_is_ready_before_it_is_asked(name: SandboxName) -> None:

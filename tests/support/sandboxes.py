@@ -8,13 +8,16 @@ from typing import Any
 import psutil
 import pytest
 
-from gym_serve.servers.sandbox import SandboxName, find_sandbox
+from gym_serve.servers.sandbox import Sandbox, SandboxName, find_sandbox
 from gym_serve.types.errors import GraphError
 
 __all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of"]
 
-sandbox_of = cache(find_sandbox)
-"""`find_sandbox`, which tries bubblewrap out, once per name."""
+
+@cache
+def sandbox_of(name: SandboxName) -> Sandbox:
+    """`find_sandbox`, which tries bubblewrap out, once per name; with NumPy in it."""
+    return find_sandbox(name, ("numpy",))
 
 
 def _problem() -> str | None:

@@ -1,8 +1,8 @@
-"""`ControlGroups`: one processor and so many threads for each sandbox, where the kernel's control groups can be had.
+"""`ControlGroups`: one processor and so many threads for each sandbox, where there are control groups.
 
-A server may make groups where it was given a part of the tree of version 2 to manage: a service of systemd with
-``Delegate=yes``, a container with a tree of its own. Elsewhere the supervisor in the sandbox holds a program to
-one core, see `gym_serve.servers.sandbox.inside.watch`.
+A server may make groups where it was given a part of the tree of version 2 to manage: a service of systemd
+with ``Delegate=yes``, a container with a tree of its own. Elsewhere the supervisor in the sandbox holds a
+program to one core, see `gym_serve.servers.sandbox.inside.watch`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A plain `subprocess.Popen` with a socket pair, rather than asyncio's own subproc
 child watcher, which differs between Python versions, uvloop and loops outside the main thread (a
 Serve replica's is one); here the exit status is collected by whoever killed the process.
 
-What the process says is its supervisor's word, and the texts in it are cut there. Even so it is not trusted: a
-message that is too long, no JSON, or of another form ends it, as if it had died.
+What the process says is its supervisor's word, and the texts in it are cut there. Even so it is not trusted:
+a message that is too long, no JSON, or of another form ends it, as if it had died.
 """
 
 from __future__ import annotations

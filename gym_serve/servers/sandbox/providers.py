@@ -1,9 +1,10 @@
 """`Sandbox`: a way to confine a process, and the two that there are.
 
-`Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, a read-only Python
-with the packages that it was given, and an empty folder. `PlainProcess` does not: it has the same limits of time
-and memory, but whoever asks for it trusts the code with everything that the user of this process may do. Hence it
-is never a fallback: where Bubblewrap does not work, `find_sandbox` refuses and says what to do.
+`Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, a read-only
+Python with the packages that it was given, and an empty folder. `PlainProcess` does not: it has the same
+limits of time and memory, but whoever asks for it trusts the code with everything that the user of this
+process may do. Hence it is never a fallback: where Bubblewrap does not work, `find_sandbox` refuses and
+says what to do.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class PlainProcess:
 class Bubblewrap:
     """Linux namespaces, set up by the program ``bwrap``.
 
-    An ordinary user's sandboxes have a user namespace each. Those of root have none: in it, code would still be
-    the machine's root, who owns the kernel's settings. There, the supervisor may become another user and does
-    so for the code, which is ``nobody`` then.
+    An ordinary user's sandboxes have a user namespace each. Those of root have none: in it, code would still
+    be the machine's root, who owns the kernel's settings. There, the supervisor may become another user and
+    does so for the code, which is ``nobody`` then.
 
     Args:
         program: path of ``bwrap``, version 0.7 or newer.
@@ -116,7 +117,16 @@ class Bubblewrap:
             *self._files,
             *("--ro-bind", str(_INSIDE), "/sandbox/inside"),
             # The kernel's settings twice: behind an empty folder, and read-only like all of /proc.
-            *("--proc", "/proc", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys", "--remount-ro", "/proc"),
+            *(
+                "--proc",
+                "/proc",
+                "--tmpfs",
+                "/proc/sys",
+                "--remount-ro",
+                "/proc/sys",
+                "--remount-ro",
+                "/proc",
+            ),
             *("--dev", "/dev", "--remount-ro", "/dev", "--chdir", "/tmp", "--remount-ro", "/"),
             *_variables(),
         ]
@@ -133,14 +143,22 @@ class Bubblewrap:
         if os.uname().machine not in MACHINES:
             return f"there is no list of system calls for {os.uname().machine}, but for {', '.join(MACHINES)}"
         limits = Limits()
+        packages = [word for word in self._files if word.startswith(f"{PACKAGES}/")]
         with tempfile.NamedTemporaryFile(prefix="gym-serve-") as canary:
             config = {
                 **configuration(self, limits),
+                "path": packages or self.path,
                 "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
                 "hidden": [canary.name, os.path.realpath(gym_serve.__file__), "/etc/passwd"],
                 "variables": [*VARIABLES, "LC_CTYPE", "PWD"],  # Python and bwrap set two more
             }
-            command = [*self._arguments(limits), "--", *_python(), "-c", _INSIDE.joinpath("probe.py").read_text()]
+            command = [
+                *self._arguments(limits),
+                "--",
+                *_python(),
+                "-c",
+                _INSIDE.joinpath("probe.py").read_text(),
+            ]
             try:
                 done = subprocess.run(
                     command,

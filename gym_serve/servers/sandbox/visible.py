@@ -1,7 +1,7 @@
 """What of this machine's files a sandbox shows: Python, the system's libraries, and the packages asked for.
 
-Everything else is not there: not the other packages of the virtual environment, not gym_serve with its verifiers
-and data, no programs, no settings of the system.
+Everything else is not there: not the other packages of the virtual environment, not gym_serve with its
+verifiers and data, no programs, no settings of the system.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -39,11 +39,11 @@ def _problems(config: dict[str, Any]) -> Iterator[str]:
     for name, outside in config["namespaces"].items():
         if _namespace(name) == outside:
             yield f"its {name} namespace is this machine's"
-    for path in filter(_opens(os.O_RDONLY), config["hidden"]):
+    for path in filter(os.path.exists, config["hidden"]):
         yield f"it sees {path}"
-    for path in filter(_opens(os.O_WRONLY), _READ_ONLY):
+    for path in filter(_opens_for_writing, _READ_ONLY):
         yield f"it may write to {path}"
-    for path in (os.__file__, *(os.path.join(path, name) for path in config["path"] for name in os.listdir(path))):
+    for path in (os.__file__, *config["path"]):
         if not os.access(path, os.R_OK):
             yield f"its user ({os.getuid()}) cannot read {path}"
     if os.getuid() == 0 or os.stat("/proc/uptime").st_uid == os.getuid():
@@ -68,15 +68,12 @@ def _namespace(name: str) -> str | None:
         return None
 
 
-def _opens(flags: int) -> Callable[[str], bool]:
-    def opens(path: str) -> bool:
-        try:
-            os.close(os.open(path, flags | os.O_CLOEXEC))
-        except OSError:
-            return False
-        return True
-
-    return opens
+def _opens_for_writing(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

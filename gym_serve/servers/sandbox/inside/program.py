@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import types
+from contextlib import suppress
 from typing import Any
 
 from .confinement import confine, reserve
@@ -62,9 +63,9 @@ class Program:
         except SystemExit:
             return  # its status is of no interest: a program that has answered may end as it likes
         except BaseException as error:
-            with reserve():
+            with reserve(), suppress(OSError):  # it may be full
                 os.write(2, describe(error).encode("utf-8", "replace"))
-                sys.stderr = None  # it is written already
+            sys.stderr = None  # it is written already
             raise
 
     def _run(self, module: types.ModuleType) -> None:

@@ -155,9 +155,7 @@ def _by_argument(
 ) -> list[_Instruction]:
     """One answer to a call whose argument, an ``int``, is among values, and another one if it is not."""
     checks = [
-        instruction
-        for value in values
-        for instruction in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, met))
+        instruction for value in values for instruction in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, met))
     ]
     return [
         (_EQUAL, 0, len(checks) + 2, number),

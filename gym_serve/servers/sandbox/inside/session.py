@@ -1,7 +1,7 @@
 """`Session`: a namespace that lasts, in a child process that lasts; its supervisor's side and its own.
 
-The two speak by files and single bytes: there is nothing in what the child says that could be misread. Between
-calls the child is stopped, so that threads that code leaves behind cost nothing.
+The two speak by files and single bytes: there is nothing in what the child says that could be misread.
+Between calls the child is stopped, so that threads that code leaves behind cost nothing.
 """
 
 from __future__ import annotations
