@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest_asyncio
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
 
-from gym_serve.environments.code_gen import CodeGen
+from gym_serve.environments.code_gen import CodeGen, running
 from gym_serve.servers.sandbox import ProgramRun, SandboxDied, SandboxedPython
 from gym_serve.types.errors import GraphError, Unavailable, VerifierFailed
 
@@ -105,6 +106,85 @@ async def check_out_of_bounds(bench: Bench, code: str, error: int) -> None:
 async def test_programs_that_try_to_get_out(bench: Bench, code: str) -> None:
     verdict = await bench.verify(SUMS, program(f"{code}\n{SUM}"))
     assert (verdict["reward"], verdict["error_code"]) == (0.0, -4)
+
+
+GCD = row(("12\n18", "6"), ("7\n5", "1"), fn_name="gcd")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("gcd", "12\n18", "6"),
+        ("factorial", "3", "6"),
+        ("sorted", "[2, 1]", "[1, 2]"),
+        ("max", "1\n2", "2"),
+        ("reduce", "1\n2", "null"),
+        ("Counter", "[]", "{}"),
+        ("__repr__", "", '"x"'),
+    ],
+)
+@pytest.mark.parametrize("code", ["pass", "import math, builtins", "class Solution: pass"])
+async def test_a_function_of_a_library_is_no_answer(
+    bench: Bench, name: str, given: str, expected: str, code: str
+) -> None:
+    verdict = await bench.verify(row((given, expected), fn_name=name), program(code))
+    assert verdict["reward"] == 0.0, verdict
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from math import gcd",
+        "import math\ngcd = math.gcd",
+        "def gcd(a, b): return a if b == 0 else gcd(b, a % b)",
+        "f = gcd\ndef gcd(a, b): return f(a, b)",
+        "class Solution:\n    def gcd(self, a, b): return gcd(a, b)",
+    ],
+)
+async def test_a_program_may_use_a_library_for_its_answer(bench: Bench, code: str) -> None:
+    assert (await bench.verify(GCD, program(code)))["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(deque([3])[0] + len(Counter()) + math.floor(pi) - 3)",
+        "def f(xs: List[int]) -> Optional[int]: return reduce(add, xs)\nprint(f([1, 2]))",
+        "exec('print(gcd(3, 6))', {})",
+        "import builtins\nsay = builtins.print\nbuiltins.print = lambda x: say(x + 1)\nprint(2)",
+        "globals().clear()\nprint(3)",
+    ],
+)
+async def test_names_that_need_no_import(bench: Bench, code: str) -> None:
+    assert (await bench.verify(row(("", "3\n")), program(code)))["reward"] == 1.0
+
+
+@pytest.mark.parametrize("text", ["x", "1 ", "1\\n", "\\U0001f600"])
+async def test_a_long_output_is_cut_where_it_is_made(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Of 30 MB, the replica gets what the test may need, and compares that beside its event loop."""
+    taken, compared = [], []
+    original, code_of = SandboxedPython.run, running._code
+
+    async def run(self: SandboxedPython, *args: Any, **kwargs: Any) -> ProgramRun:
+        taken.append(await original(self, *args, **kwargs))
+        return taken[-1]
+
+    def compare(*args: Any) -> int | None:
+        compared.append(threading.current_thread())
+        return code_of(*args)
+
+    monkeypatch.setattr(SandboxedPython, "run", run)
+    monkeypatch.setattr(running, "_code", compare)
+    code = f"import os\nfor _ in range(30): os.write(1, ('{text}'.encode() * (1 << 20))[:1 << 20])"
+    verdict = await bench.verify(SUMS, program(code))
+    assert (verdict["reward"], verdict["error_code"]) == (0.0, -2)
+    assert len(taken[0].stdout) <= 65 << 10
+    long = "\n".join(map(str, range(50_000)))
+    right = "print('\\n'.join(f'{n}.000' for n in range(50_000)))"
+    assert (await bench.verify(row(("", long)), program(right)))["reward"] == 1.0
+    assert threading.main_thread() not in compared[1:]
 
 
 async def test_metadata_of_a_failed_test(bench: Bench) -> None:

@@ -482,6 +482,12 @@ async def test_a_command_that_does_not_start() -> None:
     assert children() <= before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux' killer of processes")
+async def test_it_is_ended_before_others_for_lack_of_memory(python: SandboxedPython) -> None:
+    run = await python.run("print(open('/proc/self/oom_score_adj').read())", timeout=60, output_limit=100)
+    assert run.stdout.strip() == "1000"
+
+
 async def test_the_process_dies_with_its_parent(name: SandboxName) -> None:
     program = f"""
 import asyncio, psutil

@@ -378,7 +378,7 @@ async def test_a_sandbox_joins_its_group_and_leaves_none(tree: Path) -> None:
     groups = found(tree)
     assert groups is not None
     sandbox = PlainProcess()
-    sandbox.groups = groups  # type: ignore[assignment]
+    sandbox.groups = groups
     python = SandboxedPython(sandbox, Limits())
     await python.start()
     try:

@@ -71,8 +71,8 @@ class PlainProcess:
     """No sandbox: a process with an empty environment, in a temporary folder. For trusted code."""
 
     confines = False
-    user = None
-    groups = None
+    user: int | None = None
+    groups: ControlGroups | None = None
 
     def __init__(self) -> None:
         names = ("site-packages", "dist-packages")

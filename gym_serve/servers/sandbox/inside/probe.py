@@ -24,7 +24,7 @@ def main() -> None:
     problems = []
     sys.path.append("/sandbox")
     try:
-        from inside.confinement import confine, protect
+        from inside.confinement import confine, protect  # type: ignore[import-not-found]
     except ImportError:
         problems.append("the package that confines is not where it should be")
     else:
