@@ -28,7 +28,7 @@ from gym_serve.cli.printing import new_console, print_json
 from gym_serve.cli.target import stop
 from gym_serve.types.errors import GymError, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON, input_items, message_text
-from gym_serve.types.rows import agent_name
+from gym_serve.types.rows import agent_name, with_prompt
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
@@ -89,7 +89,7 @@ def play(
     try:
         policy = _policy(model, human=human)
         graph, agent = _graph(source, policy, set_ or [], application)
-        task = {"_ng_rollout_id": "play", **_row(row, graph, agent)}
+        task = {"_ng_rollout_id": "play", **with_prompt(_row(row, graph, agent))}
         if not _is_file(source):
             task["agent_ref"] = {"name": agent}  # the examples name the agent of their own graph
         chosen = agent_name(task) or agent
