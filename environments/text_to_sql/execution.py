@@ -26,8 +26,8 @@ __all__ = ["Execution", "SqlRunner", "difference"]
 
 _PRELUDE = Path(__file__).with_name("sqlite_runner.py").read_text("utf-8")
 _MAX_ROWS = 10_000
-_MAX_BYTES = 1 << 20
-_OUTPUT_LIMIT = 16 * _MAX_BYTES  # a character has at most six in JSON; rows and tables are limited each
+_MAX_BYTES = 256 << 10
+_OUTPUT_LIMIT = 32 * _MAX_BYTES  # rows and tables; a character has at most twelve in JSON
 _MAX_SQL = 100_000
 _SHOWN = 500
 
@@ -61,9 +61,9 @@ class SqlRunner:
     def __init__(self, sandbox: Sandbox, *, memory_bytes: int, timeout: float, size: int) -> None:
         limits = Limits(
             memory_bytes=memory_bytes,
-            file_bytes=_OUTPUT_LIMIT,
-            disk_bytes=2 * _OUTPUT_LIMIT,
-            reply_bytes=2 * _OUTPUT_LIMIT,
+            file_bytes=2 * _OUTPUT_LIMIT,  # more than the limit, so that a result that is cut is seen to be
+            disk_bytes=8 * _OUTPUT_LIMIT,
+            reply_bytes=3 * _OUTPUT_LIMIT,  # the result is a string of JSON within JSON
         )
         self._heap_bytes = memory_bytes // 2
         self._timeout = timeout

@@ -53,6 +53,7 @@ _LIMITS = {  # by the names of Python 3.11; before that, the limits of the proce
     "COLUMN": 100,
     "COMPOUND_SELECT": 500,
     "EXPR_DEPTH": 500,
+    "LENGTH": 1_000_000,
     "LIKE_PATTERN_LENGTH": 1_000,
     "TRIGGER_DEPTH": 50,
     "WORKER_THREADS": 0,
@@ -65,7 +66,7 @@ def run_sql(schema: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: in
     Args:
         schema: statements that make the database.
         sql: the statements to run.
-        max_rows, max_bytes: of each table of the result.
+        max_rows, max_bytes: of the result, and of all tables together.
         heap_bytes: memory that SQLite may use.
 
     Returns:
@@ -88,6 +89,30 @@ def run_sql(schema: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: in
     return {"has_rows": any(before.values()), "rows": rows, "tables": None if after == before else after}
 
 
+class _Budget:
+    """How many rows and bytes may still be read."""
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._excess = f"more than {max_rows:,} rows or {max_bytes:,} bytes"
+        self._rows_left = max_rows
+        self._bytes_left = max_bytes
+
+    def rows(self, cursor: sqlite3.Cursor) -> list[list[Any]]:
+        """The rows of a statement.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        rows: list[list[Any]] = []
+        for row in cursor:
+            self._rows_left -= 1
+            self._bytes_left -= sum(8 + len(v) if isinstance(v, str | bytes) else 8 for v in row)
+            if self._rows_left < 0 or self._bytes_left < 0:
+                raise ValueError(self._excess)
+            rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
+        return rows
+
+
 class _Database:
     """A database in memory, behind the authorizer.
 
@@ -104,7 +129,7 @@ class _Database:
         for pragma in (f"hard_heap_limit={heap_bytes}", "temp_store=MEMORY", "trusted_schema=OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         if hasattr(self._connection, "setlimit"):
-            for name, value in {**_LIMITS, "LENGTH": max_bytes}.items():
+            for name, value in _LIMITS.items():
                 self._connection.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{name}"), value)
         self._connection.set_authorizer(self._authorize)
 
@@ -118,7 +143,7 @@ class _Database:
         rows = None
         for statement in _statements(script):
             cursor = self._connection.execute(statement)
-            found = self._rows(cursor)
+            found = _Budget(self._max_rows, self._max_bytes).rows(cursor)
             rows = rows if cursor.description is None else found
         return rows
 
@@ -132,23 +157,14 @@ class _Database:
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT GLOB 'sqlite_*'"
         ).fetchall()
         found: dict[str, list[list[Any]]] = {}
+        budget = _Budget(self._max_rows, self._max_bytes)
         for (name,) in names:
             quoted = name.replace('"', '""')
             try:
-                found[name] = self._rows(self._connection.execute(f'SELECT * FROM "{quoted}"'))
+                found[name] = budget.rows(self._connection.execute(f'SELECT * FROM "{quoted}"'))
             except sqlite3.OperationalError:
                 found[name] = []
         return found
-
-    def _rows(self, cursor: sqlite3.Cursor) -> list[list[Any]]:
-        rows: list[list[Any]] = []
-        size = 0
-        for row in cursor:
-            size += sum(8 + len(value) if isinstance(value, str | bytes) else 8 for value in row)
-            if len(rows) == self._max_rows or size > self._max_bytes:
-                raise ValueError(f"a result of more than {self._max_rows} rows or {self._max_bytes} bytes")
-            rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
-        return rows
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_PRAGMA:

@@ -206,13 +206,25 @@ HOSTILE = {
     "endless view": (f"CREATE VIEW w AS {ENDLESS} SELECT COUNT(*) AS c FROM n", "over 1 s"),
     "recursive_triggers": ("PRAGMA recursive_triggers = 1", "PRAGMA recursive_triggers is not allowed"),
     "cross join": ("SELECT COUNT(*) FROM " + ", ".join(f"t AS t{i}" for i in range(30)), "over 1 s"),
-    "many rows": (f"{ENDLESS} SELECT x FROM n", "more than 10000 rows"),
+    "many rows": (f"{ENDLESS} SELECT x FROM n", "more than 10,000 rows"),
     "large rows": ("SELECT hex(randomblob(400000)), hex(randomblob(400000))", "bytes"),
     "large value": ("SELECT zeroblob(1000000000)", "too big"),
     "doubling": ("WITH RECURSIVE n(x) AS (SELECT 'x' UNION ALL SELECT x || x FROM n) SELECT x FROM n", ""),
     "memory": (f"{ENDLESS}, m AS MATERIALIZED (SELECT hex(randomblob(100000)) AS y FROM n) "
                "SELECT COUNT(*) FROM m ORDER BY y", ""),
     "rows in a table": (f"INSERT INTO t {ENDLESS} SELECT x, hex(randomblob(100000)) FROM n", ""),
+    "many tables": (
+        "".join(f"CREATE TABLE u{i} AS SELECT hex(zeroblob(100000)) AS x;" for i in range(40)),
+        "more than 10,000 rows or 262,144 bytes",
+    ),
+    "quotes": (
+        "CREATE TABLE u AS SELECT replace(hex(zeroblob(100000)), '0', '\"') AS x; SELECT x FROM u",
+        "changes the database",
+    ),
+    "odd characters": (
+        "CREATE TABLE u AS SELECT replace(hex(zeroblob(100000)), '0', char(128512)) AS x; SELECT x FROM u",
+        "changes the database",
+    ),
     "columns": ("SELECT " + ", ".join("1" for _ in range(5_000)), "too many columns"),
     "depth": ("SELECT " + "(" * 5_000 + "1" + ")" * 5_000, ""),
     "terms": ("SELECT " + "+".join("1" for _ in range(5_000)), "Expression tree is too large"),
