@@ -54,6 +54,8 @@ from gym_serve.types.errors import (
 )
 
 if TYPE_CHECKING:
+    __version__: str
+
     from gym_serve.client import Gym
     from gym_serve.graph import Graph, GraphSpec, load_graph, resolve
     from gym_serve.rollouts import Budget, Group, Progress, PromptTemplate, Report, merge
@@ -103,6 +105,7 @@ __all__ = [
     "VerifierFailed",
     "VerifyFailed",
     "VerifyRequest",
+    "__version__",
     "load_graph",
     "merge",
     "resolve",
@@ -129,4 +132,8 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_LAZY[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gym-serve")
     raise AttributeError(f"module 'gym_serve' has no attribute {name!r}")
