@@ -24,7 +24,7 @@ from gym_serve.types.requests import JSON
 
 __all__ = ["Execution", "SqlRunner", "difference"]
 
-_PRELUDE = Path(__file__).with_name("sqlite_runner.py").read_text("utf-8")
+_PROGRAM = Path(__file__).with_name("sqlite_runner.py").read_text("utf-8")
 _MAX_ROWS = 10_000
 _MAX_BYTES = 256 << 10
 _OUTPUT_LIMIT = 32 * _MAX_BYTES  # rows and tables; a character has at most twelve in JSON
@@ -63,11 +63,10 @@ class SqlRunner:
             memory_bytes=memory_bytes,
             file_bytes=2 * _OUTPUT_LIMIT,  # more than the limit, so that a result that is cut is seen to be
             disk_bytes=8 * _OUTPUT_LIMIT,
-            reply_bytes=3 * _OUTPUT_LIMIT,  # the result is a string of JSON within JSON
         )
         self._heap_bytes = memory_bytes // 2
         self._timeout = timeout
-        self._pool = SandboxPool(sandbox, limits, size=size, prelude=_PRELUDE)
+        self._pool = SandboxPool(sandbox, limits, size=size, prelude="import sqlite3")
         self._turns = asyncio.Semaphore(size)
 
     async def start(self) -> None:
@@ -130,7 +129,7 @@ class SqlRunner:
     async def _run(self, python: SandboxedPython, schema: str, sql: str) -> JSON:
         """What `sqlite_runner.run_sql` answers; ``{"error", "stage"}`` also where it could not."""
         run = await python.run(
-            "",
+            _PROGRAM,
             function="run_sql",
             arguments=[schema, sql, _MAX_ROWS, _MAX_BYTES, self._heap_bytes],
             timeout=self._timeout,

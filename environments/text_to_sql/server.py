@@ -149,7 +149,7 @@ class TextToSql(ResourcesServer):
             Unavailable: a sandbox does not start.
         """
         text = _sound(request.response.output_text)
-        query = extract_sql(text)
+        query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
         if query is None:
             return self._verdict(request, text, None, "no_sql_extracted")
         execution = await self._execution(request, query)

@@ -1,6 +1,6 @@
 """Runs SQL that a model wrote on a database in memory. It is executed in a sandbox, never in the replica.
 
-The text of this module is the prelude of the sandbox's processes (see `execution`), so it uses the standard
+The text of this module is the program that runs in the sandbox (see `execution`), so it uses the standard
 library alone. SQLite asks its authorizer about every action of every statement when it is compiled, those of
 triggers and views included. Allowed is what is listed here: tables, indices, views, triggers and rows of the
 one database. Other files (ATTACH, VACUUM INTO), extensions, virtual tables and all PRAGMAs but those that
