@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -130,6 +131,7 @@ class Connections:
             config.api_key_header: f"Bearer {key}" if bearer else key,
             **further,
         }
+        self._max_bytes = config.max_answer_mb << 20
         self._query = f"?{urlencode(config.query)}" if config.query else ""
 
     async def open(self) -> None:
@@ -176,10 +178,10 @@ class Connections:
                 ) as response:
                     status, headers = response.status, response.headers
                     if status < 300 and request.on_event is not None and is_event_stream(headers):
-                        last = await read_events(url, response.content.iter_any(), request.on_event)
+                        last = await read_events(url, self._content(url, response), request.on_event)
                         breaker.succeeded()
                         return Answer(url, None, last)
-                    text = await response.read()
+                    text = b"".join([part async for part in self._content(url, response)])
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(f"no connection to {url}: {error}") from None
@@ -193,6 +195,9 @@ class Connections:
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed(time.monotonic())
             raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
+        except Unavailable:  # what came is no answer
+            breaker.failed(time.monotonic())
+            raise
         if status >= 500:
             breaker.failed(time.monotonic())
         else:
@@ -205,6 +210,14 @@ class Connections:
         if is_context_overflow(status, shown):
             return Answer(url, None)
         raise failure(url, status, headers, shown, self._secrets)
+
+    async def _content(self, url: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > self._max_bytes:
+                raise Unavailable(f"{url} answered over {self._max_bytes >> 20} MB (max_answer_mb)")
+            yield part
 
     async def probe(self, endpoint: Endpoint) -> None:
         """Look whether somebody is at an endpoint, and tell its breaker."""

@@ -130,7 +130,7 @@ class GymnasiumAgent(AgentServer):
                 return
 
     def _episode(self, row: JSON) -> Episode:
-        return _SteppedEpisode(row, self.config.model, self.config.resources, self._timeouts)
+        return _SteppedEpisode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
 
 
 def _messages(observation: str | None) -> list[JSON]:

@@ -141,7 +141,7 @@ class RefinementAgent(SimpleAgent):
         return self.config.retry_prompt
 
     def _episode(self, row: JSON) -> Episode:
-        return _RefinedEpisode(row, self.config.model, self.config.resources, self._timeouts)
+        return _RefinedEpisode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
 
 
 def _task(row: JSON) -> str:

@@ -112,7 +112,7 @@ class RemoteAgent(SimpleAgent):
         return [call for call_id, call in calls.items() if call_id not in answered]
 
     def _episode(self, row: JSON) -> Episode:
-        return Episode(row, _Remote(self._http), self.config.resources, self._timeouts)  # type: ignore[arg-type]
+        return Episode(row, _Remote(self._http), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
 
     async def _op_aggregate(self, body: Any) -> Any:
         if self.config.resources is not None:

@@ -39,6 +39,8 @@ _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
     "headers",
     "prices",
     "capture_ttl",
+    "max_captures",
+    "max_client_sessions",
 }
 
 

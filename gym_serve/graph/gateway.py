@@ -188,6 +188,8 @@ class Gateway:
         timeout = wire.timeout_of(request)
         session = wire.session_of(request) if route.in_session or op == _SEED else route.session
         affinity = request.headers.get("x-session-affinity")
+        if op in _OPENS or (route.in_session and session is None):
+            affinity = None  # what opens a session with such a key is an episode of this graph
         body, streamed = wire.unstreamed(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
         node, edge = self._plan.nodes[server], self._edges[server]
@@ -212,7 +214,7 @@ class Gateway:
         response = wire.answer(reply)
         if op in ("close_session", "close"):
             wire.drop_session(response, path)
-        elif reply.session and (route.in_session or op in (_SEED, "reset")):
+        elif reply.session and (route.in_session or op in _OPENS):
             wire.keep_session(response, reply.session, path)
         return response
 
@@ -319,6 +321,7 @@ class Gateway:
         return wire.answer(Reply.of(head_server.server_instances(request, self._plan.nodes)))
 
 
+_OPENS = (_SEED, "reset")
 _PAGES = {
     "": Gateway._graph,
     "graph": Gateway._graph,

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from msgspec.structs import replace
+from pydantic import Field
 
 from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
@@ -19,6 +20,7 @@ from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.episode import Episode
+from gym_serve.servers.limits import EpisodeOver, Limits
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_params, check_row, failed_rollout, with_prompt
@@ -54,11 +56,23 @@ class AgentServer(Server):
         """Deadline of the verifier."""
         close_timeout: float = 30.0
         """Deadline of closing the session."""
+        max_tool_calls_per_turn: int = Field(Limits().max_tool_calls_per_turn, ge=0)
+        """Tool calls that are run of one turn at most; the model reads of the others that they were not."""
+        max_tool_calls: int = Field(Limits().max_tool_calls, ge=0)
+        """Likewise in an episode."""
+        max_argument_bytes: int = Field(Limits().max_argument_bytes, ge=2)
+        """Longest arguments of a tool call; one with longer ones is not run, and the model reads why."""
+        max_answer_bytes: int = Field(Limits().max_answer_bytes, ge=1024)
+        """Longest answer of the policy, its tokens and log-probabilities not counted. A longer one is cut, as
+        by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
+        max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
+        """Longest episode, counted likewise, tool outputs included. A longer one ends, and is verified."""
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         stages = ("seed", "model", "tool", "verify", "close")
         self._timeouts = {stage: getattr(self.config, f"{stage}_timeout") for stage in stages}
+        self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
 
     async def act(self, episode: Episode) -> None:
@@ -130,7 +144,7 @@ class AgentServer(Server):
         await asyncio.gather(*self._closing)
 
     def _episode(self, row: JSON) -> Episode:
-        return Episode(row, self.config.model, self.config.resources, self._timeouts)
+        return Episode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
 
     async def _scored(self, episode: Episode) -> JSON:
         try:
@@ -152,6 +166,8 @@ class AgentServer(Server):
         try:
             with time_limit(None if left is None else left + _GRACE_SECONDS):
                 await self.act(episode)
+        except EpisodeOver:
+            pass  # it is verified as it stands
         except (asyncio.TimeoutError, TimeoutError):
             if current().timeout():  # it is a time-out of the agent's own
                 raise

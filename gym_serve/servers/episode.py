@@ -17,6 +17,7 @@ from gym_serve.servers.clients import Model, Resources
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.edge import Reply, encode
+from gym_serve.servers.limits import EpisodeOver, Limits, shortened, written_bytes
 from gym_serve.servers.tools import UNAVAILABLE, is_tool_name
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import (
@@ -38,8 +39,6 @@ T = TypeVar("T")
 
 _NOT_THE_TOOL = frozenset({404, 409}) | UNAVAILABLE  # where it may be the server that failed
 
-_MAX_ARGUMENTS = 1 << 20  # characters; longer ones are a runaway generation, not a tool call
-
 
 class Episode:
     """One episode of a row.
@@ -49,6 +48,7 @@ class Episode:
         model: the policy.
         resources: tools and verifier.
         timeouts: seconds by stage (seed, model, tool, verify, close).
+        limits: how much the policy may do.
 
     Raises:
         InvalidRequest: the row's ``metadata`` cannot take its ``extra_body`` or ``chat_template_kwargs``.
@@ -61,7 +61,14 @@ class Episode:
         fields: what the agent adds to the rollout, beside its response; the verdict's fields go before them.
     """
 
-    def __init__(self, row: JSON, model: Model, resources: Resources, timeouts: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        row: JSON,
+        model: Model,
+        resources: Resources,
+        timeouts: Mapping[str, float],
+        limits: Limits = Limits(),  # noqa: B008  # a constant
+    ) -> None:
         self.row = row
         self.items: list[JSON] = []
         self.session: str | None = None
@@ -70,6 +77,10 @@ class Episode:
         self._model = model
         self._resources = resources
         self._timeouts = timeouts
+        self._limits = limits
+        self._tool_calls = 0
+        self._bytes = 0  # of the items so far
+        self._over = False
         self._params: JSON = _with_extras(row)
         self._input = input_items(self._params["input"])
         self._last: JSON | None = None
@@ -108,12 +119,30 @@ class Episode:
             self._declared = _names(tools)
 
     async def generate(self) -> list[JSON]:
-        """One model call with everything so far; the items of its turn."""
+        """One model call with everything so far; the items of its turn.
+
+        An answer over the limit is cut, and like any that is cut off (`incomplete`) it is the last one.
+
+        Raises:
+            EpisodeOver: the episode is at its limit; nobody need catch it but `AgentServer`.
+        """
+        if self._over or self._bytes >= self._limits.max_episode_bytes:
+            self.fields.setdefault("stopped_by", "max_episode_bytes")
+            raise EpisodeOver
         body = {**self._params, "input": self._input}
         response = await self.stage("model", lambda: self._model.responses(body))
         turn: list[JSON] = response["output"]
         if any(not isinstance(item, dict) for item in turn):
             raise Unavailable("the model answered output items that are no objects", stage="model")
+        if (cut := shortened(turn, self._limits.max_answer_bytes)) is not None:
+            turn, self._over = cut, True
+            response = {
+                **response,
+                "incomplete_details": {"reason": "max_output_tokens"},
+                "status": "incomplete",
+            }
+            self.fields["stopped_by"] = "max_answer_bytes"
+        self._bytes += written_bytes(turn)
         self._last, self._response = response, None
         self._usages.append(response.get("usage"))
         self.items += turn
@@ -142,21 +171,34 @@ class Episode:
     def show(self, items: list[JSON]) -> None:
         """Append items that the model did not produce, such as a user's message, for its next call to see."""
         self.items += items
+        self._bytes += written_bytes(items)
         self._input = self._input + items
 
     async def run_tools(self, calls: list[JSON], *, parallel: bool = False) -> list[JSON]:
         """Run function calls and append their outputs, in the order of the calls.
 
+        Calls over a limit are not run: their output says so.
+
         Raises:
             Retryable: a tool could not be reached. A tool that fails is no exception: its error
                 is its output.
         """
-        outputs: list[JSON] = []
+        limits, outputs = self._limits, list[JSON]()
+        room = max(0, min(limits.max_tool_calls_per_turn, limits.max_tool_calls - self._tool_calls))
+        calls, refused = calls[:room], calls[room:]
+        self._tool_calls += len(calls)
         if parallel and self.session is not None:
             outputs = list(await asyncio.gather(*map(self._run_tool, calls)))
         else:
             for call in calls:
                 outputs.append(await self._run_tool(call))
+        self._shorten(outputs)
+        if refused:
+            why = _error(
+                f"Not run: at most {limits.max_tool_calls_per_turn} tool calls are run of a turn, "
+                f"and {limits.max_tool_calls} of an episode."
+            )
+            outputs += [_output(call, why) for call in refused]
         self.show(outputs)
         return outputs
 
@@ -197,20 +239,26 @@ class Episode:
         limit = f"{self._timeouts[stage]:.6g} s"
         return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit})", stage=stage)
 
+    def _shorten(self, outputs: list[JSON]) -> None:
+        """Put an error in the place of an output for which the episode has no room."""
+        left = self._limits.max_episode_bytes - self._bytes
+        for output in outputs:
+            size = len(output["output"])
+            if size > left:
+                output["output"] = _error(f"The output is too long: {size} characters.")
+            left -= written_bytes(output)
+
     async def _run_tool(self, call: JSON) -> JSON:
-        return {
-            "type": "function_call_output",
-            "call_id": call.get("call_id"),
-            "output": await self._tool_output(call.get("name"), call.get("arguments")),
-        }
+        return _output(call, await self._tool_output(call.get("name"), call.get("arguments")))
 
     async def _tool_output(self, name: Any, arguments: Any) -> str:
         # Everything here was written by the model: nothing of it is trusted.
         known = isinstance(name, str) and is_tool_name(name)
         if not known or (self._declared is not None and name not in self._declared):
             return _error(f"There is no tool named {str(name)[:100]!r}.")
-        if not isinstance(arguments, str) or len(arguments) > _MAX_ARGUMENTS:
-            return _error(f"Invalid tool call arguments: longer than {_MAX_ARGUMENTS} characters, or no text")
+        limit = self._limits.max_argument_bytes
+        if not isinstance(arguments, str) or written_bytes(arguments) > limit:
+            return _error(f"Invalid tool call arguments: longer than {limit} bytes, or no text")
         try:
             values = _ARGUMENTS.decode(arguments)
         except RecursionError:
@@ -245,6 +293,10 @@ def _is_function(tool: Any) -> bool:
 def _names(tools: list[JSON]) -> set[str]:
     functions = (tool for tool in tools if tool.get("type", "function") == "function")
     return {name for tool in functions if isinstance(name := tool.get("name"), str)}
+
+
+def _output(call: JSON, output: str) -> JSON:
+    return {"type": "function_call_output", "call_id": call.get("call_id"), "output": output}
 
 
 def _error(message: str) -> str:

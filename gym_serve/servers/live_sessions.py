@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from gym_serve.servers.sessions import OpenSession, SessionTable
-from gym_serve.types.errors import GymError, SessionLost, SessionNotFound, Unavailable
+from gym_serve.types.errors import GymError, Overloaded, SessionLost, SessionNotFound, Unavailable
 
 __all__ = ["LiveSessions", "SessionCall"]
 
@@ -43,6 +43,7 @@ class LiveSessions(Generic[S]):
         close: hook that gets the state of every session at its end; a coroutine function, or a plain one.
             None for sessions that hold nothing to release.
         exclusive: whether the calls of one session run one after the other.
+        max_of_clients: most sessions that clients may have open over HTTP.
         clock: gives the moment, in seconds.
     """
 
@@ -53,10 +54,12 @@ class LiveSessions(Generic[S]):
         close: Callable[[S], Any] | None,
         *,
         exclusive: bool = False,
+        max_of_clients: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self.exclusive = exclusive
+        self._max_of_clients = max_of_clients
         self._table: SessionTable[S] = SessionTable(replica, ttl)
         self._hook = close
         self._closing: dict[asyncio.Task[None], OpenSession[S]] = {}
@@ -67,15 +70,25 @@ class LiveSessions(Generic[S]):
         """How many sessions are open."""
         return len(self._table)
 
-    def open(self, state: S, version: int = 0) -> OpenSession[S]:
+    def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session.
+
+        Args:
+            state, version: see `SessionTable.open`.
+            of_client: whether a client opens it over HTTP, who may never close it; an episode does.
 
         Raises:
             Unavailable: the server stops.
+            Overloaded: clients have as many sessions open as they may.
         """
         if self._stopped:
             raise Unavailable(f"replica {self._table.replica} stops; it opens no more sessions")
-        return self._table.open(state, self.clock(), version)
+        if of_client and self._max_of_clients is not None and self._table.of_clients >= self._max_of_clients:
+            raise Overloaded(
+                f"clients have {self._table.of_clients} sessions open (max_client_sessions): close some, or "
+                f"wait until they expire, {self._table.ttl:.6g} s after their last call"
+            )
+        return self._table.open(state, self.clock(), version, of_client=of_client)
 
     def get(self, session_id: str) -> OpenSession[S]:
         """The open session of an id.

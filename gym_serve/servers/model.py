@@ -55,10 +55,12 @@ class ModelServer(Server):
         cost, and can have a limit (``gym-serve collect --max-cost``)."""
         capture_ttl: float = Field(3600.0, gt=0)
         """Seconds without a call after which the capture of an external harness is dropped."""
+        max_captures: int = Field(10_000, ge=0)
+        """Most captures, per replica, that are open; a further one is refused (429)."""
 
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
-        self.captures = Captures(replica, self.config.capture_ttl)
+        self.captures = Captures(replica, self.config.capture_ttl, self.config.max_captures)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -20,7 +20,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
@@ -101,6 +101,9 @@ class ResourcesServer(Server):
         unavailable_tools: UnavailableTools = "fail"
         """What a tool that is unavailable (429, 502, 503 or 504) does: ``fail`` ends the attempt, which is
         masked and tried again; ``show`` gives the model the tool's error, as NeMo Gym does."""
+        max_client_sessions: int = Field(10_000, ge=0)
+        """Most sessions, per replica, that are open without an episode: those that clients open over HTTP,
+        and may never close. A further one is refused (429) until one is closed or has expired."""
 
     Session: ClassVar[type[Any]] = _NoState
     """State of one episode: a subclass defines a class of this name, constructed without arguments."""
@@ -136,7 +139,11 @@ class ResourcesServer(Server):
         self.takes_snapshots = self.restorable
         """Off where the server runs inside its caller's process, which its sessions cannot outlive."""
         self.sessions: LiveSessions[Any] = LiveSessions(
-            replica, self.config.session_ttl, hook, exclusive=self.restorable
+            replica,
+            self.config.session_ttl,
+            hook,
+            exclusive=self.restorable,
+            max_of_clients=self.config.max_client_sessions,
         )
 
     @classmethod
@@ -311,7 +318,7 @@ class ResourcesServer(Server):
             raise
         except Exception as error:
             raise InvalidRequest(f"restore failed: {type(error).__name__}: {error}") from error
-        session = self.sessions.open(state, version)
+        session = self.sessions.open(state, version, of_client=_is_of_client())
         session.row = None if row is None else parse(self._row, row, "row")
         session.seeded = {}
         return Reply.of({}, session.id)
@@ -471,7 +478,7 @@ class ResourcesServer(Server):
 
     async def _open_and_call(self, state: Any, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
         """Run the first call in a new session, which is closed again if the call fails."""
-        session = self.sessions.open(state)
+        session = self.sessions.open(state, of_client=_is_of_client())
         try:
             async with SessionCall(self.sessions, session) as call:
                 return await self._acknowledged(call, await work(call))
@@ -529,6 +536,11 @@ def _verdict(given: Any) -> Verdict:
 
 def _without_response(body: JSON) -> JSON:
     return {key: value for key, value in body.items() if key != "response"}
+
+
+def _is_of_client() -> bool:
+    """Whether no episode makes the current call: those have a key, which the gateway lets nobody make up."""
+    return current().affinity is None
 
 
 def _is_restorable(cls: type[ResourcesServer]) -> bool:

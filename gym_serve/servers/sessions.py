@@ -29,6 +29,7 @@ class OpenSession(Generic[S]):
         used: moment of its last call, in the caller's clock (seconds).
         seeded: the fields that seeding it gave; None for one that was not seeded here.
         version: number of snapshots that were taken of it.
+        of_client: whether it was opened over HTTP, not by an episode.
         running: calls in progress; such a session does not expire.
         closed: whether it has left the table: no further call may begin.
         turn: held by a call that has to be alone.
@@ -48,6 +49,7 @@ class OpenSession(Generic[S]):
     meter: Meter = field(default_factory=Meter)
     row: Any = None
     quiet: asyncio.Event | None = None
+    of_client: bool = False
 
 
 def replica_of(session_id: str) -> str:
@@ -69,14 +71,18 @@ class SessionTable(Generic[S]):
         self.replica = replica
         self.ttl = ttl
         self._sessions: dict[str, OpenSession[S]] = {}
+        self.of_clients = 0
+        """How many of them were opened over HTTP, not by an episode."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, state: S, now: float, version: int = 0) -> OpenSession[S]:
+    def open(self, state: S, now: float, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session with a fresh id; ``version`` is that of the snapshot it goes on from."""
-        session = OpenSession(f"{self.replica}.{secrets.token_urlsafe(16)}", state, now, version=version)
+        session_id = f"{self.replica}.{secrets.token_urlsafe(16)}"
+        session = OpenSession(session_id, state, now, version=version, of_client=of_client)
         self._sessions[session.id] = session
+        self.of_clients += of_client
         return session
 
     def get(self, session_id: str, now: float) -> OpenSession[S]:
@@ -100,6 +106,7 @@ class SessionTable(Generic[S]):
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.closed = True
+            self.of_clients -= session.of_client
         return session
 
     def ids(self) -> list[str]:

@@ -323,3 +323,15 @@ async def test_calls_before_start_say_so():
 async def test_a_request_that_is_no_json(model):
     with pytest.raises(BadRequest, match="JSON"):
         await model.responses({**ASK, "temperature": 2**70})
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_more_than_a_model_can_write_comes_from_a_broken_endpoint(backend, monkeypatch, status):
+    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    server = ChatModel(base_url=backend.url, model="m", max_retries=1, max_answer_mb=1)
+    await server.start()
+    backend.replies = [(status, b" " * (2**20 + 1))]
+    with pytest.raises(Unavailable, match="over 1 MB"):
+        await server.responses(ASK)
+    assert len(backend.requests) == 2
+    await server.stop()

@@ -52,6 +52,7 @@ def test_public_fills_in_defaults_and_masks_secrets() -> None:
             "type": "support.graph_fakes:FakeModel",
             "prices": None,
             "capture_ttl": 3600.0,
+            "max_captures": 10_000,
             "base_url": "http://**********@host/v1",
             "model": "m",
             "api_key": "**********",

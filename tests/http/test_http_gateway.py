@@ -192,7 +192,8 @@ def test_what_a_call_carries() -> None:
     ]:
         _, (call,) = ask(OK, path, headers=headers)
         assert (call.op, call.session) == (op, session)
-        assert (call.request_id, call.affinity, call.timeout) == ("r-1", "0-3", 2.5)
+        affinity = None if op == "seed_session" else "0-3"
+        assert (call.request_id, call.affinity, call.timeout) == ("r-1", affinity, 2.5)
 
 
 def test_the_keys_of_a_stream_reach_models_alone() -> None:
@@ -394,3 +395,13 @@ def test_an_open_graph_starts_only_where_nobody_else_reaches_it(
     Gateway(GatewayPlan({}, insecure=True), {})
     monkeypatch.setattr(deploy, "http_host", lambda: "::1")
     deploy.app(content)
+
+
+def test_no_client_makes_itself_an_episode() -> None:
+    """By its key a server knows the sessions of episodes, of which it may have more."""
+    key = {"x-session-affinity": b"rollout-1"}
+    for path in ("/shop/seed_session", "/shop/buy"):
+        _, calls = ask(OK, path, b"{}", headers=key)
+        assert [call.affinity for call in calls] == [None]
+    _, calls = ask(OK, "/model/v1/responses", b"{}", headers=key)
+    assert [call.affinity for call in calls] == ["rollout-1"]

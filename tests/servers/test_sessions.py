@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from gym_serve import Host, ResourcesServer, SessionLost, SessionNotFound, Verdict, VerifyRequest, tool
 from gym_serve.servers.edge import Call
 from gym_serve.servers.sessions import SessionTable, replica_of
-from gym_serve.types.errors import SeedFailed
+from gym_serve.types.errors import Overloaded, SeedFailed
 
 RESPONSE = {"response": {"output": []}}
 
@@ -199,3 +199,34 @@ def test_a_session_that_runs_a_call_does_not_expire() -> None:
     session = table.open(None, now=0)
     session.running = 1
     assert table.expired(now=100) == []
+
+
+async def test_a_client_that_only_seeds_leaves_room_for_episodes() -> None:
+    counter = Counter(max_client_sessions=3)
+    host = Host(counter)
+    first = await call(host, "seed_session")
+    await call(host, "seed_session")
+    await call(host, "tools/increment")  # opens one as well
+    for op in ("seed_session", "tools/increment"):
+        refused = await call(host, op)
+        assert refused.status == 429
+        with pytest.raises(Overloaded, match="clients have 3 sessions open"):
+            refused.json()
+    seeds = [Call("seed_session", b"{}", affinity=f"rollout-{n}") for n in range(10)]
+    assert [(await host.dispatch(seed)).status for seed in seeds] == [200] * 10
+    assert (await call(host, "verify", RESPONSE)).status == 200
+    await call(host, "close_session", session=first.session)
+    assert (await call(host, "seed_session")).status == 200
+    assert (await call(host, "seed_session")).status == 429
+
+
+async def test_sessions_that_expire_make_room() -> None:
+    counter = Counter(max_client_sessions=1, session_ttl=10)
+    now = 0.0
+    counter.sessions.clock = lambda: now
+    host = Host(counter)
+    assert (await call(host, "seed_session")).status == 200
+    assert (await call(host, "seed_session")).status == 429
+    now = 11.0
+    counter.sessions.sweep()
+    assert (await call(host, "seed_session")).status == 200

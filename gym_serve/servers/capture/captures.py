@@ -23,7 +23,7 @@ from gym_serve.servers.capture.trajectories import trajectories_of
 from gym_serve.servers.capture.tree import CallTree, with_bundle, without_tokens
 from gym_serve.servers.context import current, use
 from gym_serve.servers.sessions import OpenSession, SessionTable
-from gym_serve.types.errors import BadRequest
+from gym_serve.types.errors import BadRequest, Overloaded
 from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Captures"]
@@ -44,11 +44,15 @@ class Captures:
     Args:
         replica: name of this instance, without a dot.
         ttl: seconds without a call after which a capture is dropped.
+        most: how many may be open.
         clock: gives the moment, in seconds.
     """
 
-    def __init__(self, replica: str, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, replica: str, ttl: float, most: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._table: SessionTable[_Capture] = SessionTable(replica, ttl)
+        self._most = most
         self._clock = clock
 
     def __len__(self) -> int:
@@ -57,8 +61,14 @@ class Captures:
         return len(self._table)
 
     def open(self) -> str:
-        """Open a capture; its id. The model calls in it have the affinity of this call."""
+        """Open a capture; its id. The model calls in it have the affinity of this call.
+
+        Raises:
+            Overloaded: too many are open.
+        """
         self._expire()
+        if len(self._table) >= self._most:
+            raise Overloaded(f"{self._most} captures are open (max_captures): close some, or wait")
         return self._table.open(_Capture(current().affinity), self._clock()).id
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
