@@ -114,9 +114,10 @@ class RemoteAgent(SimpleAgent):
     def _episode(self, row: JSON) -> Episode:
         return Episode(row, _Remote(self._http), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
 
-    async def _op_aggregate(self, body: Any) -> Any:
+    async def aggregate(self, body: Any) -> Any:
+        """See `AgentServer.aggregate`."""
         if self.config.resources is not None:
-            return await super()._op_aggregate(body)
+            return await super().aggregate(body)
         answer = await self._http.post("aggregate_metrics", body)
         if not isinstance(answer, dict):
             raise Unavailable(f"the agent answered no metrics: {str(answer)[:200]!r}", server=self.name)

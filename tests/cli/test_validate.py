@@ -117,6 +117,7 @@ def test_resolve_prints_the_graph_with_secrets_masked(file: str, monkeypatch: py
             "mcqa": {
                 "type": "mcqa",
                 "session_ttl": 3600.0,
+                "unavailable_tools": "fail",
                 "max_client_sessions": 10_000,
                 "grading_mode": None,
                 "autoscaling": {"min_replicas": 0, "max_replicas": 4},
