@@ -29,6 +29,13 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What uses the cluster has the mark ``ray``; tests that start a Ray of their own carry it themselves."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray with Serve; the base URL of its proxy. Stopped at the end of the session."""

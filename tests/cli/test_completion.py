@@ -1,4 +1,4 @@
-"""Shell completion of `gym-serve`, as shells ask for it: by environment variables, in a new process."""
+"""Shell completion of `gym-serve`, as shells ask for it: by environment variables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from gym_serve.cli import main
 
 BIN = Path(sys.executable).parent
 
@@ -43,16 +45,6 @@ def gym_serve(folder: Path, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def proposals(folder: Path, line: str) -> list[str]:
-    """What bash is given for a line that is typed up to its end."""
-    words = line.split(" ")
-    done = gym_serve(
-        folder, _GYM_SERVE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -82,8 +74,23 @@ def proposals(folder: Path, line: str) -> list[str]:
         ("gym-serve export out.jsonl --to v", ["verl", "verifiers"]),
     ],
 )
-def test_proposals(folder: Path, line: str, expected: list[str]) -> None:
-    assert proposals(folder, line) == expected
+def test_proposals(
+    folder: Path,
+    line: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: those below have one of their own, as the shell's question has."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("_GYM_SERVE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    with pytest.raises(SystemExit) as ended:
+        main(args=[], prog_name="gym-serve")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert out.split() == expected
 
 
 def test_nothing_heavy_is_imported_for_it(folder: Path) -> None:

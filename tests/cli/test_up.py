@@ -72,6 +72,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         shutil.rmtree(short, ignore_errors=True)
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
 def test_from_up_to_down(run: Run) -> None:
     nothing = run("status")

@@ -74,6 +74,7 @@ def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:
     assert "Traceback" not in silent.stderr
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_one_local_ray_after_the_other() -> None:
     """Serve's own memory of the first one must not be taken for the second."""

@@ -106,6 +106,7 @@ def address(cluster: str, deploy: Callable[..., Any]) -> str:
     return cluster
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(600)  # a page may start a Ray, and a process for each command
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_blocks(

@@ -11,7 +11,7 @@ from support.losses import ROWS
 from support.processes import run_module
 from support.rollouts import keys, read_jsonl
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for all three
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]  # the first test waits for all three
 
 
 class Happened(NamedTuple):

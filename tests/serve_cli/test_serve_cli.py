@@ -21,7 +21,7 @@ import yaml
 from gym_serve.routing.ports import free_port
 
 # A Ray of its own, and a process for each command: on a slow machine each of them takes half a minute.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

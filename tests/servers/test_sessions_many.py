@@ -1,4 +1,4 @@
-"""100,000 sessions that end in every way there is leave nothing behind."""
+"""20,000 sessions that end in every way there is leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_serve.servers.edge import Call
 from gym_serve.servers.sessions import OpenSession
 from gym_serve.types.errors import GymError
 
-SESSIONS = 100_000
+SESSIONS = 20_000
 AT_ONCE = 1000
 TTL = 50.0
 
@@ -63,7 +63,7 @@ async def one(edge: FailoverEdge, end: str) -> None:
 
 
 @pytest.mark.timeout(600)  # seconds on a free core
-async def test_nothing_is_left_of_100_000_sessions() -> None:
+async def test_nothing_is_left_of_20_000_sessions() -> None:
     """However they end: closed, cancelled at seed or in a call, by a deadline, or by time alone."""
     server = Cheap(session_ttl=TTL)
     now = 0.0
@@ -88,7 +88,7 @@ async def test_nothing_is_left_of_100_000_sessions() -> None:
         assert len(server.sessions) <= 4 * AT_ONCE
         if batch == SESSIONS // AT_ONCE // 4:
             early = process.memory_info().rss
-    assert process.memory_info().rss - early < 64 << 20
+    assert process.memory_info().rss - early < 13 << 20  # 900 bytes a session
     now += 2 * TTL
     server.sessions.sweep()
     await server.stop()

@@ -7,21 +7,18 @@ and see at the other end what the API was asked.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
-import uvicorn
 from aiohttp import web
 from pydantic import SecretStr
-from starlette.requests import Request
 
-from gym_serve.graph import gateway, resolve
+from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host
+from support.in_process import InProcess
 
 __all__ = ["Gate", "Loopback", "chat_and_api"]
 
@@ -98,31 +95,13 @@ class Loopback:
         await web.TCPSite(self._api, "127.0.0.1", 0).start()
         models = self._models(f"http://127.0.0.1:{self._api.addresses[0][1]}/v1")
         graph = resolve(GraphSpec(models=models))
-        self._hosts = {
-            n: Host(node.cls(name=n, **node.settings)) for n, node in graph.nodes.items() if node.cls
-        }
-        for host in self._hosts.values():
-            await host.start()
-        plan = gateway.GatewayPlan.of(graph)
-        self._gateway = _InlineGateway(gateway.GatewayPlan(plan.nodes, self._tokens), self._hosts)
-        # It listens at once, so that nobody has to wait for the server behind it.
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self._face = uvicorn.Server(
-            uvicorn.Config(self._serve, log_level="error", lifespan="off", interface="asgi3")
-        )
-        self._serving = asyncio.create_task(self._face.serve(sockets=[listening]))
+        self._face = InProcess({"": replace(graph, auth_tokens=self._tokens)})
+        await self._face.start()
+        self.url = self._face.url
 
     async def _stop(self) -> None:
-        self._face.should_exit = True
-        await self._serving
-        for host in self._hosts.values():
-            await host.stop()
+        await self._face.stop()
         await self._api.cleanup()
-
-    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        response = await self._gateway.answer(Request(scope, receive))
-        await response(scope, receive, send)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -155,10 +134,3 @@ class Loopback:
                 await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
-
-
-class _InlineGateway(gateway.Gateway):
-    def __init__(self, plan: gateway.GatewayPlan, hosts: dict[str, Host]) -> None:
-        super().__init__(gateway.GatewayPlan({}, plan.auth_tokens), {})
-        self._plan = plan
-        self._edges.update({name: InlineEdge(host) for name, host in hosts.items()})
