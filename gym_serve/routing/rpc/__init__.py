@@ -6,7 +6,8 @@ and a rollout needs seven of them; a frame costs 0.1 ms, and under load many cal
 (docs/performance.md has the measurements).
 
 Both halves are standards with kept libraries: RFC 6455 by aiohttp, and the MessagePack-RPC
-specification (https://github.com/msgpack-rpc/msgpack-rpc/blob/master/spec.md) by msgspec.
+specification (https://github.com/msgpack-rpc/msgpack-rpc/blob/master/spec.md) by msgspec. Where Ray runs
+with TLS, so do they, with its certificates.
 """
 
 from gym_serve.routing.rpc.channel import Broken, Busy, Channel, Silent, Undelivered, Unreachable

@@ -28,6 +28,7 @@ from gym_serve.routing.rpc.messages import (
 from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.routing.rpc.parts import Incoming
 from gym_serve.routing.rpc.sockets import notice_silence
+from gym_serve.routing.rpc.tls import caller_context
 from gym_serve.servers.edge import Call, Reply
 
 __all__ = ["Broken", "Busy", "Channel", "Silent", "Undelivered", "Unreachable"]
@@ -81,13 +82,15 @@ class Channel:
             Unreachable: the replica is gone, or leaving.
             Silent: it may be.
         """
+        tls = caller_context()
         client = aiohttp.ClientSession()
         try:
             socket = await asyncio.wait_for(
                 client.ws_connect(
-                    f"ws://{address.host}:{address.port}/",
+                    f"{'ws' if tls is None else 'wss'}://{address.host}:{address.port}/",
                     headers={"authorization": f"Bearer {address.token}"},
                     max_msg_size=0,
+                    ssl=tls or True,
                 ),
                 _CONNECT_SECONDS,
             )

@@ -33,6 +33,7 @@ from gym_serve.routing.rpc.messages import (
 from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.routing.rpc.parts import Outgoing
 from gym_serve.routing.rpc.sockets import notice_silence
+from gym_serve.routing.rpc.tls import check_certificate, listener_context
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.types.errors import Overloaded
 
@@ -87,14 +88,20 @@ class Listener:
         return sum(len(connection.calls) for connection in self._connections)
 
     async def start(self, host: str) -> Address:
-        """Listen on a free port of ``host``, an address of this machine."""
+        """Listen on a free port of ``host``, an address of this machine.
+
+        Raises:
+            ConnectionError: Ray runs with TLS, and callers would refuse this node's certificate.
+        """
         application = web.Application()
         application.router.add_get("/", self._accept)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, 0).start()
+        await web.TCPSite(self._runner, host, 0, ssl_context=listener_context()).start()
+        port = self._runner.addresses[0][1]
+        await check_certificate(host, port)
         self._reports = asyncio.create_task(self._report())
-        return Address(host, self._runner.addresses[0][1], self._token)
+        return Address(host, port, self._token)
 
     async def stop(self) -> None:
         """Answer what was read, then close every connection."""
