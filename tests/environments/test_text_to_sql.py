@@ -208,7 +208,7 @@ HOSTILE = {
     "cross join": ("SELECT COUNT(*) FROM " + ", ".join(f"t AS t{i}" for i in range(30)), "over 1 s"),
     "many rows": (f"{ENDLESS} SELECT x FROM n", "more than 10,000 rows"),
     "large rows": ("SELECT hex(randomblob(400000)), hex(randomblob(400000))", "bytes"),
-    "large value": ("SELECT zeroblob(1000000000)", "too big"),
+    "large value": ("SELECT zeroblob(1000000000)", ""),  # too big; on Python 3.10, out of memory
     "doubling": ("WITH RECURSIVE n(x) AS (SELECT 'x' UNION ALL SELECT x || x FROM n) SELECT x FROM n", ""),
     "memory": (f"{ENDLESS}, m AS MATERIALIZED (SELECT hex(randomblob(100000)) AS y FROM n) "
                "SELECT COUNT(*) FROM m ORDER BY y", ""),
