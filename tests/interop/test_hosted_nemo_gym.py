@@ -110,6 +110,26 @@ async def test_what_a_tool_says_is_for_the_model():
         assert b"RuntimeError: the pen broke" in broken.body
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_tool_that_is_unavailable_is_shown_as_in_nemo_gym_unless_it_is_to_fail(status):
+    for settings, expected in (({}, 422), ({"unavailable_tools": "fail"}, status)):
+        async with hosted(**settings) as bench:
+            await bench.call("seed_session", ROW)
+            note = b'{"text": "%d"}' % status
+            reply = await bench.host.dispatch(Call("tools/take_note", note, bench.session))
+            assert (reply.status, reply.body) == (expected, b'{"detail":"the desk is taken"}')
+
+
+async def test_seeding_again_asks_the_server_in_the_same_session():
+    async with hosted() as bench:
+        await bench.call("seed_session", ROW)
+        session = bench.session
+        await bench.tool("take_note", text="b")
+        await bench.call("seed_session", {**ROW, "first": "again"})
+        assert bench.session == session
+        assert (await bench.verify(ROW, said("done")))["notes"] == ["a", "b", "again"], "as it sees fit"
+
+
 async def test_a_route_with_a_parameter_is_any_tool_and_no_route():
     async with hosted() as bench:
         await bench.call("seed_session", ROW)

@@ -475,6 +475,87 @@ def test_settings_of_vllm_models(tmp_path: Path, switches: dict[str, bool], expe
     }
 
 
+JUDGED = """
+lc:
+  resources_servers:
+    equivalence_llm_judge:
+      entrypoint: app.py
+      judge_model_server: {type: responses_api_models, name: policy_model}
+      judge_prompt_template_fpath: ../../benchmarks/lc/judge.txt
+      judge_endpoint_max_concurrency: null
+      judge_system_message: null
+      judge_equal_label: "Judgement: yes"
+      judge_not_equal_label: "Judgement: no"
+      extraction_length_threshold: null
+lc_agent:
+  responses_api_agents:
+    simple_agent:
+      max_steps: null
+      skip_verification: true
+      resources_server: {type: resources_servers, name: lc}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+JUDGE_PROMPT = """\
+
+Judge whether the answer matches the reference, which costs ${x} dollars.
+Judgement: answer 'yes' or 'no'.
+
+{expected_answer}
+{generated_answer}
+"""
+
+
+def test_judges_keep_their_prompt_their_nulls_and_their_limit(tmp_path: Path) -> None:
+    write(tmp_path, "resources_servers/equivalence_llm_judge/app.py", "")
+    config = write(tmp_path, "resources_servers/equivalence_llm_judge/configs/lc.yaml", JUDGED)
+    assert_refused = pytest.raises(
+        GraphError, match=r"judge_prompt_template_fpath: there is no file '\.\./\.\."
+    )
+    with assert_refused:
+        import_config([config])
+    prompt = JUDGE_PROMPT.replace("{x}", "{{x}}")
+    write(tmp_path, "benchmarks/lc/judge.txt", prompt)
+    found = import_config([config])
+    graph = write(tmp_path, "graph.yaml", found.yaml())
+    assert "|-\n" in graph.read_text(), "people read the prompt line by line"
+    lines = {"POLICY_BASE_URL": "http://h/v1", "POLICY_MODEL_NAME": "m"}
+    nodes = resolve(load_graph(graph).spec, env=lines).nodes
+    judged = nodes["lc"].settings
+    assert judged["judge_prompt_template"] == prompt.strip()
+    assert (judged["judge_max_concurrency"], judged["extraction_length_threshold"]) == (None, None)
+    assert judged["judge_equal_label"] == "Judgement: yes"
+    assert "judge_system_message" not in judged, "null is what it is anyway"
+    agent = nodes["lc_agent"].settings
+    assert (agent["max_steps"], agent["skip_verification"]) == (None, True)
+    assert found.notes == ["policy_model is in none of the configs: a chat_model was put in its place"]
+
+
+def test_labels_that_the_judges_prompt_never_mentions_are_refused(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "benchmarks/lc/judge.txt",
+        "Compare them, then end with [[A=B]] or [[A!=B]], and nothing more.",
+    )
+    write(
+        tmp_path,
+        "judge.txt",
+        "Compare them, then end with [[A=B]] or with [[A!=B]] and nothing more than that.\n"
+        "{expected_answer} {generated_answer}",
+    )
+    config = write(tmp_path, "lc.yaml", JUDGED.replace("../../benchmarks/lc/judge.txt", "judge.txt"))
+    with pytest.raises(GraphError, match="never mentions 'Judgement: no' and 'Judgement: yes'"):
+        import_config([config])
+
+
+def test_long_names_that_are_cut_stay_apart(tmp_path: Path) -> None:
+    stem = "a_very_long_name_that_goes_on_and_on_until_it_is_longer_than_a_graph_allows"
+    text = QUIZ.replace("quiz_agent:", f"{stem}_agent:").replace("quiz:", f"{stem}_server:", 1)
+    graph = graph_of(imported(tmp_path, text.replace("name: quiz}", f"name: {stem}_server}}") + POLICY))
+    (server,), ((agent, settings),) = graph["resources"], graph["agents"].items()
+    assert server != agent
+    assert settings["resources"] == server
+
+
 def test_queries_are_judged_alone_as_in_nemo_gym(tmp_path: Path) -> None:
     settings = {"judge_model_server": {"type": "responses_api_models", "name": "policy_model"}}
     config = {"sql": {"resources_servers": {"text_to_sql": settings}}}

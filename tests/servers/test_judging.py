@@ -225,6 +225,19 @@ TOLD = "Compare the two answers, then end with {0} or with {1}, and nothing afte
         (("{A}", "{B}"), TOLD.format("{{A}}", "{{B}}"), None, None),
         (("CORRECT", "INCORRECT"), TOLD.format("[[A=B]]", "[[A!=B]]"), None, "'CORRECT' and 'INCORRECT'"),
         (("CORRECT", "INCORRECT"), TOLD.format("INCORRECT", "nothing"), None, "'CORRECT', so"),
+        (
+            ("Judgement: yes", "Judgement: no"),
+            "Judgement: Answer 'yes' if they match. Answer 'no' otherwise: {it}",
+            None,
+            None,
+        ),
+        (("[[2]]", "[[0]]"), "Rate from 0 to 2 by this format: [[rating]], such as [[1]]: {it}", None, None),
+        (
+            ("[[A=B]]", "[[A!=B]]"),
+            "Compare answer A with answer B. Is A = B? Reply CORRECT or not: {it}",
+            None,
+            r"'\[\[A!=B\]\]' and '\[\[A=B\]\]'",
+        ),
         (("it", "NO"), "Say yes or NO about this answer, which somebody gave: {it}", None, "'it'"),
         ((YES, NO), "Q={question}|A={it}", None, None),  # for a judge that was trained to its labels
         ((YES, NO), "{it}", None, None),

@@ -74,6 +74,8 @@ class Notebook:
 
     async def take_note(self, request: Request, note: Note) -> dict[str, Any]:
         """Write a note down."""
+        if note.text.isdecimal():
+            raise HTTPException(int(note.text), "the desk is taken")
         if note.text == "explode":
             raise RuntimeError("the pen broke")
         self._notes(request).append(note.text)

@@ -15,13 +15,15 @@ from gym_serve.graph.spec import SECTIONS
 from gym_serve.interop.nemo_gym.configs import MISSING
 from gym_serve.interop.nemo_gym.instances import Instance, reference
 from gym_serve.interop.nemo_gym.interpolation import Translator, is_secret_name, variable_name
-from gym_serve.interop.nemo_gym.originals import code_of, import_path_of, requirements_of
+from gym_serve.interop.nemo_gym.originals import code_of, file_of, import_path_of, requirements_of
 from gym_serve.interop.nemo_gym.types import (
     HOSTED,
     find_type,
     is_own_to_nemo_gym,
     setting_name,
     settings_of,
+    takes_null,
+    text_setting,
 )
 from gym_serve.servers.base import Server
 from gym_serve.types.errors import GraphError
@@ -108,7 +110,12 @@ class Conversion:
         open_names: set[str] = set()
         for key, value in settings_of(instance.kind, instance.implementation, instance.settings).items():
             name = setting_name(cls, key)
-            if name is not None:
+            if value is None:
+                if name is not None and takes_null(cls, name):
+                    entry[name] = None
+            elif (text := text_setting(cls, key)) is not None:
+                entry[text] = self._text(value, instance, (*instance.path, key))
+            elif name is not None:
                 open_names |= {name} if value == MISSING else set()
                 entry[name] = self._value(value, instance, (*instance.path, key))
             elif value not in _OFF:
@@ -160,6 +167,19 @@ class Conversion:
         if isinstance(value, list):
             return [self._value(item, instance, (*path, str(i))) for i, item in enumerate(value)]
         return self._translator.translate(value, path)
+
+    def _text(self, value: Any, instance: Instance, path: tuple[str, ...]) -> str:
+        """What the file holds that a setting names: a graph holds the text."""
+        name = self._translator.translate(value, path)
+        file = file_of(instance, self._files, name) if isinstance(name, str) and "${" not in name else None
+        if file is None:
+            self.problems.append(f"{'.'.join(path)}: there is no file {name!r}")
+            return ""
+        try:
+            return file.read_text(encoding="utf-8").strip().replace("${", "$${")
+        except (OSError, UnicodeDecodeError) as error:
+            self.problems.append(f"{'.'.join(path)}: {file} cannot be read: {error}")
+            return ""
 
     def _target(self, target: Any, instance: Instance, path: tuple[str, ...]) -> str:
         """The name in the graph of a server that an instance refers to."""

@@ -56,8 +56,19 @@ class Imported:
         if self.variables:
             lines.append("# Environment variables:")
             lines += [f"#   {name}" for name in self.variables]
-        text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.dump(self.config, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
         return "\n".join([*(line.replace("\n", " ") for line in lines), text])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as prompts, as they are read."""
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text_node)
 
 
 def import_config(

@@ -1,4 +1,4 @@
-"""Resources servers of NeMo Gym that have no counterpart here: hosted as they are (``type: nemo_gym``).
+"""The code of NeMo Gym's resources servers: those without a counterpart here are hosted (``type: nemo_gym``).
 
 Whether there is such a server is seen from its code, ``resources_servers/{implementation}/{entrypoint}``: in
 a folder above one of the configs, as in a checkout, or in the NeMo Gym that is installed here. A name without
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gym_serve.interop.nemo_gym.instances import Instance
 
-__all__ = ["code_of", "import_path_of", "requirements_of"]
+__all__ = ["code_of", "file_of", "import_path_of", "requirements_of"]
 
 _OWN = ("-e", "nemo-gym", "nemo_gym")  # NeMo Gym itself, as its own servers name it
 
@@ -31,6 +31,18 @@ def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
     folders = [folder for config in configs for folder in config.resolve().parents]
     found = (folder / file for folder in (*folders, *_installed(instance.section)))
     return next((path for path in found if path.is_file()), None)
+
+
+def file_of(instance: Instance, configs: Iterable[Path], name: str) -> Path | None:
+    """A file that a setting of a server names; None if it is not there.
+
+    NeMo Gym runs a server in the folder of its code. Without the code, the file is looked for in the folders
+    of the configs and those above them.
+    """
+    code = code_of(instance, configs)
+    folders = [code.parent] if code is not None else []
+    folders += [folder for config in configs for folder in config.resolve().parents]
+    return next((file for folder in folders if (file := folder / name).is_file()), None)
 
 
 def import_path_of(instance: Instance) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args
 
 from gym_serve.graph.classes import GROUPS
 from gym_serve.graph.names import nearest
@@ -11,7 +11,16 @@ from gym_serve.graph.settings import field_names
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 
-__all__ = ["HOSTED", "KINDS", "find_type", "is_own_to_nemo_gym", "setting_name", "settings_of"]
+__all__ = [
+    "HOSTED",
+    "KINDS",
+    "find_type",
+    "is_own_to_nemo_gym",
+    "setting_name",
+    "settings_of",
+    "takes_null",
+    "text_setting",
+]
 
 KINDS: dict[str, Kind] = {
     "responses_api_models": "model",
@@ -49,6 +58,7 @@ _AS_THERE: dict[tuple[Kind, str], dict[str, Any]] = {
 }
 """Settings that give NeMo Gym's verdicts where the defaults here go further."""
 _SETTINGS = {
+    "judge_endpoint_max_concurrency": "judge_max_concurrency",
     "openai_base_url": "base_url",
     "openai_api_key": "api_key",
     "openai_model": "model",
@@ -96,7 +106,7 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
 
 
 def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those settings of an implementation that mean something here, under its names; nulls are left out."""
+    """Those settings of an implementation that mean something here, under its names."""
     left_open = _FROM_OUTSIDE.get((kind, implementation), {})
     given = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
     kept = {key: value for key, value in given.items() if not is_own_to_nemo_gym(key)}
@@ -108,7 +118,7 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
         # NeMo Gym wants an input there, and ignores it.
         if key.endswith("responses_create_params") and isinstance(value, dict) and not value.get("input"):
             kept[key] = {name: item for name, item in value.items() if name != "input"} or None
-    return {key: value for key, value in kept.items() if value is not None}
+    return kept
 
 
 def is_own_to_nemo_gym(key: str) -> bool:
@@ -121,6 +131,18 @@ def setting_name(cls: type[Server], key: str) -> str | None:
     stem = key.removesuffix("_server").removesuffix("_model")
     known = field_names(cls.Config)
     return next((name for name in (key, _SETTINGS.get(key, key), stem) if name in known), None)
+
+
+def takes_null(cls: type[Server], name: str) -> bool:
+    """Whether null means something else for a setting than leaving it out."""
+    field = cls.Config.model_fields[name]
+    return type(None) in get_args(field.annotation) and field.default is not None
+
+
+def text_setting(cls: type[Server], key: str) -> str | None:
+    """The setting of a class for what a file holds that ``key`` names (``judge_prompt_template_fpath``)."""
+    name = key.removesuffix("_fpath")
+    return name if name != key and name in field_names(cls.Config) else None
 
 
 def _reasoning(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
@@ -40,12 +41,12 @@ class JudgeCalls:
     """Calls judges.
 
     Args:
-        max_concurrency: calls at once; others wait for their turn.
+        max_concurrency: calls at once; others wait for their turn. None sets no limit.
         cache: where replies are kept, or None.
     """
 
-    def __init__(self, max_concurrency: int, cache: VerdictCache | None = None) -> None:
-        self._slots = asyncio.Semaphore(max_concurrency)
+    def __init__(self, max_concurrency: int | None, cache: VerdictCache | None = None) -> None:
+        self._slots = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._cache = cache
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 

@@ -11,6 +11,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["check_fields", "check_labels", "defused", "judge_messages"]
 
 _WORD = re.compile(r"[^\W\d_]+")
+_PIECES = re.compile(r"\w+|[^\w\s]+")
 _INSTRUCTION = 8
 """Words that a prompt has at least if it tells its judge what to do."""
 
@@ -33,8 +34,10 @@ def check_fields(template: str, required: Collection[str], optional: Collection[
 def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
     """Check that a judge is told the labels of its verdict.
 
-    A judge that is asked for other labels never says these, and every answer would get 0. A prompt that only
-    lays out its fields, with hardly a word between them, is for a judge that was trained to its labels.
+    A judge that is asked for other labels never says these, and every answer would get 0. A prompt may
+    describe a label in pieces: ``Judgement: answer 'yes' if ...`` for the label ``Judgement: yes``, or
+    ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt that only lays out its fields, with hardly a
+    word between them, is for a judge that was trained to its labels.
 
     Args:
         labels: what the judge may answer with.
@@ -49,7 +52,7 @@ def check_labels(labels: Collection[str], template: str, system_message: str | N
     told = f"{system_message or ''}\n{said}"
     missing, rest = [], told
     for label in sorted(labels, key=len, reverse=True):  # INCORRECT does not mention CORRECT
-        if label not in rest:
+        if label not in rest and not all(_says(told, piece) for piece in _PIECES.findall(label)):
             missing.append(label)
         rest = rest.replace(label, "\0")
     if missing and len(_WORD.findall(told)) >= _INSTRUCTION:
@@ -57,6 +60,13 @@ def check_labels(labels: Collection[str], template: str, system_message: str | N
             f"the judge's prompt never mentions {' and '.join(map(repr, sorted(missing)))}, so the judge "
             "cannot answer with that; set the labels that the prompt asks for, or ask for these labels in it"
         )
+
+
+def _says(text: str, piece: str) -> bool:
+    """Whether a text has a word, as a whole one, or the symbols of a label."""
+    if not piece[0].isalnum():
+        return piece in text
+    return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", text) is not None
 
 
 def defused(text: str, labels: Iterable[str], max_chars: int) -> str:

@@ -37,8 +37,8 @@ class JudgeSettings(ResourcesServer.Config):
     """Models that vote beside ``judge``; more than half of all votes decide, and a tie is "not equal"."""
     judge_votes: PositiveInt = 1
     """How often each judge is asked the same."""
-    judge_max_concurrency: PositiveInt = 256
-    """Calls of judges at once, in each replica; read at the start only."""
+    judge_max_concurrency: PositiveInt | None = 256
+    """Calls of judges at once, in each replica; null sets no limit. Read at the start only."""
     judge_cache: CacheSettings | None = None
     """Keep the judge's replies on disk, and ask the same only once; read at the start only."""
 
