@@ -190,11 +190,20 @@ class NemoGym(ResourcesServer):
 
         Returns:
             what it answers, without what it repeats of the request.
+
+        Raises:
+            VerifierFailed: it raised, or answered no verdict.
         """
         if "verify" not in self._routes:
             raise NotFound(f"{self.config.server} has no verifier: it is stepped, by a gymnasium_agent")
         body = request.model_dump(mode="json", exclude_unset=True)
-        verdict = self._json(await self._post("verify", _complete(body), session))
+        try:
+            answer = await self._post("verify", _complete(body), session)
+        except (GymError, asyncio.TimeoutError):
+            raise
+        except Exception as error:  # of its own code, or of a service that it asks: NeMo Gym tries again, too
+            raise VerifierFailed(f"{self.config.server} failed: {type(error).__name__}: {error}") from error
+        verdict = self._json(answer)
         if not isinstance(verdict, dict):
             raise VerifierFailed(f"{self.config.server} answered no verdict: {str(verdict)[:200]}")
         return {k: v for k, v in verdict.items() if k not in _REPEATED and (k not in body or v != body[k])}
