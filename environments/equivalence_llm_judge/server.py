@@ -6,6 +6,7 @@ swapped, one that is not equal again with the whole text instead of what a patte
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -138,14 +139,16 @@ class EquivalenceLlmJudge(ResourcesServer):
 
     async def _judged(self, request: EquivalenceRequest, expected: str) -> tuple[float, list[Ballot]]:
         config = self.config
-        question = last_match(question_text(request.responses_create_params), config.question_extract_regex)
+        # In threads: a search may take its full second, and gives the event loop free meanwhile.
+        asked = question_text(request.responses_create_params)
+        question = await asyncio.to_thread(last_match, asked, config.question_extract_regex)
         own = (request.template_metadata or TemplateMetadata()).output_regex
         own = own if config.use_per_record_regex else None
         threshold = config.extraction_length_threshold
         long = own is not None and threshold is not None and len(expected) > threshold
         text = answer_text(request.response)
         pattern = None if long else own or config.response_extract_regex
-        answer = last_match(text, pattern) or config.msg_extraction_failure
+        answer = await asyncio.to_thread(last_match, text, pattern) or config.msg_extraction_failure
 
         async def ask(first: str, second: str) -> Ballot:
             return await self._ask(question, first, second)

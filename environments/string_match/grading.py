@@ -19,6 +19,7 @@ NEAR = 0.98
 """Score of a number that is nearly the expected one, and the least closeness that earns it."""
 
 _MAX_NUMBER = 1000  # characters; what is longer is compared as text only
+_MAX_FACTOR, _MAX_MORE = 10, 10_000
 _COMMAND = re.compile(r"\\(?:boxed|text(?:bf|it|tt)?|math(?:rm|bf|it|sf|bb|cal)|emph|url)\{|[{}]")
 _DELIMITER = re.compile(r"\\[()\[\]]|\$")
 _MONEY_OR_PERCENT = re.compile(r"\\?[%$£€]")
@@ -92,7 +93,12 @@ class _Measured(NamedTuple):
 
 
 def similarity(expected: str, answer: str) -> float:
-    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0."""
+    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0.
+
+    An answer that is much longer than the expected one is no other spelling of it.
+    """
+    if len(answer) > _MAX_FACTOR * len(expected) + _MAX_MORE:
+        return 0.0
     expected, answer = _base(expected), _base(answer)
     if expected == answer:
         return 1.0
