@@ -6,18 +6,22 @@ lacks an argument, is `InvalidRequest`: no text could follow it.
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.environments.instruction_following.registry import follows, instruction_ids
+from gym_serve.environments.instruction_following.worker import Checked
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.metrics import MetricSpec, Score
+from gym_serve.servers.workers import WorkerPool, WorkFailed
+from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["InstructionFollowing", "InstructionMetadata", "InstructionRequest", "InstructionVerdict"]
 
+_WORK = Path(__file__).with_name("worker.py")
+_WORKER_MEMORY = 4 << 30  # address space; lm-eval brings NumPy and pandas
 _OLD_PLACES = ("instruction_id_list", "kwargs", "grading_mode", "prompt")
 
 
@@ -69,6 +73,8 @@ class InstructionVerdict(Verdict):
     """Whether all are followed."""
     follow_instruction_list: list[bool]
     """Whether each is, in the order of the row."""
+    reason: str | None = None
+    """Why the response could not be checked, and so follows nothing; None if it was."""
 
 
 class InstructionFollowing(ResourcesServer):
@@ -80,34 +86,57 @@ class InstructionFollowing(ResourcesServer):
     class Config(ResourcesServer.Config):
         """Settings of the environment."""
 
-        max_response_chars: PositiveInt = 20_000
-        """A longer response follows nothing: some of lm-eval's patterns take quadratic time."""
+        max_response_chars: PositiveInt = 100_000
+        """A longer response follows nothing."""
+        check_timeout_seconds: PositiveFloat = 5.0
+        """Seconds of CPU time that checking one response may take; one that takes longer follows nothing."""
+        num_workers: PositiveInt = 1
+        """Processes that check, each using up to one core and 330 MB; read at the start only."""
 
     config: Config
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pool = WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+
     async def start(self) -> None:
-        """Import lm-eval, which takes some seconds."""
-        await asyncio.to_thread(instruction_ids)
+        """Start the workers; returns when lm-eval is imported in them, after some seconds."""
+        await self._pool.start()
         await super().start()
 
-    # Not a coroutine: it then runs in a thread, and a long text holds up nobody else.
-    def verify(self, request: InstructionRequest) -> InstructionVerdict:
+    async def stop(self) -> None:
+        """End the workers."""
+        await self._pool.stop()
+        await super().stop()
+
+    async def verify(self, request: InstructionRequest) -> InstructionVerdict:
         """Check each instruction on the last message.
 
         Raises:
             InvalidRequest: an instruction that does not exist, or with other arguments.
+            VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         metadata = request.verifier_metadata
-        text = request.response.last_text
+        names, text, reason = metadata.instruction_id_list, request.response.last_text, None
         if len(text) > self.config.max_response_chars:
-            text = ""
-        followed = [
-            follows(name, arguments or {}, text)
-            for name, arguments in zip(metadata.instruction_id_list, metadata.kwargs, strict=True)
-        ]
+            text, reason = "", f"it is longer than {self.config.max_response_chars} characters"
+        try:
+            followed = await self._followed(metadata, text)
+        except WorkFailed as failure:
+            followed, reason = [False] * len(names), str(failure)
         share = sum(followed) / len(followed)
         return InstructionVerdict(
             reward=share if metadata.grading_mode == "fraction" else float(all(followed)),
             follow_all_instructions=all(followed),
             follow_instruction_list=followed,
+            reason=reason,
         )
+
+    async def _followed(self, metadata: InstructionMetadata, text: str) -> list[bool]:
+        checked: Checked = await self._pool.run(
+            [metadata.instruction_id_list, metadata.kwargs, text],
+            cpu_seconds=self.config.check_timeout_seconds,
+        )
+        if checked["invalid"] is not None:
+            raise InvalidRequest(checked["invalid"])
+        return checked["followed"]

@@ -116,6 +116,7 @@ CASES: dict[str, Case] = {
     "google_search": Case({"mode": "replay"}),
     "gymnasium": Case({"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}),
     "instruction_following": Case(
+        {"check_timeout_seconds": 0.5, "num_workers": 2},
         rows=[
             {"verifier_metadata": {"instruction_id_list": list(_IFEVAL), "kwargs": list(_IFEVAL.values())}}
         ],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from support.environments import Bench, examples, fixture_problems, said
 
 pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
@@ -24,6 +26,22 @@ def row(*names: str, mode: str = "binary", **kwargs: Any) -> dict[str, Any]:
     return {"verifier_metadata": metadata}
 
 
+LOOP = pytest.mark.asyncio(loop_scope="module")  # importing lm-eval for each test takes long
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[InstructionFollowing]:
+    server = InstructionFollowing()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def bench(server: InstructionFollowing) -> Bench:
+    return Bench(server)
+
+
 async def test_fixtures() -> None:
     assert await fixture_problems(InstructionFollowing) == []
 
@@ -31,10 +49,11 @@ async def test_fixtures() -> None:
 @pytest.mark.parametrize(
     "row", examples(InstructionFollowing), ids=lambda row: row["verifier_metadata"]["instruction_id_list"][0]
 )
-async def test_example_row(row: dict[str, Any]) -> None:
+@LOOP
+async def test_example_row(bench: Bench, row: dict[str, Any]) -> None:
     (message,) = row["responses_create_params"]["input"]
     assert message["content"] == row["verifier_metadata"]["prompt"]
-    verdict = await Bench(InstructionFollowing()).verify(row, said("no, not at all"))
+    verdict = await bench.verify(row, said("no, not at all"))
     assert len(verdict["follow_instruction_list"]) == len(row["verifier_metadata"]["kwargs"])
 
 
@@ -100,22 +119,46 @@ def test_any_character_is_counted(character: str) -> None:
     assert found == {(f"{character} x {character}", True), (f"{character} x", False), ("x", False)}
 
 
-async def test_the_share_that_is_followed() -> None:
+@LOOP
+async def test_the_share_that_is_followed(bench: Bench) -> None:
     names = ("punctuation:no_comma", "detectable_format:title", "startend:quotation")
-    verdict = await Bench(InstructionFollowing()).verify(row(*names, mode="fraction"), said("<<a>>"))
+    verdict = await bench.verify(row(*names, mode="fraction"), said("<<a>>"))
     assert verdict["reward"] == pytest.approx(2 / 3)
     assert verdict["follow_instruction_list"] == [True, True, False]
 
 
-async def test_a_null_argument_does_not_count() -> None:
+@LOOP
+async def test_a_null_argument_does_not_count(bench: Bench) -> None:
     nothing = row("punctuation:no_comma", keywords=None, num_words=None)
-    assert (await Bench(InstructionFollowing()).verify(nothing, said("a")))["reward"] == 1.0
+    assert (await bench.verify(nothing, said("a")))["reward"] == 1.0
 
 
-async def test_the_longest_text() -> None:
-    bench = Bench(InstructionFollowing(max_response_chars=3))
-    assert (await bench.verify(row("punctuation:no_comma"), said("abc")))["reward"] == 1.0
-    assert (await bench.verify(row("punctuation:no_comma"), said("abcd")))["reward"] == 0.0
+@LOOP
+async def test_the_longest_text(server: InstructionFollowing, bench: Bench) -> None:
+    server.reconfigure({"max_response_chars": 3})
+    try:
+        assert (await bench.verify(row("punctuation:no_comma"), said("abc")))["reward"] == 1.0
+        verdict = await bench.verify(row("punctuation:no_comma"), said("abcd"))
+    finally:
+        server.reconfigure({"max_response_chars": 100_000})
+    assert (verdict["reward"], verdict["reason"]) == (0.0, "it is longer than 3 characters")
+
+
+@LOOP
+async def test_a_text_that_takes_long_follows_nothing(server: InstructionFollowing, bench: Bench) -> None:
+    names = ("detectable_content:number_placeholders", "punctuation:no_comma")
+    metadata = {"instruction_id_list": names, "kwargs": [{"num_placeholders": 1}, None]}
+    server.reconfigure({"check_timeout_seconds": 0.3})
+    try:
+        verdict = await bench.verify({"verifier_metadata": metadata}, said("[" * 50_000))
+    finally:
+        server.reconfigure({"check_timeout_seconds": 5.0})
+    assert verdict == {
+        "reward": 0.0,
+        "follow_all_instructions": False,
+        "follow_instruction_list": [False, False],
+        "reason": "it takes more than 0.3 s of CPU time",
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,14 +179,16 @@ async def test_the_longest_text() -> None:
         row("keywords:letter_frequency", letter="ab", let_frequency=1, let_relation="at least"),
     ],
 )
-async def test_rows_that_nothing_could_follow(broken: dict[str, Any]) -> None:
+@LOOP
+async def test_rows_that_nothing_could_follow(bench: Bench, broken: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        await Bench(InstructionFollowing()).verify(broken, said("a"))
+        await bench.verify(broken, said("a"))
 
 
-async def test_a_wrong_name_gets_a_hint() -> None:
+@LOOP
+async def test_a_wrong_name_gets_a_hint(bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="did you mean 'punctuation:no_comma'"):
-        await Bench(InstructionFollowing()).verify(row("punctuation:no_commas"), said("a"))
+        await bench.verify(row("punctuation:no_commas"), said("a"))
 
 
 async def test_a_stored_response_can_be_scored_again() -> None:

@@ -36,6 +36,10 @@ PAYLOADS: dict[str, str | Callable[[], str]] = {
     "groups of digits": lambda: "1" + ",000" * 20_000,
     # Nests
     "100,000 brackets": lambda: "[" * 100_000,
+    "20,000 brackets": lambda: "[" * 20_000,
+    "20,000 empty lines": lambda: "a" + "\n" * 20_000 + "a",
+    "20,000 tabs": lambda: "a" + "\t" * 20_000 + "a",
+    "5,000 sentences": lambda: "a. " * 5_000,
     "JSON, 10,000 deep": lambda: '{"a":' * 10_000 + "1" + "}" * 10_000,
     "JSON, 500 deep": lambda: '{"a":' * 500 + "1" + "}" * 500,
     "XML, 10,000 deep": lambda: "<a>" * 10_000 + "</a>" * 10_000,

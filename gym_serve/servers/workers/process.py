@@ -32,6 +32,11 @@ _WARM_UP_SECONDS = 300.0
 _LAST_SECONDS = 10.0
 _MAX_LINE = 1 << 21
 _ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # each reserves memory for its stack
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -174,6 +179,7 @@ class WorkerProcess:
 def _spawn(connection: socket.socket, path: Path, memory_bytes: int) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment |= dict.fromkeys(_THREADS, "1")
     environment["PYTHONHASHSEED"] = "0"  # SymPy's ways depend on it: one answer, one verdict, always
     return subprocess.Popen(
         [sys.executable, str(_SCRIPT), str(path), str(memory_bytes)],
