@@ -71,6 +71,38 @@ async def test_every_attack_gets_a_zero_from_an_ordinary_user() -> None:
     assert misses(json.loads(done.stdout)) == []
 
 
+@pytest.mark.parametrize("user", ["this", "ordinary"])
+async def test_the_supervisor_itself_opens_nothing_for_writing(user: str) -> None:
+    """Where the server is root, it is root without rights; it walks as it is started, without any filter."""
+    walk = """
+import os
+found = []
+for top in ("/proc", "/sys", "/usr", "/sandbox", "/etc"):
+    for at, _, names in os.walk(top):
+        for path in (os.path.join(at, name) for name in names):
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+                found.append(path)
+            except OSError:
+                pass
+print(len(os.listdir("/proc")) > 10, found)
+"""
+    script = """
+import subprocess, sys
+from gym_serve.servers.sandbox import Bubblewrap, Limits
+command = Bubblewrap("bwrap").command(Limits())
+command[command.index("-c") :] = ["-c", sys.argv[1]]
+subprocess.run(command, check=True)
+"""
+    if user == "ordinary" and (problem := why_not()):
+        pytest.skip(problem)
+    command = [sys.executable, "-c"] if user == "this" else as_ordinary_user("-B", "-c")
+    done = await asyncio.to_thread(
+        subprocess.run, [*command, script, walk], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "True []\n", done.stderr
+
+
 async def test_in_a_session_an_attack_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, too, it never makes a failure: it is told an exception, or that its interpreter has ended."""
     monkeypatch.setattr(process, "_GRACE_SECONDS", 0.3)

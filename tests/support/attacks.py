@@ -125,7 +125,7 @@ async def _outcome(python: SandboxedPython, attack: Attack) -> str:
         return f"FAILURE: {error}"
     if report.fault is None:
         return "SCORED"
-    if after.stdout != "42\n":
+    if after.stdout != "42\n" and not attack.spoils:
         return f"FAILURE: the next program gets {after}"
     end, error = _ENDS[report.fault["error_code"]], report.fault["error"]
     return f"{end}: {error}" if error else end

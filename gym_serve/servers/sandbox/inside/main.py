@@ -56,6 +56,7 @@ def _serve(control: socket.socket) -> Callable[[], None] | None:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # what `site` would do
     namespace: dict[str, Any] = {}
     exec(compile(config["prelude"], "<prelude>", "exec", dont_inherit=True), namespace)
+    folder = "/tmp" if config["filter"] else None  # which is the sandbox's own only where there is one
     session: Session | None = None
     gc.freeze()  # a collection in a child would copy what it shares with this process
     _send(control, {"ready": True}, [])
@@ -75,7 +76,7 @@ def _serve(control: socket.socket) -> Callable[[], None] | None:
             control.close()
             task.prepare(config)
             return task.run
-        task.started(child)
+        task.started(child, folder)
         _send(control, *(task.execute(request) if isinstance(task, Session) else task.outcome()))
     return None
 

@@ -20,7 +20,7 @@ from typing import Any
 from .confinement import confine, reserve
 from .files import Output, nameless_file, replace, start_of
 from .report import MAX_ERROR, describe
-from .watch import MAX_THREADS, Watch
+from .watch import REASONS, Watch
 
 __all__ = ["Program"]
 
@@ -82,10 +82,10 @@ class Program:
             return  # nothing in JSON is equal to it
         replace(self._result, data)
 
-    def started(self, child: int) -> None:
-        """In the parent: it runs in this process."""
+    def started(self, child: int, folder: str | None) -> None:
+        """In the parent: it runs in this process, and may make files in this folder."""
         self._child = child
-        self._watch = Watch(child)
+        self._watch = Watch(child, folder)
 
     def outcome(self) -> tuple[dict[str, Any], list[bytes]]:
         """Wait for its process in another one, the parent, and say what came of it."""
@@ -113,7 +113,7 @@ class Program:
             if excess := self._watch.excess(self._request["timeout"]):
                 os.kill(self._child, signal.SIGKILL)
                 os.waitpid(self._child, 0)
-                reason = f"\nkilled: more than {MAX_THREADS} threads" if excess == "threads" else ""
+                reason = "" if excess == "time" else f"\nkilled: {REASONS[excess]}"
                 return {
                     "status": -signal.SIGKILL,
                     "timed_out": excess == "time",

@@ -18,7 +18,7 @@ from .confinement import confine, reserve
 from .files import Output, nameless_file, replace, start_of
 from .interpreter import INTERRUPT, Interpreter
 from .report import MAX_ERROR, MAX_TRACEBACK
-from .watch import MAX_THREADS, Watch
+from .watch import REASONS, Watch
 
 __all__ = ["Session"]
 
@@ -60,9 +60,10 @@ class Session:
 
     # The supervisor's side
 
-    def started(self, child: int) -> None:
-        """It runs in this process."""
+    def started(self, child: int, folder: str | None) -> None:
+        """It runs in this process, and may make files in this folder."""
         self._child = child
+        self._folder = folder
         self._theirs.close()
         self._ours.setblocking(False)
 
@@ -98,7 +99,7 @@ class Session:
 
     def _wait(self, timeout: float, grace: float) -> tuple[dict[str, Any], list[bytes]] | None:
         """Wait for the child's answer, interrupt code that takes too long, and kill what takes no notice."""
-        watch = Watch(self._child)
+        watch = Watch(self._child, self._folder)
         interrupted = 0.0
         while True:
             if self._answered(watch.nap):
@@ -114,10 +115,8 @@ class Session:
                 # Again and again: code may hold one exception in an ``except:`` of its own.
                 os.kill(self._child, INTERRUPT)
                 interrupted = watch.elapsed
-            elif excess == "threads":
-                return self._killed(f"more than {MAX_THREADS} threads")
-            elif excess == "machine":
-                return self._killed("the machine is overloaded", starved=True)
+            elif excess not in (None, "time"):
+                return self._killed(REASONS[excess], starved=excess == "machine")
 
     def _answered(self, seconds: float) -> bool:
         readable, _, _ = select.select([self._ours], [], [], seconds)

@@ -16,12 +16,19 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-__all__ = ["MAX_THREADS", "Excess", "Watch"]
+__all__ = ["REASONS", "Excess", "Watch"]
 
-MAX_THREADS = 256
+_MAX_THREADS = 256
+_MAX_FILES = 20_000  # each takes a kilobyte of memory that no other limit counts
 
-Excess = Literal["time", "threads", "machine"]
-"""Too long; too many threads; or the machine had a tenth of a processor for it and less."""
+Excess = Literal["time", "threads", "files", "machine"]
+"""Too long; too many of them; or the machine had a tenth of a processor for it and less."""
+
+REASONS: dict[Excess, str] = {
+    "threads": f"more than {_MAX_THREADS} threads",
+    "files": f"more than {_MAX_FILES} files",
+    "machine": "the machine is overloaded",
+}
 
 _PATIENCE = 10
 _SHORTEST_NAP, _LONGEST_NAP = 0.0005, 0.02
@@ -33,10 +40,12 @@ class Watch:
 
     Args:
         process: id of a child, not yet waited for.
+        folder: a file system of its own, where it may make files; None for no such limit.
     """
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, folder: str | None = None) -> None:
         self._process = process
+        self._folder = folder
         self._started = time.monotonic()
         self._ran = _processor_seconds(process)
         self._times = {thread: _times(process, thread) for thread in _threads(process)}
@@ -58,9 +67,13 @@ class Watch:
         ran = _processor_seconds(self._process) - self._ran
         if _LINUX and os.stat(f"/proc/{self._process}/task").st_nlink > 3:
             threads = _threads(self._process)
-            if len(threads) > MAX_THREADS:
+            if len(threads) > _MAX_THREADS:
                 return "threads"
             self._hold(threads)
+        if self._folder is not None:
+            system = os.statvfs(self._folder)
+            if system.f_files - system.f_ffree > _MAX_FILES:
+                return "files"
         if ran > seconds or (elapsed > seconds and elapsed - self._waited(ran) > seconds):
             return "time"
         return "machine" if elapsed > _PATIENCE * seconds else None
