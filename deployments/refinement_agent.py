@@ -3,8 +3,8 @@
 How the attempts are in the rollout. All of them are one conversation: ``response.output`` holds the items of
 the first attempt, a ``user`` message with the critique, the items of the second attempt, and so on. Nothing
 that the policy was shown or said is ever taken back, so the tokens of one attempt are a prefix of the next
-one's prompt (contracts section 4), and a trainer that reads ``response.output`` trains on every attempt.
-``all_attempts`` says which items are whose, and what each was worth:
+one's prompt (docs/formats.md, Training tokens), and a trainer that reads ``response.output`` trains on
+every attempt. ``all_attempts`` says which items are whose, and what each was worth:
 
     {"turn_index": 0,            number of the attempt
      "items": [0, 3],            its items are ``response.output[0:3]``, the last model call's tokens in them

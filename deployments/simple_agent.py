@@ -1,4 +1,4 @@
-"""`simple_agent`: call the model, run its tools, until it answers (contracts section 5)."""
+"""`simple_agent`: call the model, run its tools, until it answers (docs/formats.md, Agents)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ async def continued_prompt(
     """The prompt that begins with exactly the tokens of the last turn that carries them.
 
     Args:
-        messages: chat messages; an assistant message may carry a token bundle (contracts section 4).
+        messages: chat messages; an assistant message may carry a token bundle (docs/formats.md, Training
+            tokens).
         render: renders messages with the model's template.
         ends: ids of the tokens that end a turn, where they are known; by default the one with which the
             template ends an assistant's.

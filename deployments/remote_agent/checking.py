@@ -1,7 +1,7 @@
 """What an external agent answered, checked before a trainer sees it.
 
 The row is the graph's: an agent cannot change its keys, nor set the stamps that rollouts are counted by. A
-reward is a finite number, output items are objects, and token bundles are whole (contracts sections 4 to 6).
+reward is a finite number, output items are objects, and token bundles are whole (docs/formats.md).
 A failure that the agent reports as a value becomes the error that it stands for.
 """
 

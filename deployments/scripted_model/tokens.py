@@ -1,7 +1,7 @@
 """A byte-level tokenizer: ids 0..255 are UTF-8 bytes, and one marker stands before every item.
 
 What an item renders to depends on that item alone, so the tokens of a turn are a prefix of every
-later prompt that contains it: the contiguity that trainers assert (contracts section 4).
+later prompt that contains it: the contiguity that trainers assert (docs/formats.md, Training tokens).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`GymnasiumServer`: environments that are stepped with the model's responses, not called by tools.
 
-The routes are ``/reset``, ``/step`` and ``/close`` (contracts section 3). An episode is a session as in
-every other environment: ``/seed_session`` is the same as ``/reset``, ``/close_session`` as ``/close``, and
-``/verify`` answers the sum of the rewards so far, so that any agent can finish such an episode.
+The routes are ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments). An episode is a session
+as in every other environment: ``/seed_session`` is the same as ``/reset``, ``/close_session`` as ``/close``,
+and ``/verify`` answers the sum of the rewards so far, so that any agent can finish such an episode.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Gym:
             **options: see `RolloutOptions`.
 
         Yields:
-            row + response + reward + the verifier's fields (contracts section 6); a failed rollout
+            row + response + reward + the verifier's fields (docs/formats.md, Rollouts); a failed rollout
             has ``mask_sample`` and ``failure`` and raises nothing.
 
         Raises:
@@ -254,7 +254,7 @@ class Gym:
         Args:
             rows: as for `rollouts`; all of them are checked before anything runs.
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
-                beside it (contracts section 6).
+                beside it (docs/formats.md, Rollouts).
             resume: go on with the run that ``output`` holds, if it holds one.
             progress: told of the counts whenever results come in.
             stop: once set, nothing more is started, and what runs may end.

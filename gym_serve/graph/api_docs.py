@@ -1,7 +1,7 @@
 """The API documentation of a graph: one OpenAPI 3.1 document of all servers, and a page to read it.
 
 The page needs nothing from the network: clusters often have none. A server that does not describe
-itself (it is down, or speaks the contracts without gym_serve) is listed without its routes.
+itself (it is down, or has these routes without gym_serve) is listed without its routes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which server and operation an HTTP request asks for.
 
-Routes are ``/{server}/{operation}``, with the operations of the contracts; a tool is a route of
+Routes are ``/{server}/{operation}``, with the operations of docs/formats.md; a tool is a route of
 its resources server like the others there, but has a namespace of its own inside (``tools/{name}``),
 so that no tool and no path can be taken for ``verify`` or another route.
 

@@ -1,7 +1,7 @@
 """Group rewards: what an environment's ``compare`` is asked about a group, and what its answer changes.
 
-The collector calls it when a group is settled (contracts section 3), never ``verify``: a verifier that waits
-for its group would hold every episode of it open, and would wait for ever for one that failed.
+The collector calls it when a group is settled (docs/formats.md, Groups), never ``verify``: a verifier that
+waits for its group would hold every episode of it open, and would wait for ever for one that failed.
 """
 
 from __future__ import annotations

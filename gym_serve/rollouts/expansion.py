@@ -1,6 +1,6 @@
 """From a row to its rollouts: agent, prompt, overrides, repeats, seeds, and the stamps that name each.
 
-Stamps (contracts section 2): ``_ng_task_index`` is the caller's, else assigned in order of first
+Stamps (docs/formats.md, Stamps): ``_ng_task_index`` is the caller's, else assigned in order of first
 appearance, so that identical rows share one; ``_ng_rollout_index`` counts the rollouts of a task;
 ``_ng_rollout_id`` is ``"{task}-{rollout}"``, and is the episode's affinity key.
 

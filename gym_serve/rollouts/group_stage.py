@@ -1,9 +1,10 @@
-"""The group stage of `collect`: rewards that come from comparing the rollouts of a row (contracts section 3).
+"""The group stage of `collect`: rewards that come from comparing the rollouts of a row.
 
-It comes when every rollout has ended, as no group grows any more then. The answer for a group is appended to
-``out_comparisons.jsonl`` before anything else happens, so no group is compared twice, whatever interrupts the
-run; when all of them are there, ``out.jsonl`` is replaced, as a whole, by one with the new rewards. Until
-then it has those of ``verify``. A group that has grown since (a resume with more attempts) is compared again.
+It comes when every rollout has ended, as no group grows any more then (docs/formats.md, Groups). The answer
+for a group is appended to ``out_comparisons.jsonl`` before anything else happens, so no group is compared
+twice, whatever interrupts the run; when all of them are there, ``out.jsonl`` is replaced, as a whole, by one
+with the new rewards. Until then it has those of ``verify``. A group that has grown since (a resume with more
+attempts) is compared again.
 """
 
 from __future__ import annotations

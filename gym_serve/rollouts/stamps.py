@@ -1,4 +1,4 @@
-"""The stamps that name a rollout, and what they say (contracts sections 2 and 6)."""
+"""The stamps that name a rollout, and what they say (docs/formats.md, Stamps)."""
 
 from __future__ import annotations
 

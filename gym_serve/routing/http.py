@@ -1,4 +1,4 @@
-"""The HTTP edge: any URL that speaks the contracts (another cluster, another language, NeMo Gym)."""
+"""The HTTP edge: any URL with the routes of docs/formats.md (another cluster, NeMo Gym)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["HttpEdge"]
 
 
 class HttpEdge:
-    """Reaches any URL that speaks the contracts: another cluster, another language, NeMo Gym.
+    """Reaches any URL with the routes of docs/formats.md: another cluster, another language, NeMo Gym.
 
     Args:
         server: name in the graph.

@@ -1,7 +1,7 @@
 """`Episode`: one rollout in the making. It holds what happened so far and reaches the servers.
 
 Every stage has a deadline within the episode's own. A model sees each item as it was produced;
-of the training tokens (contracts section 4) only the last bundle goes back upstream, because
+of the training tokens (docs/formats.md, Training tokens) only the last bundle goes back upstream, because
 resending all of them would make an episode's traffic grow with the cube of its turns.
 """
 

@@ -27,7 +27,7 @@ DESCRIBE = "operations.json"
 """The operation that every server has."""
 
 GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
-"""The operations of the contracts whose HTTP method is GET; that of any other is POST."""
+"""The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
 
 logger = logging.getLogger("gym_serve")
 

@@ -1,4 +1,4 @@
-"""The bodies that environments read and write (contracts sections 2 and 3), as pydantic models.
+"""The bodies that environments read and write (docs/formats.md, Rows and Environments), as pydantic models.
 
 Only what an environment touches is a model. Rows, responses and rollouts on their way through
 are plain dicts, so that unknown keys survive and nothing is validated twice.
@@ -29,7 +29,7 @@ JSON = dict[str, Any]
 
 
 class Response(BaseModel):
-    """A finished episode as OpenAI's Response object (contracts section 4).
+    """A finished episode as OpenAI's Response object (docs/formats.md, Models).
 
     Only ``output`` is looked at; everything else is kept as it came.
     """

@@ -1,4 +1,4 @@
-"""Rows and rollouts (contracts sections 2 and 6), and the rollout of a failed episode."""
+"""Rows and rollouts (docs/formats.md), and the rollout of a failed episode."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ async def test_a_verifier_that_breaks_is_no_zero_and_what_was_done_is_kept() -> 
 
 
 async def test_every_attempt_is_trainable() -> None:
-    """The tokens of an attempt are a prefix of the next one's prompt (contracts section 4)."""
+    """The tokens of an attempt are a prefix of the next one's prompt (docs/formats.md, Training tokens)."""
     script = [[say("40")], [call("ring")], [say("41")], [say("42")]]
     rollout = await refining(ScriptedModel(script=script), Sums()).run(ROW)
     assert (rollout["reward"], rollout["total_turns"]) == (1.0, 3)

@@ -96,7 +96,9 @@ _ACTIONS: dict[str, Callable[[Reader, Block], None]] = {
 
 def _needs_ray(block: Block) -> bool:
     wanted = {"python": "import Gym", "bash": "serve run"}.get(block.language)
-    return wanted is not None and block.file is None and wanted in block.text
+    return (
+        wanted is not None and block.file is None and wanted in block.text and "ray=False" not in block.text
+    )
 
 
 @pytest.fixture(scope="module")

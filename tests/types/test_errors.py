@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import ray.cloudpickle
@@ -29,6 +31,13 @@ def test_the_drawing_says_the_right_status() -> None:
     for line in (errors.__doc__ or "").splitlines():
         if "── " in line and (words := line.split("── ")[1].split()) and words[1].isdigit():
             assert getattr(errors, words[0]).status == int(words[1]), words[0]
+
+
+def test_the_page_of_errors_has_every_code_with_its_status() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    in_table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", page, re.MULTILINE))
+    in_text = dict(re.findall(r"^`(\w+)` \((\d{3})\)", page, re.MULTILINE))
+    assert {**in_table, **in_text} == {cls.code: str(cls.status) for cls in tree()}
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -1,8 +1,8 @@
 """What is wrong with a row, beyond the schema of `gym_serve.types.rows`: every problem, each with its place.
 
-Looked at is what contracts section 2 fixes: input items, tools, the two JSON strings in ``metadata``,
-``agent_ref`` and the stamps. A kind of item or tool that the contract does not name is left alone: the
-Responses API has more of them, and gets new ones.
+It checks the fields that docs/formats.md (Rows) defines: input items, tools, the two JSON strings in
+``metadata``, ``agent_ref`` and the stamps. A kind of item or tool that the page does not name is left alone:
+the Responses API has more of them, and gets new ones.
 """
 
 from __future__ import annotations

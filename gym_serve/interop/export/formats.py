@@ -80,7 +80,7 @@ def export(
     if anything fails, nothing is left behind.
 
     Args:
-        rollouts: lines of a rollout file (contracts section 6), failed ones as well.
+        rollouts: lines of a rollout file (docs/formats.md, Rollouts), failed ones as well.
         format: a key of `FORMATS`.
         path: the file to write, or the folder where the format's ``suffix`` is empty.
         min_reward: leave out rollouts whose reward is lower, e.g. for rejection sampling.

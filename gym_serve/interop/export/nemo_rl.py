@@ -1,8 +1,8 @@
 """NeMo RL: the result of its NeMo Gym environment for each rollout, as JSON Lines.
 
-A line is what NeMo RL's post-processing makes of a rollout (contracts section 8), with lists where it
-has tensors: ``message_log`` alternates the prompt tokens that are new (role ``user``) and the
-generation (role ``assistant``), ``input_message_log`` is its first message, and ``full_result`` the
+A line is what NeMo RL's post-processing makes of a rollout (docs/formats.md, What trainers read),
+with lists where it has tensors: ``message_log`` alternates the prompt tokens that are new (role ``user``)
+and the generation (role ``assistant``), ``input_message_log`` is its first message, and ``full_result`` the
 rollout without the tokens that the log holds. The keys that its GRPO batch has in addition stand
 beside them: ``agent_ref``, ``length``, ``total_reward``, ``loss_multiplier`` and ``mask_sample``.
 

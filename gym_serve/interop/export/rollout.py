@@ -1,4 +1,4 @@
-"""A rollout as exporters read it (contracts section 6): the few facts that every format needs.
+"""A rollout as exporters read it (docs/formats.md, Rollouts): the few facts that every format needs.
 
 Rollouts come from files, so nothing of them is trusted: what does not follow the contract is a
 `NotExportable`, which `export` counts, and never another exception. After `Rollout.read` the whole

@@ -1,4 +1,4 @@
-"""The training tokens of a rollout (contracts sections 4 and 8), checked as trainers assert them.
+"""The training tokens of a rollout (docs/formats.md, Training tokens), checked as trainers assert them.
 
 Invariant of `token_turns`: laid end to end, the prompts and generations of the turns are exactly the
 last call's prompt and generation. It follows from prefix contiguity (everything seen so far is a

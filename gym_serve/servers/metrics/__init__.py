@@ -14,7 +14,7 @@
 - `summarize`, `SummaryRow`, `SUMMARY_COLUMNS`: the table printed after a run.
 
 Averages of scores are percentages, 0 to 100 (for scores from 0 to 1); statistics of fields
-are in the field's own unit. Names and definitions are NeMo Gym's (contracts.md, section 7).
+are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics).
 """
 
 from gym_serve.servers.metrics.aggregate import aggregate_metrics, pass_majority_metrics
