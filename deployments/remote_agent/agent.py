@@ -5,7 +5,8 @@ With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a ro
 it owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST {url}/v1/responses`` takes the
 conversation so far and answers a Response. Calls that it leaves open are run in this graph's environment,
 and it is asked again; calls that it has answered itself are passed through. Then this graph verifies: the
-agent sees neither the environment nor the row's answer. Its cookies come back to it for the length of an episode.
+agent sees neither the environment nor the row's answer. Its cookies come back to it for the length of an
+episode.
 
 Whatever it does, a rollout comes back: its failures, delays and nonsense are failures of the rollout.
 """
