@@ -18,7 +18,7 @@ from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.limits import EpisodeOver, Limits, shortened, written_bytes
-from gym_serve.servers.tools import UNAVAILABLE, is_tool_name
+from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
 from gym_serve.types.errors import (
     BadRequest,
@@ -112,7 +112,8 @@ class Episode:
         An environment answers the tools of its class to a row that has no ``tools``, and those that it finds
         at run time to every row: the model gets them where the row brings none of its own.
         """
-        self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(self.row))
+        row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
+        self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(row))
         tools = fields.get("tools")
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):
             self._params = {**self._params, "tools": tools}

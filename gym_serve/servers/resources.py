@@ -33,6 +33,7 @@ from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
 from gym_serve.servers.tools import (
     RESERVED,
     UNAVAILABLE,
+    WANTS_TOOLS,
     Extra,
     ToolSpec,
     UnavailableTools,
@@ -165,8 +166,8 @@ class ResourcesServer(Server):
 
         Returns:
             fields for the answer of ``/seed_session``, or None. ``tools`` are those that the model gets
-            where the row's list of tools is missing or empty; by default those of the class, where it is
-            missing.
+            where the row's list of tools is missing or empty. Without that field, a row whose list is missing
+            gets those of the class.
         """
         return None
 
@@ -282,6 +283,7 @@ class ResourcesServer(Server):
         if not isinstance(body, dict):
             raise InvalidRequest("the body of /seed_session is the row, a JSON object")
 
+        offered = {"tools": self._offered} if body.pop(WANTS_TOOLS, False) and self._offered else {}
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
 
         async def seed(call: SessionCall[Any]) -> Reply:
@@ -296,15 +298,9 @@ class ResourcesServer(Server):
                     raise
                 except Exception as error:
                     raise author_error(SeedFailed, self.name, self.seed, error) from error
-            return Reply.of({**self._tools_for(body), **session.seeded})
+            return Reply.of({**offered, **session.seeded})
 
         return await self.in_open_session(seed)
-
-    def _tools_for(self, row: JSON) -> JSON:
-        """The tools of the class for a row that does not say which ones the model gets."""
-        params = row.get("responses_create_params")
-        silent = isinstance(params, dict) and params.get("tools") is None
-        return {"tools": self._offered} if self._offered and silent else {}
 
     async def _op_restore(self, body: Any) -> Reply:
         version, snapshot, row = unseal(state_of(body))

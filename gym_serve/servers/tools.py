@@ -23,6 +23,7 @@ from gym_serve.types.requests import JSON
 __all__ = [
     "RESERVED",
     "UNAVAILABLE",
+    "WANTS_TOOLS",
     "Extra",
     "ToolSpec",
     "UnavailableTools",
@@ -34,6 +35,10 @@ __all__ = [
 
 Extra = Literal["ignore", "forbid"]
 """What becomes of arguments that a tool does not have: they are left out, or the call is refused."""
+
+WANTS_TOOLS = "_ng_wants_tools"
+"""Key that an agent adds to a row without tools when it seeds: the environment answers those of its class.
+Other clients get the answer that they get from NeMo Gym."""
 
 UnavailableTools = Literal["fail", "show"]
 """What a tool that is unavailable does: the episode fails, or the model is shown the tool's answer."""

@@ -58,15 +58,13 @@ class TestClient:
         """Open a session for a row.
 
         Args:
-            row: the row; one without a prompt gets an empty one, and one without tools those of the class.
+            row: the row; one without a prompt gets an empty one.
             **keys: the row's own keys, beside or instead of ``row``.
 
         Raises:
             GymError: `seed` failed.
         """
-        made = with_prompt({"prompt": "", **(row or {}), **keys})
-        params = {"tools": list(self.tools.values()), **made["responses_create_params"]}
-        return EpisodeClient(self, {**made, "responses_create_params": params})
+        return EpisodeClient(self, with_prompt({"prompt": "", **(row or {}), **keys}))
 
     def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """One call of an operation (``tools/pay``, ``compare``, ...); the reply, failed or not."""

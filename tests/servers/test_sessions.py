@@ -120,19 +120,18 @@ async def test_a_seed_that_fails_in_an_open_session_may_be_sent_again() -> None:
     assert (await call(host, "seed_session", {"start": 3}, opened)).json() == {"started": 3}
 
 
-async def test_a_row_without_tools_gets_those_of_the_class() -> None:
-    host = Host(Counter())
+async def test_an_agent_that_wants_tools_is_answered_those_of_the_class() -> None:
+    class Rows(Counter):
+        async def seed(self, row: dict, session: Counter.Session) -> dict:
+            return {"keys": sorted(row)}
 
-    async def answered(params: object) -> object:
-        row = {"responses_create_params": params, "start": 1}
-        return (await call(host, "seed_session", row)).json()
-
-    offered = [spec.openai() for spec in Counter.tools.values()]
+    host = Host(Rows())
+    row = {"responses_create_params": {"input": "x"}}
+    offered = [spec.openai() for spec in Rows.tools.values()]
     assert [tool["name"] for tool in offered] == ["increment"]
-    assert await answered({"input": "x"}) == {"tools": offered, "started": 1}
-    assert await answered({"input": "x", "tools": None}) == {"tools": offered, "started": 1}
-    for tools in ([], offered, [{"type": "web_search"}]):
-        assert await answered({"input": "x", "tools": tools}) == {"started": 1}
+    wanted = (await call(host, "seed_session", {**row, "_ng_wants_tools": True})).json()
+    assert wanted == {"tools": offered, "keys": ["responses_create_params"]}
+    assert (await call(host, "seed_session", row)).json() == {"keys": ["responses_create_params"]}
 
 
 async def test_a_tool_call_without_a_session_opens_one() -> None:

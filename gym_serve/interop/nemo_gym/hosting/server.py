@@ -28,7 +28,7 @@ from gym_serve.servers.clients import Model
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import encode
 from gym_serve.servers.live_sessions import SessionCall
-from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools
+from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
     GymError,
@@ -166,6 +166,7 @@ class NemoGym(ResourcesServer):
     async def _begin(self, route: str, row: Any) -> Reply:
         if not isinstance(row, dict):
             raise InvalidRequest(f"the body of /{route} is the row, a JSON object")
+        row = {key: value for key, value in row.items() if key != WANTS_TOOLS}
 
         async def begin(call: SessionCall[Any]) -> Reply:
             if route not in self._routes:
