@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ from gym_serve.types.errors import (
 __all__ = ["Gateway", "GatewayPlan", "application"]
 
 _DESCRIBE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0  # for which the state of the servers is not asked for again
 _SEED = "seed_session"
 
 logger = logging.getLogger("gym_serve")
@@ -134,6 +136,8 @@ class Gateway:
         self._access = Access(plan.auth_tokens, insecure=plan.insecure)
         self._public: Mapping[str, Any] = {}
         self._edges: dict[str, Edge] = {n: edge_to(node, handles.get(n)) for n, node in plan.nodes.items()}
+        self._look: asyncio.Task[dict[str, dict[str, Any]]] | None = None
+        self._looked = 0.0
         self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
 
     async def answer(self, request: Request) -> Response:
@@ -271,8 +275,14 @@ class Gateway:
         return wire.answer(Reply.of(body)._replace(status=error.status))
 
     async def _probe(self, request: Request) -> Response:
-        """What a probe without the token may know: whether all servers are ready."""
-        states = (await health(self._plan.nodes)).values()
+        """What a probe without the token may know: whether all servers are ready.
+
+        Anybody may ask: however many do, Serve is asked once a second.
+        """
+        old = time.monotonic() > self._looked + _LOOK_SECONDS
+        if self._look is None or (self._look.done() and old):
+            self._look, self._looked = asyncio.create_task(health(self._plan.nodes)), time.monotonic()
+        states = (await asyncio.shield(self._look)).values()
         if all(state["state"] == "ready" for state in states):
             return wire.answer(Reply.of({"status": "ok"}))
         error = Unavailable("not ready")

@@ -405,3 +405,20 @@ def test_no_client_makes_itself_an_episode() -> None:
         assert [call.affinity for call in calls] == [None]
     _, calls = ask(OK, "/model/v1/responses", b"{}", headers=key)
     assert [call.affinity for call in calls] == ["rollout-1"]
+
+
+async def test_many_probes_without_a_token_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def health(nodes: Any) -> dict[str, dict[str, Any]]:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.01)
+        return {"shop": {"state": "ready", "url": "http://not.for.everyone"}}
+
+    monkeypatch.setattr(gateway_module, "health", health)
+    gateway = Gateway(GatewayPlan({}, (SecretStr("t"),)), {})
+    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
+    answers = await asyncio.gather(*(gateway.answer(Request(dict(scope))) for _ in range(200)))
+    assert {bytes(answer.body) for answer in answers} == {b'{"status":"ok"}'}
+    assert looks == 1
