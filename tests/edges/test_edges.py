@@ -158,6 +158,13 @@ def test_what_a_hostile_model_calls_becomes_an_error_output(rollouts: Any, scena
     assert said in str(orjson.loads(output)["error"])
 
 
+@pytest.mark.parametrize("edge", [*EDGES, LOCAL])
+def test_a_row_without_tools_gets_those_of_the_environment(rollouts: Any, edge: str) -> None:
+    rollout = rollouts[edge]["tools offered"]
+    assert rollout["response"]["output"][0]["content"][0]["text"].split() == list(ScenarioEnvironment.tools)
+    assert "tools" not in rollout["responses_create_params"]
+
+
 def test_calling_a_route_neither_resets_nor_closes_the_session(rollouts: Any) -> None:
     rollout = rollouts["handle"]["tool seed"]
     assert orjson.loads(outputs(rollout)[0]) == {"total": 5}

@@ -40,6 +40,7 @@ def think(text: str) -> Item:
 DONE = [say("done")]
 SCRIPTS: dict[str, list[list[Item]]] = {
     "answer": [DONE],
+    "tools offered": [[say("the model's own words")]],
     "reasoning": [[think("hm"), say("done")]],
     "two messages": [[say("one"), say("two")]],
     "one call": [[call("add", '{"amount": 2}')], DONE],
@@ -103,6 +104,8 @@ class ScenarioModel(ModelServer):
         )
         turn += sum(1 for item in given if item.get("type") == "reasoning") if scenario != "reasoning" else 0
         script = SCRIPTS[scenario]
+        if scenario == "tools offered":
+            script = [[say(" ".join(tool["name"] for tool in body["tools"]))]]
         cut = scenario == "cut off" and turn == 1
         return {
             "id": f"resp_{turn}",
