@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,17 @@ settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+
+# A Ray folder of its own, so that no Ray program of this user finds the clusters of the suite, alive or
+# dead. Not below TMPDIR: the paths of Ray's sockets lie in it, and have at most 107 bytes.
+_RAY_FOLDER = tempfile.TemporaryDirectory(
+    prefix="gs", dir=os.environ.get("RAY_TMPDIR", "/tmp"), ignore_cleanup_errors=True
+)
+os.environ["RAY_TMPDIR"] = _RAY_FOLDER.name
+
+
+def pytest_unconfigure() -> None:
+    _RAY_FOLDER.cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_serve.routing.ports import free_port
-from gym_serve.types.errors import Conflict, Unavailable
+from gym_serve.routing.starting import ENVIRONMENT, try_twice
+from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["LocalRay", "connect", "logs_directory", "start", "started", "stop", "use"]
+__all__ = ["LocalRay", "connect", "find", "logs_directory", "start", "started", "stop", "use"]
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
@@ -38,11 +39,13 @@ class LocalRay:
         address: where it is, ``127.0.0.1:port``.
         auth_mode: ``RAY_AUTH_MODE`` of those that join it.
         pid: its first process, which leads a process group of its own.
+        folder: Ray's folder. In it ``ray start`` writes the address for every Ray program of this user.
     """
 
     address: str
     auth_mode: str
     pid: int
+    folder: str
 
 
 def started() -> LocalRay | None:
@@ -53,15 +56,19 @@ def started() -> LocalRay | None:
     """
     try:
         with open(_state(), encoding="utf-8") as file:
-            if _lock(file.fileno()):
-                return None  # nobody holds it: the process is gone
+            gone = _lock(file.fileno())  # nobody else holds it
             content = file.read()
     except FileNotFoundError:
         return None
     try:
-        return LocalRay(**json.loads(content))
+        ray = LocalRay(**json.loads(content))
     except (ValueError, TypeError):
+        if gone:
+            return None
         raise Conflict(f"Ray is being started just now ({_state()}); try again in a moment") from None
+    if gone:
+        _forget_address(ray)
+    return None if gone else ray
 
 
 def start() -> LocalRay:
@@ -71,6 +78,13 @@ def start() -> LocalRay:
         Conflict: there is one already.
         Unavailable: it did not start.
     """
+    # What does not start leaves nothing.
+    return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
+
+
+def _start() -> LocalRay:
+    """The same, once; a RuntimeError where it did not start."""
+    started()  # of one that died, nothing is left to be found
     port = free_port()
     arguments = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     # Beside another Ray: of these ports `ray start` takes one alone, and fails if it is taken.
@@ -91,20 +105,21 @@ def start() -> LocalRay:
             pass_fds=[file.fileno()],  # the lock is that process's from now on
             start_new_session=True,
             env={
+                **ENVIRONMENT,
                 **os.environ,
                 _AUTH: mode,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # of the folder it was started from
                 "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it is one node: nothing moves elsewhere
             },
         )
-        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid)
+        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder())
         file.write(json.dumps(asdict(found)))
     deadline = time.monotonic() + _START_SECONDS
     while not _answers(found):
         if process.poll() is not None or time.monotonic() > deadline:
             stop(found)
-            last = state.with_suffix(".log").read_text("utf-8", "replace")[-2000:]
-            raise Unavailable(f"Ray did not start; the end of {state.with_suffix('.log')}:\n{last}")
+            last = state.with_suffix(".log").read_text("utf-8", "replace")[-400:]
+            raise RuntimeError(f"the end of {state.with_suffix('.log')}: {last}")
         time.sleep(0.5)
     return found
 
@@ -132,17 +147,35 @@ def use(address: str | None) -> str | None:
     return address
 
 
-def connect(address: str | None) -> None:
-    """Join a Ray: see `use`.
+def find(address: str | None) -> str:
+    """The same, and of none of them the only Ray of this machine, e.g. that of ``serve run``.
 
     Raises:
         Unavailable: there is none.
+        BadRequest: there are several.
+    """
+    if (given := use(address)) is not None:
+        return given
+    found = _running()
+    if not found:
+        raise Unavailable("no Ray runs here; start one, with a graph, by: gym-serve up FILE")
+    if len(found) > 1:
+        raise BadRequest(f"several Rays run here: choose one by --address: {', '.join(sorted(found))}")
+    ((place, mode),) = found.items()
+    os.environ.setdefault(_AUTH, mode)
+    return place
+
+
+def connect(address: str | None) -> None:
+    """Join a Ray: see `find`.
+
+    Raises:
+        Unavailable: there is none.
+        BadRequest: there are several.
         Unauthorized, ClusterMismatch: see `gym_serve.client.cluster.join`.
     """
-    address = use(address)
-    if address is None:
-        raise Unavailable("no Ray of gym-serve up runs here; start one with: gym-serve up FILE")
-    # Only now: Ray reads the environment that `use` has set when it is imported.
+    address = find(address)
+    # Only now: Ray reads the environment that `find` has set when it is imported.
     from gym_serve.client.cluster import join
 
     join(address)
@@ -159,6 +192,38 @@ def logs_directory() -> Path:
 def _state() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "gym-serve" / "ray.json"
+
+
+def _folder() -> str:
+    """Ray's folder on this machine, by its own rules."""
+    temporary = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
+    return str(Path(temporary or "/tmp") / "ray")
+
+
+def _running() -> dict[str, str]:
+    """The Rays of this user with nodes on this machine: ``RAY_AUTH_MODE`` by address; none without ``/proc``.
+
+    Those of another Ray folder are left out, as Ray's own programs leave them out.
+    """
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            program, *arguments = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            options = dict(argument.partition("=")[::2] for argument in arguments)
+            folder = options.get("--temp_dir", "")
+            if program.endswith("/raylet") and os.path.realpath(folder) == os.path.realpath(_folder()):
+                environment = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+                modes = [value for name, _, value in (v.partition("=") for v in environment) if name == _AUTH]
+                found[options["--gcs-address"]] = modes[0] if modes else "disabled"
+    return found
+
+
+def _forget_address(ray: LocalRay) -> None:
+    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there."""
+    address = Path(ray.folder, "ray_current_cluster")
+    with suppress(OSError):
+        if address.read_text() == ray.address:
+            address.unlink()
 
 
 def _lock(descriptor: int) -> bool:

@@ -20,7 +20,7 @@ _UNHEALTHY = 3
 
 
 def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """List the graphs that run, with their servers and replicas.
+    """List the graphs that run, with their servers and replicas, and why a deploy has failed.
 
     Exit status: 0 all of them are running; 1 there is no Ray; 3 one is not.
 
@@ -38,6 +38,8 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
         typer.echo("no graph runs")
     else:
         print_table(("graph", "server", "status", "replicas", ""), _lines(applications))
+        for line in _reasons(applications):
+            typer.echo(line)
     if not healthy:
         raise typer.Exit(_UNHEALTHY)
 
@@ -45,26 +47,30 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
 def _applications() -> dict[str, Any]:
     from ray import serve
 
+    from gym_serve.client.deployed import states
+    from gym_serve.graph.health import reason
     from gym_serve.routing.serve_compat import http_address, route_prefix, serve_is_running
 
     if not serve_is_running():
         return {}
-    return {
-        name: {
-            "status": str(application.status.value),
-            "message": application.message,
-            "url": http_address() + route_prefix(name),
-            "servers": {
-                server: {
-                    "status": str(deployment.status.value),
-                    "message": deployment.message,
-                    "replicas": {str(state): count for state, count in deployment.replica_states.items()},
-                }
-                for server, deployment in application.deployments.items()
-            },
+    applications: dict[str, Any] = {}
+    for name, application in serve.status().applications.items():
+        servers = {
+            server: {
+                "status": str(deployment.status.value),
+                "message": reason(deployment.message),
+                "replicas": {str(state): count for state, count in deployment.replica_states.items()},
+            }
+            for server, deployment in application.deployments.items()
         }
-        for name, application in serve.status().applications.items()
-    }
+        applications[name] = {
+            "status": str(application.status.value),
+            "message": reason(application.message),
+            "url": http_address() + route_prefix(name),
+            # After a file that it could not build, Serve names none of those that go on.
+            "servers": servers or states(name),
+        }
+    return applications
 
 
 def _lines(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -72,4 +78,12 @@ def _lines(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield name, "", application["status"], "", application["url"]
         for server, state in application["servers"].items():
             replicas = ", ".join(f"{count} {kind.lower()}" for kind, count in state["replicas"].items())
-            yield "", server, state["status"], replicas, state["message"]
+            yield "", server, state["status"], replicas, ""
+
+
+def _reasons(applications: dict[str, Any]) -> Iterator[str]:
+    """A line for everything that has failed."""
+    for name, application in applications.items():
+        servers = application["servers"].items()
+        told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}
+        yield from (f"{place}: {message}" for place, message in told.items() if message)

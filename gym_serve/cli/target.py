@@ -31,7 +31,7 @@ AddressOption = Annotated[
         "--address",
         metavar="HOST:PORT",
         help="Ray cluster, or auto for the one on this machine. Without it, a graph file is deployed on a "
-        "new local Ray that ends with the command, and --attach looks in the Ray of gym-serve up.",
+        "new local Ray that ends with the command, and --attach looks in the one that runs here.",
     ),
 ]
 UrlOption = Annotated[
@@ -106,7 +106,7 @@ class Target:
         if self.url is not None:
             return Gym.connect(self.url, self.token)
         if self.attach is not None:
-            return Gym.attach(self.attach, local_ray.use(self.address) or "auto")
+            return Gym.attach(self.attach, local_ray.find(self.address))
         assert self.graph is not None
         return Gym.from_graph(
             self.graph, self.address, self.overrides, application=self.application, ray=self.ray

@@ -22,7 +22,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Ray cluster, or auto; by default RAY_ADDRESS, or the one that up has started.",
+        help="Ray cluster; by default RAY_ADDRESS, the one that up has started, or another one here.",
     ),
 ]
 
@@ -32,7 +32,14 @@ def up(
     *,
     set_: SetOption = None,
     application: ApplicationOption = None,
-    address: ClusterOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Ray cluster, or auto; by default RAY_ADDRESS, or the one that up has started.",
+        ),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(help="HTTP port, if no graph is served there yet. [default: 8000, else any]")
     ] = None,
@@ -55,13 +62,12 @@ def up(
             local_ray.start()
         local_ray.connect(address)
         # Only now: what joins Ray reads its environment when it is imported.
-        from ray import serve
-
+        from gym_serve.client.cluster import start_serve
         from gym_serve.client.deployed import launch
         from gym_serve.routing.serve_compat import http_address, serve_is_running
 
         if not serve_is_running():
-            serve.start(http_options={"host": "127.0.0.1", "port": port or free_port(HTTP_PORT)})
+            start_serve(port or free_port(HTTP_PORT))
         typer.echo(f"starting {source.name} ...", err=True)
         launch(graph, source.name, source.route_prefix, source=source.path)
         url = http_address() + source.route_prefix.rstrip("/")

@@ -13,13 +13,16 @@ from contextlib import suppress
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from gym_serve.client.reaper import Reaper
 from gym_serve.routing.ports import HTTP_PORT, free_port
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
+from gym_serve.routing.starting import ENVIRONMENT, try_twice
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
-__all__ = ["Cluster", "join"]
+__all__ = ["Cluster", "join", "start_ray", "start_serve"]
 
 _NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
 _REFUSED = "InvalidAuthToken"
@@ -41,7 +44,7 @@ class Cluster:
 
     Raises:
         ClusterMismatch: the cluster runs another version of Ray or Python.
-        Unavailable: there is no cluster at the address.
+        Unavailable: there is no cluster at the address, or Ray did not start.
         Unauthorized: the cluster asks for a token that this process does not send.
         BadRequest: the address cannot be used.
     """
@@ -53,8 +56,11 @@ class Cluster:
                 '(address="auto", or `ray job submit`), or use its HTTP ingress: Gym.connect("http://...")'
             )
         self._started_ray = not ray.is_initialized()
-        if self._started_ray:
-            join(address)
+        self._reaper: Reaper | None = None
+        if self._started_ray and address is None:
+            self._reaper = start_ray()
+        elif self._started_ray:
+            join(str(address))
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
             raise BadRequest(
                 f"this process is already connected to {ray.get_runtime_context().gcs_address}, "
@@ -63,9 +69,7 @@ class Cluster:
         self._started_serve = False
         try:
             if not serve_is_running():
-                local = address is None and self._started_ray
-                port = free_port(HTTP_PORT) if local else HTTP_PORT
-                serve.start(http_options={"host": "127.0.0.1", "port": port})
+                start_serve(free_port(HTTP_PORT) if self._reaper else HTTP_PORT)
                 self._started_serve = True
         except BaseException:
             self.leave()
@@ -87,22 +91,75 @@ class Cluster:
             forget_serve()
             ray.shutdown()
         self._started_ray = False
+        if self._reaper is not None:
+            self._reaper.dismiss()
+            self._reaper = None
 
 
-def join(address: str | None) -> None:
-    """Connect this process to a Ray cluster, or start a local one; the arguments of `Cluster`.
+def start_ray() -> Reaper:
+    """Start a Ray that ends with this process; what sees to that is for whoever stops it to dismiss.
+
+    Raises:
+        Unavailable: it did not start.
+    """
+
+    def undo() -> None:
+        ray.shutdown()
+        reaper.reap()
+
+    reaper = Reaper({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    try:
+        with reaper.marking():
+            try_twice("Ray", lambda: _init("local"), undo, _is_own)
+    except BaseException:
+        undo()
+        reaper.dismiss()
+        raise
+    return reaper
+
+
+def start_serve(port: int) -> None:
+    """Start Serve on the connected cluster, its proxies at a port of the loopback interface.
+
+    Raises:
+        Unavailable: it did not start.
+    """
+
+    def undo() -> None:
+        with suppress(RayServeException, RayError, TimeoutError):  # its controller may be what failed
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        forget_serve()
+
+    def start() -> None:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+
+    try_twice("Serve", start, undo, _is_own)
+
+
+def _init(address: str) -> None:
+    ray.init(
+        address=address,
+        include_dashboard=False if address == "local" else None,  # it is eleven processes
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    logging.getLogger("ray.serve").setLevel("WARNING")
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether Ray failed by itself. What it raises then has no class of its own."""
+    kinds = (RayError, RayServeException, RuntimeError, TimeoutError, ConnectionError)
+    return isinstance(error, kinds) or type(error) is Exception
+
+
+def join(address: str) -> None:
+    """Connect this process to a Ray cluster: ``"auto"`` or ``"host:port"``.
 
     Raises:
         ClusterMismatch, Unavailable, Unauthorized: as for `Cluster`.
     """
     try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=False if address is None else None,  # it is eleven processes
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
-        logging.getLogger("ray.serve").setLevel("WARNING")
+        _init(address)
     except RuntimeError as error:
         versions = re.findall(r"(Ray|Python): ([\d.]+\w*)", str(error))
         if "mismatch" not in str(error).lower() or len(versions) < 4:
@@ -127,7 +184,7 @@ def join(address: str | None) -> None:
         ) from None
 
 
-def _refused(address: str | None) -> str:
+def _refused(address: str) -> str:
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return f"the Ray cluster at {address} does not take this token: {_HAVE}"
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from gym_serve.client.cluster import Cluster
 from gym_serve.client.connection import Connection, page, servers_health
 from gym_serve.graph.capacity import missing_resources
 from gym_serve.graph.deploy import GATEWAY, build
+from gym_serve.graph.health import reason
 from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.replica import edge_to
@@ -35,13 +35,11 @@ from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["ClusterConnection", "attach", "deploy", "launch", "reconfigure"]
+__all__ = ["ClusterConnection", "attach", "deploy", "launch", "reconfigure", "states"]
 
 _DESCRIBE_SECONDS = 60.0
+_STATES_SECONDS = 10.0
 _ROUTE_SECONDS = 10.0
-
-# Serve's message ends in a traceback, whose frames are indented and whose exception is not.
-_EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
 
 
 class ClusterConnection(Connection):
@@ -240,6 +238,27 @@ def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) 
     _run(build(graph, user_configs=changes), name, route_prefix(name))
 
 
+def states(name: str) -> dict[str, JSON]:
+    """The servers of a running graph, as its gateway sees them; none where no gateway answers.
+
+    Returns:
+        by server: ``status``, ``message`` and ``replicas`` by their state.
+    """
+    gateway: Any = DeploymentHandle(GATEWAY, name)
+    try:
+        found = gateway.states.remote().result(timeout_s=_STATES_SECONDS, _skip_asyncio_check=True)
+    except (RayError, RayServeException, TimeoutError):
+        return {}
+    return {
+        server: {
+            "status": state["state"].upper(),
+            "message": state.get("message", ""),
+            "replicas": state.get("replicas", {}),
+        }
+        for server, state in found.items()
+    }
+
+
 def _run(application: serve.Application, name: str, prefix: str) -> None:
     try:
         serve.run(application, name=name, route_prefix=prefix, logging_config={"enable_access_log": False})
@@ -259,11 +278,11 @@ def _await_route(prefix: str) -> None:
 
 
 def _reasons(name: str) -> Iterator[str]:
-    """What each deployment of an application failed with; of a traceback, the exception itself."""
+    """What each deployment of an application failed with."""
     application = serve.status().applications.get(name)
     for server, deployment in application.deployments.items() if application else ():
         if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
-            yield f"{server}: {_EXCEPTION.split(deployment.message.strip())[-1]}"
+            yield f"{server}: {reason(deployment.message)}"
 
 
 def _delete(name: str) -> None:

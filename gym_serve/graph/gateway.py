@@ -166,6 +166,10 @@ class Gateway:
         """The graph without secrets and its default agent, for a driver that joins it."""
         return dict(self._public), self._plan.default_agent
 
+    async def states(self) -> dict[str, dict[str, Any]]:
+        """The state of every server, for whoever asks by the handle."""
+        return await health(self._plan.nodes)
+
     async def _route(self, request: Request, request_id: str) -> Response:
         path = request.scope["path"].removeprefix(_root(request)).strip("/")
         if path == "health" and self._access.is_anonymous(request):
@@ -266,7 +270,7 @@ class Gateway:
         return str(name)
 
     async def _health(self, request: Request) -> Response:
-        states = await health(self._plan.nodes)
+        states = await self.states()
         waiting = [name for name, state in states.items() if state["state"] != "ready"]
         if not waiting:
             return wire.answer(Reply.of({"status": "ok", "servers": states}))
@@ -281,7 +285,7 @@ class Gateway:
         """
         old = time.monotonic() > self._looked + _LOOK_SECONDS
         if self._look is None or (self._look.done() and old):
-            self._look, self._looked = asyncio.create_task(health(self._plan.nodes)), time.monotonic()
+            self._look, self._looked = asyncio.create_task(self.states()), time.monotonic()
         states = (await asyncio.shield(self._look)).values()
         if all(state["state"] == "ready" for state in states):
             return wire.answer(Reply.of({"status": "ok"}))

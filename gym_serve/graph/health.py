@@ -3,42 +3,61 @@
 A server is ready when its calls are answered now: at least one replica runs, or the deployment is
 scaled to zero and starts one when it is called. Serve learns of a replica that died at its next
 health check (``health_check_period_s``, 10 seconds by default).
+
+What counts is the replicas, not the last deploy. After one of a file that Serve cannot build, Serve names no
+deployment of the application any more, while those of the version before go on: they are asked themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
 from ray import serve
 
+from gym_serve.graph.pressure import reports_of
 from gym_serve.graph.spec import Node
 
-__all__ = ["health"]
+__all__ = ["health", "reason"]
 
 _REMOTE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MESSAGE = 1000  # characters; of a traceback the end says most
+_UNKNOWN = "no replica runs, and Serve starts none: the last deploy failed, or the graph is being taken down"
 _GONE = frozenset({502, 503, 504})  # what a proxy answers for a server that is not there
 
 
 async def health(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """By server: its state (``ready``, ``starting``, ``unhealthy``, ``unreachable``) and replicas."""
     remote = {name: node for name, node in nodes.items() if node.url is not None}
-    deployments, reached = await asyncio.gather(asyncio.to_thread(_deployments), _reached(remote))
-    return {name: reached[name] if name in reached else _state(deployments.get(name)) for name in nodes}
+    own = nodes.keys() - remote.keys()
+    known, reached = await asyncio.gather(_own(own), _reached(remote))
+    return {name: reached[name] if name in reached else known[name] for name in nodes}
 
 
-def _deployments() -> Mapping[str, Any]:
-    """Serve's view of this replica's application; empty while it is being taken down."""
-    application = serve.status().applications.get(serve.get_replica_context().app_name)
-    return application.deployments if application is not None else {}
+async def _own(servers: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The servers of this application, as Serve sees them, or else as they answer."""
+    application = serve.get_replica_context().app_name
+    deployments = await asyncio.to_thread(_deployments, application)
+    states = {name: _state(deployments[name]) for name in servers if name in deployments}
+    reports = await reports_of(application, [name for name in servers if name not in deployments])
+    for name, replicas in reports.items():
+        if running := sum(not replica["draining"] for replica in replicas):
+            states[name] = {"state": "ready", "replicas": {"RUNNING": running}}
+        else:
+            states[name] = {"state": "unhealthy", "replicas": {}, "message": _UNKNOWN}
+    return states
+
+
+def _deployments(application: str) -> Mapping[str, Any]:
+    """Serve's view of an application; empty while it is taken down, and after a file that cannot be built."""
+    status = serve.status().applications.get(application)
+    return status.deployments if status is not None else {}
 
 
 def _state(deployment: Any) -> dict[str, Any]:
-    if deployment is None:
-        return {"state": "starting", "replicas": {}}
     replicas = {str(getattr(state, "value", state)): n for state, n in deployment.replica_states.items()}
     status = str(getattr(deployment.status, "value", deployment.status))
     if replicas.get("RUNNING", 0) > 0 or (status == "HEALTHY" and not replicas):
@@ -68,3 +87,17 @@ async def _reach(client: aiohttp.ClientSession, node: Node) -> dict[str, Any]:
     if status in _GONE:
         return {"state": "unreachable", "url": node.url, "message": f"HTTP {status}"}
     return {"state": "ready", "url": node.url}
+
+
+# An exception in a traceback stands at the beginning of a line, after frames, which are indented.
+_EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
+
+
+def reason(message: str) -> str:
+    """Why a deploy has failed, in a line: of a message that ends in a traceback, the exception itself.
+
+    Args:
+        message: of an application or of a deployment.
+    """
+    first, *problems = _EXCEPTION.split(message.strip())[-1].splitlines() or [""]
+    return f"{first} {'; '.join(line.strip().removeprefix('- ') for line in problems)}".strip()

@@ -123,16 +123,18 @@ def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.Monke
     stopped: list[str] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append("ray"))
-    monkeypatch.setattr(cluster, "join", lambda address: None)
+    monkeypatch.setattr(
+        cluster, "start_ray", lambda: SimpleNamespace(dismiss=lambda: stopped.append("reaper"))
+    )
     monkeypatch.setattr(cluster, "serve_is_running", lambda: False)
 
     def start(**options: Any) -> None:
-        raise RuntimeError("the port is taken")
+        raise ValueError("host: no such name")
 
     monkeypatch.setattr(serve, "start", start)
-    with pytest.raises(RuntimeError, match="the port is taken"):
+    with pytest.raises(ValueError, match="no such name"):
         cluster.Cluster()
-    assert stopped == ["ray"]
+    assert stopped == ["ray", "reaper"]
 
 
 def test_nothing_is_deleted_as_long_as_nothing_was_deployed(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -51,11 +48,12 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.temp = Path("/tmp", f"gs{os.getpid()}")  # short: socket paths have 107 characters
+        self.temp = Path(os.environ["RAY_TMPDIR"], "cli", "ray")
         self.http, self.gcs, self.dashboard = free_port(), free_port(), free_port()
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"},
             "RAY_AUTH_MODE": "disabled",
+            "RAY_TMPDIR": str(self.temp.parent),
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
             "CLI_TOKEN": SECRET,
             "CLI_KEY": SECRET,
@@ -64,7 +62,6 @@ class Cluster:
             "port": self.gcs,
             "dashboard-port": self.dashboard,
             "ray-client-server-port": free_port(),
-            "temp-dir": self.temp,
             "num-cpus": 8,
         }
         self("ray", "start", "--head", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items()))
@@ -177,6 +174,28 @@ def test_http_works_with_the_token_only(cluster: Cluster) -> None:
     assert "failure" not in rollout
 
 
+def test_a_misspelt_deploy_leaves_the_graph_healthy(cluster: Cluster) -> None:
+    """Serve does not name its servers any more; they go on, and what has failed is said."""
+    misspelt = GOOD.replace("mcqa: {type: mcqa,", "mcqa: {type: mcqaa,")
+    assert cluster.deploy(misspelt)["status"] == "DEPLOY_FAILED"
+    headers = {"authorization": f"Bearer {SECRET}"}
+    url = f"http://127.0.0.1:{cluster.http}/cli"
+    health = httpx.get(f"{url}/health", headers=headers, timeout=60)
+    assert health.status_code == 200, health.text
+    assert health.json()["servers"]["mcqa"] == {"state": "ready", "replicas": {"RUNNING": 2}}
+    row = {"responses_create_params": {"input": "?"}, "options": [{"A": "1"}], "expected_answer": "A"}
+    rollout = httpx.post(f"{url}/agent/run", json=row, headers=headers, timeout=60)
+    assert "failure" not in rollout.json(), rollout.text
+
+    status = cluster("gym-serve", "status", fails=True)  # which looks for the Ray by itself
+    lines = [" ".join(line.split()) for line in status.splitlines()]
+    assert f"cli DEPLOY_FAILED {url}" in lines
+    assert "mcqa READY 2 running" in lines
+    (why,) = (line for line in lines if line.startswith("cli: "))
+    assert "GraphError: 1 problem: resources.mcqa.type: no type 'mcqaa'; did you mean 'mcqa'?" in why
+    assert "Traceback" not in status
+
+
 def test_a_changed_setting_restarts_its_server_alone(cluster: Cluster) -> None:
     """And more replicas are added to those that run."""
     before = cluster.replicas()
@@ -216,49 +235,3 @@ def test_no_secret_is_shown_anywhere(cluster: Cluster) -> None:
     texts = [p for p in logs.rglob("*") if p.is_file() and p.stat().st_size < 50_000_000]
     assert any("serve" in str(p) for p in texts)
     assert [str(p) for p in texts if SECRET.encode() in p.read_bytes()] == []
-
-
-@pytest.fixture
-def fresh_machine() -> Iterator[dict[str, str]]:
-    """Environment of a machine on which Ray has never run: none of its files tells of an old cluster."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "POLICY_")) and k != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short:  # it holds the paths of sockets
-        yield {**env, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": short}
-
-
-def test_serve_run_works_out_of_the_box(tmp_path: Path, fresh_machine: dict[str, str]) -> None:
-    """``serve run`` starts a Ray of its own; without POLICY_BASE_URL the embedded policy answers."""
-    port = free_port()
-    shipped = yaml.safe_load((ROOT / "graphs" / "mcqa.yaml").read_text())
-    (tmp_path / "graph.yaml").write_text(
-        json.dumps({**shipped, "http_options": {**shipped["http_options"], "port": port}})
-    )
-    with (tmp_path / "serve.log").open("w") as log:  # a pipe that nobody reads would stop it
-        run = subprocess.Popen(
-            # What a shell starts in the background ignores Ctrl-C, and so do its children.
-            ["env", "--default-signal=INT", BIN / "serve", "run", "graph.yaml"],
-            cwd=tmp_path, env=fresh_machine, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        url = f"http://127.0.0.1:{port}/mcqa"
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline and run.poll() is None:
-            try:
-                if httpx.get(f"{url}/health", timeout=60).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        listening = [s.laddr for s in psutil.net_connections("tcp") if s.status == psutil.CONN_LISTEN]
-        assert [at.ip for at in listening if at.port == port] == ["127.0.0.1"]
-        line = (ROOT / "environments" / "mcqa" / "data" / "example.jsonl").read_text().splitlines()[0]
-        rollout = httpx.post(f"{url}/run", json=json.loads(line), timeout=60).json()
-        assert "failure" not in rollout, rollout
-        assert rollout["extracted_answer"]
-    finally:
-        run.send_signal(signal.SIGINT)
-        try:
-            run.wait(timeout=90)
-        finally:
-            run.kill()
-            run.wait()

@@ -104,10 +104,8 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
 
 def run_bash(block: Block, folder: Path) -> str:
     """Run a block; what it printed."""
-    own = ("RAY_", "PYTEST_")
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(own) and name != "PYTHONPATH"
-    }
+    own = ("RAY_", "PYTEST_", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder,
@@ -116,6 +114,7 @@ def run_bash(block: Block, folder: Path) -> str:
             "PATH": f"{BIN}:{env['PATH']}",
             "COLUMNS": "120",
             "XDG_STATE_HOME": str(folder / ".state"),  # where `gym-serve up` notes its Ray
+            "RAY_TMPDIR": os.environ["RAY_TMPDIR"],
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
