@@ -23,7 +23,7 @@ from gym_serve.client.reaper import marked
 from gym_serve.routing.ports import free_port
 
 # A Ray or two for each test: on a slow machine each of them takes half a minute.
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
