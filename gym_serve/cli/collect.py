@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,6 +17,7 @@ from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
     from gym_serve.client.driver import RolloutOptions
+    from gym_serve.rollouts import Budget
 
 __all__ = [
     "EVAL_HELP",
@@ -142,6 +144,7 @@ def collect(
 
     budget = Budget(max_cost, max_tokens)
     try:
+        _check(target, rows, output, options, budget, resume=resume)
         with target.open() as gym:
             outcome = carry_out(
                 lambda progress, stopping: gym.collect(
@@ -158,6 +161,33 @@ def collect(
     except GymError as error:
         stop(error, as_json=as_json)
     conclude(*outcome, as_json=as_json)
+
+
+def _check(
+    target: Target, rows: Path, output: Path, options: RolloutOptions, budget: Budget, *, resume: bool
+) -> None:
+    """Look at rows and output before a graph is started, which takes its time."""
+    from gym_serve.client.driver import Driver
+    from gym_serve.rollouts import Collection, check_run, prices_of
+
+    if (graph := target.resolved()) is None:
+        return
+    public = graph.public()
+    driver = Driver(public, graph.default_agent, _no_edge, graph, str(target.graph))
+    collection = Collection(
+        run=driver.run,
+        expansion=driver.expansion(options),
+        check=driver.check,
+        graph=driver.described(),
+        prices=prices_of(public),
+        budget=budget,
+    )
+    skip_invalid = options.get("skip_invalid", False)
+    asyncio.run(check_run(rows, output, collection, resume=resume, skip_invalid=skip_invalid))
+
+
+def _no_edge(server: str) -> NoReturn:
+    raise AssertionError(f"{server} is not started")
 
 
 def _repeats(text: str) -> int | dict[str, int]:

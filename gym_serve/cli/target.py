@@ -12,10 +12,13 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs
 from gym_serve.cli.printing import print_json
+from gym_serve.graph.loading import load_graph
+from gym_serve.graph.resolving import resolve
 from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
+    from gym_serve.graph.spec import Graph
 
 __all__ = ["AddressOption", "AttachOption", "RayOption", "Target", "TokenOption", "UrlOption", "stop"]
 
@@ -94,6 +97,17 @@ class Target:
             raise typer.BadParameter("--application is for a graph file; --attach takes the name itself")
         if not self.ray and (self.graph is None or self.address is not None):
             raise typer.BadParameter("--no-ray needs a graph file, without --address")
+
+    def resolved(self) -> Graph | None:
+        """The graph of the file; None where it runs already.
+
+        Raises:
+            GraphError: it has problems; all of them.
+        """
+        if self.graph is None:
+            return None
+        source = load_graph(self.graph, overrides=self.overrides, application=self.application)
+        return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
 
     def open(self) -> Gym:
         """The graph, running; shutting it down stops what this started, and nothing else.

@@ -1,6 +1,6 @@
 """The rollout engine: rows in, rollouts out, to an iterator or into files that survive a crash.
 
-- `collect`, `Collection`, `Report`, `Progress`: rows to files, resumable; `merge` joins shards.
+- `collect`, `check_run`, `Collection`, `Report`, `Progress`: rows to files, resumable; `merge` joins shards.
 - `Budget`, `Spending`, `Spent`, `prices_of`: what a run may use, and what it did.
 - `stream`: the same engine as an async iterator; `groups`, `GroupOptions`, `Group`: by groups (GRPO).
 - `Expansion`, `expand`, `checked_groups`, `jobs_of`, `PromptTemplate`: from rows to what is run.
@@ -11,7 +11,7 @@ knows Ray: an episode is a function.
 """
 
 from gym_serve.rollouts.backoff import Backoff
-from gym_serve.rollouts.collecting import Collection, Report, collect
+from gym_serve.rollouts.collecting import Collection, Report, check_run, collect
 from gym_serve.rollouts.engine import EngineOptions, Run, jobs_of, stream
 from gym_serve.rollouts.expansion import Expansion, expand
 from gym_serve.rollouts.grouping import Group, GroupOptions
@@ -45,6 +45,7 @@ __all__ = [
     "Run",
     "Spending",
     "Spent",
+    "check_run",
     "checked_groups",
     "collect",
     "expand",

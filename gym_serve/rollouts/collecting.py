@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import Conflict
 from gym_serve.types.requests import JSON
 
-__all__ = ["Collection", "Report", "collect"]
+__all__ = ["Collection", "Report", "check_run", "collect"]
 
 _SYNC_SECONDS = 1.0
 
@@ -151,6 +152,38 @@ async def collect(
         stage.problems.kept,
         None if complete else spending.exhausted,
     )
+
+
+async def check_run(
+    rows: str | Path,
+    output: str | Path,
+    collection: Collection,
+    *,
+    resume: bool = False,
+    skip_invalid: bool = False,
+) -> None:
+    """Look for what `collect` refuses before it runs anything; so that no graph has to start for that.
+
+    Args:
+        rows: the path of a JSONL file.
+        output, collection, resume, skip_invalid: as for `collect`.
+
+    Raises:
+        InvalidRequest, Conflict, Unavailable, BadRequest: see `collect`.
+    """
+    collection.budget.check(collection.prices)
+    inputs, outputs = Inputs(rows, collection.expansion, collection.check), Outputs.of(output)
+    new = [path for path in (outputs.rollouts, outputs.failures) if not path.exists()]
+    try:
+        with Journal(outputs, resume=resume) as journal:
+            if journal.header is not None:
+                await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
+            else:
+                await in_steps(inputs.write(None, skip_invalid=skip_invalid))
+    finally:
+        for path in new:
+            with suppress(OSError):  # it could not be created
+                path.unlink()
 
 
 async def _prepared(

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from gym_serve import Gym
+from gym_serve.cli import main
 
 ROWS = Path(__file__).parents[2] / "environments" / "mcqa" / "data" / "example.jsonl"
 GYM_SERVE = [sys.executable, "-c", "from gym_serve.cli import main; main()"]
@@ -224,3 +226,31 @@ def test_reverify_scores_again_where_the_verifier_can(gym: Gym, tmp_path: Path) 
     assert refused.returncode == 1
     assert f"{stored}:1: weather cannot score a stored response" in refused.stderr
     assert f"{stored}:2: response: missing" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ("row.jsonl", [], "cannot read row.jsonl: No such file"),
+        (
+            "rows.jsonl",
+            ["--agent", "mcqa"],
+            "no agent 'mcqa' in graph.yaml; it has mcqa_agent, weather_agent",
+        ),
+        ("rows.jsonl", ["--max-cost", "1"], "prices"),
+        ("rows.jsonl", ["-o", "used.jsonl"], "used.jsonl holds a run"),
+    ],
+)
+def test_rows_and_output_are_looked_at_before_a_graph_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Gym, "from_graph", lambda *_, **__: pytest.fail("a graph was started"))
+    Path("graph.yaml").write_text(json.dumps(GRAPH))
+    write(tmp_path / "rows.jsonl", example())
+    Path("used.jsonl").write_text("{}\n")
+    before = set(tmp_path.iterdir())
+    result = CliRunner().invoke(main, ["collect", "graph.yaml", rows, "-o", "out.jsonl", *options])
+    assert result.exit_code == 1
+    assert said in result.output
+    assert set(tmp_path.iterdir()) <= before | {tmp_path / "used_failures.jsonl"}

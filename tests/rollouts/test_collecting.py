@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import zstandard
 from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, row, rows, scored, write_jsonl
 
-from gym_serve.rollouts import Progress, PromptTemplate, collect
+from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, NotFound, Unavailable
 
 
@@ -88,6 +89,34 @@ async def test_bad_rows_are_all_named_and_nothing_starts(tmp_path: Path) -> None
     assert "tempratur" in lines[3]
     assert agent.ran == []
     assert not (tmp_path / "out_materialized_inputs.jsonl").exists()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.iterdir()}
+
+
+async def test_what_would_be_refused_is_known_before(tmp_path: Path) -> None:
+    """And looking for it leaves everything as it is."""
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    agent = FakeAgent()
+    with pytest.raises(InvalidRequest, match=r"cannot read .*rows\.jsonl"):
+        await check_run(source, output, collection(agent))
+    source.write_bytes(BAD)
+    with pytest.raises(InvalidRequest, match="nothing was started") as caught:
+        await check_run(source, output, replace(collection(agent), check=check))
+    assert "nobody" in caught.value.message
+    write_jsonl(source, rows(3))
+    await check_run(source, output, collection(agent))
+    assert contents(tmp_path) == {source: source.read_bytes()}
+
+    await collect(source, output, collection(agent))
+    before = contents(tmp_path)
+    await check_run(source, output, collection(agent), resume=True)
+    with pytest.raises(Conflict, match="holds a run"):
+        await check_run(source, output, collection(agent))
+    with pytest.raises(Conflict, match="repeats: was 1, is 2"):
+        await check_run(source, output, collection(agent, repeats=2), resume=True)
+    assert contents(tmp_path) == before
 
 
 async def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
