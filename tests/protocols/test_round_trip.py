@@ -1,6 +1,7 @@
 """Responses -> Chat -> Responses loses nothing that a verifier or a trainer reads."""
 
 import copy
+import json
 from itertools import pairwise
 
 import pytest
@@ -136,7 +137,7 @@ def overall(turns):
         "refusal": "".join(turn["refusal"] for turn in mine),
         "calls": [call for turn in mine for call in turn["calls"]],
         "messages": [other for other in others if other[0] == "message"],
-        "outputs": sorted(repr(other) for other in others if other[0] != "message"),
+        "outputs": sorted(json.dumps(other, sort_keys=True) for other in others if other[0] != "message"),
         "tokens": [turn["tokens"] for turn in mine if turn["tokens"]],
     }
 
