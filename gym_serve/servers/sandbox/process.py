@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -288,9 +290,7 @@ class SandboxedPython:
         groups = self._sandbox.groups
         folder = None if self._sandbox.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
         group = None if groups is None else groups.create()
-        command = self._sandbox.command(self._limits)
-        if group is not None:
-            command = ["/bin/sh", "-c", 'echo 0 > "$0"/cgroup.procs && exec "$@"', str(group), *command]
+        command = _prepared(self._sandbox.command(self._limits), group)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -307,7 +307,6 @@ class SandboxedPython:
             ours.close()
             self._remove(folder, group)
             raise
-        _end_first(process.pid)
         try:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_MESSAGE)
         except BaseException:  # a cancellation, mostly
@@ -325,10 +324,19 @@ class SandboxedPython:
             self._sandbox.groups.remove(group)
 
 
-def _end_first(process: int) -> None:
-    """Have the kernel end a process and its children before others when the machine runs out of memory."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # not Linux, or it ended at once
-        Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+def _prepared(command: list[str], group: Path | None) -> list[str]:
+    """A command that joins a control group, and is ended before others for lack of memory.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    os.stat(command[0])  # the shell would end as the program might
+    if sys.platform != "linux":
+        return command
+    steps = ["echo 1000 > /proc/self/oom_score_adj", 'exec "$@"']
+    if group is not None:
+        steps.insert(1, f"echo 0 > {shlex.quote(str(group))}/cgroup.procs")
+    return ["/bin/sh", "-c", " && ".join(steps), "sh", *command]
 
 
 def _message(line: bytes) -> dict[str, Any]:
