@@ -32,8 +32,8 @@ from benchmarks.harness.reports import machine, save
 from benchmarks.harness.right_answers import right_answers
 from gym_serve.environments.code_gen import CodeGen
 from gym_serve.environments.math_with_judge import MathWithJudge
+from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
 from gym_serve.servers import Call, Host, ResourcesServer
-from gym_serve.servers.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
 from gym_serve.types.errors import GraphError, GymError
 
 JSON = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
+from gym_serve.metrics import aggregate_metrics
 from gym_serve.servers import AgentServer, Episode
-from gym_serve.servers.metrics import aggregate_metrics
 from gym_serve.types.requests import JSON
 
 __all__ = ["SimpleAgent"]

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gym_serve import Gym
-from gym_serve.servers.metrics import SUMMARY_COLUMNS, Aggregator, summarize
+from gym_serve.metrics import SUMMARY_COLUMNS, Aggregator, summarize
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENTS = ("simple_weather", "mcqa", "math_with_judge")

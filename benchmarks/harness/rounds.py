@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from benchmarks.harness.processes import Census, CpuTimes, cpu_between
 from benchmarks.harness.work import rows
+from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.records import read_records
 from gym_serve.servers.garbage import collect_rarely
-from gym_serve.servers.metrics import LATENCY_FIELD
 
 __all__ = ["Advance", "Setup", "measure"]
 

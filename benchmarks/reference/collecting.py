@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from benchmarks.harness.rounds import Advance
-from gym_serve.servers.metrics import LATENCY_FIELD
+from gym_serve.metrics import LATENCY_FIELD
 
 __all__ = ["collect"]
 

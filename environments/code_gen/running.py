@@ -15,7 +15,7 @@ from typing import Any
 
 from gym_serve.environments.code_gen.grading import same_output, same_value
 from gym_serve.environments.code_gen.unit_tests import MAX_INPUT, UnitTests, decode
-from gym_serve.servers.sandbox import ProgramRun, SandboxedPython
+from gym_serve.sandbox import ProgramRun, SandboxedPython
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 

@@ -15,9 +15,9 @@ from gym_serve.environments.code_gen.extraction import breaks_reasoning_format, 
 from gym_serve.environments.code_gen.prelude import PRELUDE
 from gym_serve.environments.code_gen.running import TestReport, run_tests
 from gym_serve.environments.code_gen.unit_tests import MAX_INPUT, UnitTests
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.sandbox import Limits, SandboxDied, SandboxName, SandboxPool, find_sandbox
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
-from gym_serve.servers.sandbox import Limits, SandboxDied, SandboxName, SandboxPool, find_sandbox
 from gym_serve.types.errors import VerifierFailed
 
 __all__ = ["CodeGen", "CodeMetadata", "CodeRequest", "CodeVerdict"]

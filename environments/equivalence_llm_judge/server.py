@@ -17,8 +17,7 @@ from gym_serve.environments.equivalence_llm_judge.judge import (
     PROMPT_TEMPLATE,
     check_template,
 )
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.judging import (
+from gym_serve.judging import (
     Ballot,
     JudgeCalls,
     JudgeSettings,
@@ -27,7 +26,8 @@ from gym_serve.servers.judging import (
     defused,
     open_cache,
 )
-from gym_serve.servers.metrics import MetricSpec, Score
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["EquivalenceLlmJudge", "EquivalenceRequest", "EquivalenceVerdict", "TemplateMetadata"]

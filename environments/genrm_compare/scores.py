@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from gym_serve.servers.judging import json_objects
+from gym_serve.judging import json_objects
 from gym_serve.types.requests import JSON
 
 __all__ = ["RANKING_MIDPOINT", "Scores", "parse_scores"]

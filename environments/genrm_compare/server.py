@@ -28,9 +28,9 @@ from gym_serve.environments.genrm_compare.aggregation import (
 )
 from gym_serve.environments.genrm_compare.messages import PRINCIPLE, MessageFormat, comparison_request
 from gym_serve.environments.genrm_compare.scores import RANKING_MIDPOINT, Scores, parse_scores
+from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
 from gym_serve.servers import CompareRequest, Model, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.servers import Comparison as GroupRewards
-from gym_serve.servers.judging import CacheSettings, JudgeCalls, open_cache
 from gym_serve.types.requests import JSON
 
 __all__ = ["GenrmCompare"]

@@ -26,8 +26,8 @@ from gym_serve.environments.google_search.custom_search import CustomSearch
 from gym_serve.environments.google_search.extraction import PageText
 from gym_serve.environments.google_search.pages import WebPages
 from gym_serve.environments.google_search.web import ERROR, LiveWeb, RecordedWeb, Web
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = ["BrowseResult", "GoogleSearch", "SearchRequest", "SearchResult", "SearchVerdict"]
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 from typing_extensions import Self
 
 from gym_serve.environments.instruction_following.worker import Checked
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
-from gym_serve.servers.workers import WorkerPool, WorkFailed
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.workers import WorkerPool, WorkFailed
 
 __all__ = ["InstructionFollowing", "InstructionMetadata", "InstructionRequest", "InstructionVerdict"]
 

@@ -16,9 +16,9 @@ from gym_serve.environments.math_with_code.boxed import boxed_answer, same_text
 from gym_serve.environments.math_with_code.session import ExecutionResult, PythonSession
 from gym_serve.environments.math_with_judge.answers import boxed_gold, plain_numerals
 from gym_serve.environments.math_with_judge.pool import VerifierPool
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.servers.metrics import MetricSpec, Score
-from gym_serve.servers.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
 
 __all__ = ["MathCodeRequest", "MathCodeVerdict", "MathWithCode"]
 

@@ -11,7 +11,7 @@ import asyncio
 
 from pydantic import BaseModel
 
-from gym_serve.servers.sandbox import SandboxDied, SandboxedPython, SandboxPool
+from gym_serve.sandbox import SandboxDied, SandboxedPython, SandboxPool
 
 __all__ = ["ExecutionResult", "PythonSession"]
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gym_serve.servers.judging import check_fields
+from gym_serve.judging import check_fields
 
 __all__ = ["MAX_ANSWER_CHARS", "PROMPT_TEMPLATE", "SYSTEM_MESSAGE", "check_template"]
 

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from gym_serve.environments.math_with_judge.worker import Comparison
-from gym_serve.servers.workers import WorkerPool, WorkFailed
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
+from gym_serve.workers import WorkerPool, WorkFailed
 
 __all__ = ["VerifierPool"]
 

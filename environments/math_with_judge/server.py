@@ -20,8 +20,7 @@ from gym_serve.environments.math_with_judge.judge import (
     check_template,
 )
 from gym_serve.environments.math_with_judge.pool import VerifierPool
-from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.judging import (
+from gym_serve.judging import (
     JudgeCalls,
     JudgeSettings,
     LabelJudge,
@@ -30,7 +29,8 @@ from gym_serve.servers.judging import (
     open_cache,
     whole_text,
 )
-from gym_serve.servers.metrics import MetricSpec, Score
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["MathRequest", "MathVerdict", "MathWithJudge"]
 

@@ -22,10 +22,10 @@ from gym_serve.environments.mcp.connection import McpConnection, by_http, by_pro
 from gym_serve.environments.mcp.content import body_of, text_of
 from gym_serve.environments.mcp.offered import OfferedTool, offered
 from gym_serve.environments.mcp.session import McpSession
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current
 from gym_serve.servers.live_sessions import SessionCall
-from gym_serve.servers.metrics import MetricSpec, Score
 from gym_serve.types.errors import InvalidRequest, ToolFailed
 from gym_serve.types.requests import JSON
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gym_serve.environments.mcqa.grading import GradingMode, choices_of, match_letter
 from gym_serve.environments.mcqa.output_regex import match_output_regex
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = ["Mcqa", "McqaRequest", "McqaVerdict", "TemplateMetadata"]
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
 from gym_serve.environments.function_calls import arguments_of, same_value
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = [
     "Extraction",

@@ -13,7 +13,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from gym_serve.servers.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
+from gym_serve.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
 __all__ = ["Scored", "ScoringPool"]

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from gym_serve.environments.reasoning_gym.extraction import answer_in
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
+from gym_serve.metrics import Breakdown, MetricSpec, Score
+from gym_serve.sandbox import Limits, SandboxName, find_sandbox
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import Breakdown, MetricSpec, Score
-from gym_serve.servers.sandbox import Limits, SandboxName, find_sandbox
 
 __all__ = ["ItemMetadata", "ReasoningGym", "ReasoningRequest", "ReasoningVerdict"]
 

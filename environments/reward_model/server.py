@@ -19,8 +19,8 @@ from gym_serve.environments.reward_model.scores import (
     read_score,
     scoring_request,
 )
+from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
 from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.judging import CacheSettings, JudgeCalls, open_cache
 
 __all__ = ["RewardModel", "RewardVerdict"]
 

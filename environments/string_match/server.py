@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from gym_serve.environments.string_match.extraction import ExtractionMode, extract
 from gym_serve.environments.string_match.grading import similarity
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = ["StringMatch", "StringMatchRequest", "StringMatchVerdict"]
 

@@ -14,10 +14,10 @@ from pydantic import PositiveFloat, PositiveInt
 
 from gym_serve.environments.structured_outputs.parsing import MAX_CHARS, Format
 from gym_serve.environments.structured_outputs.worker import Checked, Document
+from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
-from gym_serve.servers.metrics import Breakdown, MetricSpec, Score
-from gym_serve.servers.workers import WorkerPool, WorkFailed
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.workers import WorkerPool, WorkFailed
 
 __all__ = ["ErrorType", "StructuredOutputs", "StructuredRequest", "StructuredVerdict"]
 

@@ -16,8 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, PositiveFloat, PositiveInt
 from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
 from gym_serve.environments.text_to_sql.extraction import extract_sql
 from gym_serve.environments.text_to_sql.judge import MAX_QUERY_CHARS, PROMPT_TEMPLATE, check_template
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.judging import (
+from gym_serve.judging import (
     Ballot,
     JudgeCalls,
     JudgeSettings,
@@ -27,8 +26,9 @@ from gym_serve.servers.judging import (
     open_cache,
     whole_text,
 )
-from gym_serve.servers.metrics import MetricSpec, Score
-from gym_serve.servers.sandbox import SandboxName, find_sandbox
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.sandbox import SandboxName, find_sandbox
+from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["SqlRequest", "SqlVerdict", "TextToSql"]
 

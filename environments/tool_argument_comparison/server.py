@@ -17,8 +17,8 @@ from gym_serve.environments.tool_argument_comparison.comparison import (
     Outcome,
     compare_calls,
 )
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = ["ActionRequest", "ActionVerdict", "ExpectedAction", "ToolArgumentComparison"]
 

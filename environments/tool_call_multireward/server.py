@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints
 
 from gym_serve.environments.function_calls import arguments_of, same_value
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.servers.metrics import MetricSpec, Score
 from gym_serve.types.requests import JSON
 
 __all__ = ["MultirewardRequest", "MultirewardVerdict", "ToolCallMultireward", "WeatherReport"]

@@ -21,8 +21,8 @@ from gym_serve.environments.workplace_assistant.tools import (
     EmailTools,
     ProjectTools,
 )
+from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import Breakdown, MetricSpec, Score
 from gym_serve.types.errors import InvalidRequest, Rejected
 from gym_serve.types.requests import JSON, parse
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from gym_serve.environments.function_calls import arguments_of, decoded_arguments, pair_up, same_value
+from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.servers.metrics import MetricSpec, Score
 
 __all__ = ["ExpectedCall", "XlamFc", "XlamRequest", "XlamVerdict"]
 

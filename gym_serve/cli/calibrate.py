@@ -14,7 +14,7 @@ from gym_serve.cli.target import stop
 from gym_serve.types.errors import GymError, InvalidRequest
 
 if TYPE_CHECKING:
-    from gym_serve.servers.judging import Calibration
+    from gym_serve.judging import Calibration
     from gym_serve.types.requests import JSON
 
 __all__ = ["calibrate"]
@@ -42,8 +42,8 @@ def calibrate(
 
     Example: gym-serve calibrate out.jsonl --label human --at 0.5
     """
+    from gym_serve.judging import Calibration
     from gym_serve.rollouts.records import read_records
-    from gym_serve.servers.judging import Calibration
 
     try:
         if not rollouts.exists():

@@ -130,8 +130,8 @@ def _task_json(task: TaskProfile) -> JSON:
 
 
 def _print(run: Path | None, found: RewardProfile, summary: ProfileSummary) -> None:
+    from gym_serve.metrics import SUMMARY_COLUMNS
     from gym_serve.rollouts.analysis import prompts_of_tasks
-    from gym_serve.servers.metrics import SUMMARY_COLUMNS
 
     if not summary.tasks:
         typer.echo("no scored rollouts", err=True)

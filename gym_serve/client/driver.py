@@ -18,12 +18,12 @@ from typing_extensions import TypedDict
 from gym_serve.client import loop
 from gym_serve.graph.options import ServerOptions
 from gym_serve.graph.spec import Graph
+from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import EngineOptions, Expansion, PromptTemplate, Rows, checked_groups
 from gym_serve.rollouts.groups import Compare
 from gym_serve.servers.clients import Agent, Resources
 from gym_serve.servers.edge import Call, Edge, encode
 from gym_serve.servers.host import DESCRIBE
-from gym_serve.servers.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import InvalidRequest, NotFound, Rejected

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gym_serve.metrics import STATISTICS_ONLY
 from gym_serve.rollouts.engine import Engine, EngineOptions, Run, jobs_of
 from gym_serve.rollouts.expansion import Expansion
 from gym_serve.rollouts.group_stage import GroupStage
@@ -29,7 +30,6 @@ from gym_serve.rollouts.rows import Rows
 from gym_serve.rollouts.spending import Budget, Spending, Spent
 from gym_serve.rollouts.steps import in_steps
 from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
-from gym_serve.servers.metrics import STATISTICS_ONLY
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import Conflict
 from gym_serve.types.requests import JSON

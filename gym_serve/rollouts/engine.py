@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
+from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts.backoff import Backoff
 from gym_serve.rollouts.ordering import Order, Ordering
 from gym_serve.rollouts.pool import Pool
 from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
 from gym_serve.rollouts.stamps import STAMPS, is_failure, retried
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.metrics import LATENCY_FIELD
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout, without_failure

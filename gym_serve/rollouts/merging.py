@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from gym_serve.metrics import STATISTICS_ONLY
 from gym_serve.rollouts.header import RUN_ID, Header, differences
 from gym_serve.rollouts.inputs import stored_groups
 from gym_serve.rollouts.int_table import IntTable
@@ -20,7 +21,6 @@ from gym_serve.rollouts.records import RecordFile, read_records
 from gym_serve.rollouts.stamps import key_of
 from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
 from gym_serve.servers.edge import encode
-from gym_serve.servers.metrics import STATISTICS_ONLY
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
 

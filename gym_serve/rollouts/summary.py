@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
+from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.rollouts.outputs import Outputs, replacing
 from gym_serve.rollouts.records import read_records
 from gym_serve.rollouts.stamps import key_of
-from gym_serve.servers.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.servers.usage import USAGE_FIELD, Meter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON

@@ -13,7 +13,7 @@ from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
 
 from gym_serve.environments.code_gen import CodeGen, running
-from gym_serve.servers.sandbox import ProgramRun, SandboxDied, SandboxedPython
+from gym_serve.sandbox import ProgramRun, SandboxDied, SandboxedPython
 from gym_serve.types.errors import GraphError, Unavailable, VerifierFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one pool of sandboxes for all

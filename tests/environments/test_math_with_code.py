@@ -15,8 +15,8 @@ from support.sandboxes import AVAILABLE, children, needs_bubblewrap
 
 from gym_serve.environments.math_with_code import MathWithCode
 from gym_serve.environments.math_with_code.boxed import last_box, same_text
+from gym_serve.sandbox import SandboxedPython, process
 from gym_serve.servers import Call
-from gym_serve.servers.sandbox import SandboxedPython, process
 from gym_serve.types.errors import GraphError, InvalidRequest, Unavailable, VerifierFailed
 
 LOOP = pytest.mark.asyncio(loop_scope="module")  # one pool of sandboxes for all

@@ -20,7 +20,7 @@ from gym_serve.environments.text_to_sql import TextToSql
 from gym_serve.environments.text_to_sql.execution import SqlRunner, difference
 from gym_serve.environments.text_to_sql.extraction import extract_sql
 from gym_serve.environments.text_to_sql.sqlite_runner import run_sql
-from gym_serve.servers.sandbox import ProgramRun, SandboxDied, SandboxedPython
+from gym_serve.sandbox import ProgramRun, SandboxDied, SandboxedPython
 from gym_serve.testing import ScriptedReplies
 from gym_serve.types.errors import GraphError, VerifierFailed
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.servers.metrics import (
+from gym_serve.metrics import (
     Breakdown,
     MetricSpec,
     Score,

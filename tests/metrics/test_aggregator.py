@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.servers.metrics import LATENCY_FIELD, Aggregator, MetricSpec, Score, aggregate_metrics
+from gym_serve.metrics import LATENCY_FIELD, Aggregator, MetricSpec, Score, aggregate_metrics
 from gym_serve.types.errors import InvalidRequest
 
 SPEC = MetricSpec(scores=(Score("accuracy"),), answer="answer", subset="level")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gym_serve.servers.metrics.bootstrap import MAX_CLUSTERS, Clusters, Figure
+from gym_serve.metrics.bootstrap import MAX_CLUSTERS, Clusters, Figure
 
 
 def _figure(values: list[float], scale: float = 1.0) -> Figure:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.servers.metrics.curves import (
+from gym_serve.metrics.curves import (
     average_curve,
     majority_curve,
     pass_at_k,
     pass_curve,
     spread_curve,
 )
-from gym_serve.servers.metrics.describe import describe, median, stdev
+from gym_serve.metrics.describe import describe, median, stdev
 
 binary = st.lists(st.sampled_from([0, 1, 0.0, 1.0]), min_size=1, max_size=8)
 reals = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)

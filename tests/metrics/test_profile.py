@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gym_serve.servers.metrics import completion_summary, reward_profile
+from gym_serve.metrics import completion_summary, reward_profile
 from gym_serve.types.errors import InvalidRequest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_serve.servers.metrics import LATENCY_FIELD, SUMMARY_COLUMNS, Aggregator, SummaryRow, summarize
+from gym_serve.metrics import LATENCY_FIELD, SUMMARY_COLUMNS, Aggregator, SummaryRow, summarize
 
 
 def test_rows_of_two_environments() -> None:

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from support.rollouts import JSON, FakeAgent, collection, rows
 
+from gym_serve.metrics import MetricSpec, Score, aggregate_metrics
 from gym_serve.rollouts import Outputs, collect, summary
 from gym_serve.rollouts.summary import summarize_run
-from gym_serve.servers.metrics import MetricSpec, Score, aggregate_metrics
 from gym_serve.types.errors import BadRequest, Unavailable
 
 SPEC = MetricSpec(scores=(Score("accuracy"),))

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gym_serve.servers.sandbox import Sandbox, SandboxName, find_sandbox
+from gym_serve.sandbox import Sandbox, SandboxName, find_sandbox
 from gym_serve.types.errors import GraphError
 
 __all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of"]

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gym_serve.metrics import Aggregator, SummaryRow, summarize
+from gym_serve.metrics.bootstrap import Clusters, Figure
+from gym_serve.metrics.describe import stdev
+from gym_serve.metrics.records import Group, failure_class
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.stamps import task_index
-from gym_serve.servers.metrics import Aggregator, SummaryRow, summarize
-from gym_serve.servers.metrics.bootstrap import Clusters, Figure
-from gym_serve.servers.metrics.describe import stdev
-from gym_serve.servers.metrics.records import Group, failure_class
 from gym_serve.types.requests import JSON
 
 __all__ = ["BINS", "BUCKETS", "ProfileSummary", "RewardProfile", "TaskProfile"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gym_serve.metrics.records import TASK_INDEX
 from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import Outputs
 from gym_serve.rollouts.problems import Problems
 from gym_serve.rollouts.rows import located
 from gym_serve.rollouts.stamps import is_failure, key_of
-from gym_serve.servers.metrics.records import TASK_INDEX
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
-from gym_serve.servers.metrics.aggregator import Aggregator
-from gym_serve.servers.metrics.curves import pass_at_k
-from gym_serve.servers.metrics.records import LATENCY_FIELD
+from gym_serve.metrics.aggregator import Aggregator
+from gym_serve.metrics.curves import pass_at_k
+from gym_serve.metrics.records import LATENCY_FIELD
 
 __all__ = ["SUMMARY_COLUMNS", "SummaryRow", "summarize"]
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-from gym_serve.servers.metrics.bootstrap import Clusters, Figure
-from gym_serve.servers.metrics.describe import describe
-from gym_serve.servers.metrics.headlines import select_key_metrics
-from gym_serve.servers.metrics.records import ROLLOUT_INDEX, TASK_INDEX, Group, RolloutRecord
-from gym_serve.servers.metrics.scoring import ScoreMetrics, ScoreShape
-from gym_serve.servers.metrics.spec import MetricSpec
+from gym_serve.metrics.bootstrap import Clusters, Figure
+from gym_serve.metrics.describe import describe
+from gym_serve.metrics.headlines import select_key_metrics
+from gym_serve.metrics.records import ROLLOUT_INDEX, TASK_INDEX, Group, RolloutRecord
+from gym_serve.metrics.scoring import ScoreMetrics, ScoreShape
+from gym_serve.metrics.spec import MetricSpec
 
 __all__ = ["Groups", "field_columns", "group_metrics", "overall_metrics", "score_metrics"]
 

@@ -15,10 +15,10 @@ import pytest
 from support.sandboxes import needs_bubblewrap
 
 import gym_serve
-from gym_serve.servers.sandbox import Bubblewrap, Limits, PlainProcess, SandboxedPython, find_sandbox
-from gym_serve.servers.sandbox.cgroups import ControlGroups
-from gym_serve.servers.sandbox.inside.seccomp import filter_program
-from gym_serve.servers.sandbox.visible import packages_of
+from gym_serve.sandbox import Bubblewrap, Limits, PlainProcess, SandboxedPython, find_sandbox
+from gym_serve.sandbox.cgroups import ControlGroups
+from gym_serve.sandbox.inside.seccomp import filter_program
+from gym_serve.sandbox.visible import packages_of
 from gym_serve.types.errors import GraphError
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
@@ -200,7 +200,7 @@ def test_python_is_shown_and_nothing_of_the_project() -> None:
     assert os.path.realpath(sys.executable) in shown
     assert os.path.dirname(os.__file__) in shown
     project = Path(gym_serve.__file__).parent
-    inside = project / "servers/sandbox/inside"
+    inside = project / "sandbox/inside"
     assert [path for path in shown if project.is_relative_to(path) or Path(path).is_relative_to(project)] == [
         str(inside)
     ]

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gym_serve.judging.calls import Answer, JudgeCalls
+from gym_serve.judging.prompts import check_labels, judge_messages
+from gym_serve.judging.verdicts import final_text, label_of
 from gym_serve.servers.clients import Model
-from gym_serve.servers.judging.calls import Answer, JudgeCalls
-from gym_serve.servers.judging.prompts import check_labels, judge_messages
-from gym_serve.servers.judging.verdicts import final_text, label_of
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-from gym_serve.servers.metrics.records import RolloutRecord
+from gym_serve.metrics.records import RolloutRecord
 
 __all__ = ["RecordStore"]
 

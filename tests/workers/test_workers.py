@@ -17,9 +17,9 @@ import psutil
 import pytest
 from support import work
 
-from gym_serve.servers.workers import WorkerPool, WorkFailed
-from gym_serve.servers.workers import pool as pool_module
 from gym_serve.types.errors import Unavailable, VerifierFailed
+from gym_serve.workers import WorkerPool, WorkFailed
+from gym_serve.workers import pool as pool_module
 
 MEMORY = 1 << 30
 LONG = 60.0
@@ -341,7 +341,7 @@ async def test_workers_die_with_their_parent() -> None:
     program = f"""
 import asyncio, psutil
 from pathlib import Path
-from gym_serve.servers.workers import WorkerPool
+from gym_serve.workers import WorkerPool
 
 async def main():
     pool = WorkerPool("test", Path({str(WORK)!r}), 2, memory_bytes={MEMORY})

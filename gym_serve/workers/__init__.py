@@ -8,9 +8,9 @@
         ...
 
 A thread cannot be stopped, and holds the interpreter's lock inside C code; a process can be killed. It
-does not confine code: programs that a model wrote run in `gym_serve.servers.sandbox`.
+does not confine code: programs that a model wrote run in `gym_serve.sandbox`.
 """
 
-from gym_serve.servers.workers.pool import WorkerPool, WorkFailed
+from gym_serve.workers.pool import WorkerPool, WorkFailed
 
 __all__ = ["WorkFailed", "WorkerPool"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from gym_serve.servers.sandbox.limits import Limits
-from gym_serve.servers.sandbox.process import SandboxedPython
-from gym_serve.servers.sandbox.providers import Sandbox
+from gym_serve.sandbox.limits import Limits
+from gym_serve.sandbox.process import SandboxedPython
+from gym_serve.sandbox.providers import Sandbox
 from gym_serve.types.errors import GymError, Unavailable
 
 __all__ = ["SandboxPool"]

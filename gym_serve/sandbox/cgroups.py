@@ -2,7 +2,7 @@
 
 A server may make groups where it was given a part of the tree of version 2 to manage: a service of systemd
 with ``Delegate=yes``, a container with a tree of its own. Elsewhere the supervisor in the sandbox holds a
-program to one core, see `gym_serve.servers.sandbox.inside.watch`.
+program to one core, see `gym_serve.sandbox.inside.watch`.
 """
 
 from __future__ import annotations

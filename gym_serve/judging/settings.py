@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
+from gym_serve.judging.cache import CacheSettings, VerdictCache
+from gym_serve.judging.prompts import check_labels
 from gym_serve.servers.clients import Model
-from gym_serve.servers.judging.cache import CacheSettings, VerdictCache
-from gym_serve.servers.judging.prompts import check_labels
 from gym_serve.servers.resources import ResourcesServer
 
 __all__ = ["JudgeSettings", "open_cache"]

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gym_serve.servers.sandbox.limits import Limits
-from gym_serve.servers.sandbox.providers import VARIABLES, Sandbox, configuration
+from gym_serve.sandbox.limits import Limits
+from gym_serve.sandbox.providers import VARIABLES, Sandbox, configuration
 from gym_serve.types.errors import Unavailable
 
 __all__ = ["Execution", "ProgramRun", "SandboxDied", "SandboxedPython"]

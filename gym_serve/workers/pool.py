@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_serve.servers.workers.process import End, WorkerProcess
 from gym_serve.types.errors import Unavailable, VerifierFailed
+from gym_serve.workers.process import End, WorkerProcess
 
 __all__ = ["WorkFailed", "WorkerPool"]
 

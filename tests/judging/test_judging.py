@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from gym_serve.environments.equivalence_llm_judge import EquivalenceLlmJudge
 from gym_serve.environments.math_with_judge import MathWithJudge
 from gym_serve.environments.text_to_sql import TextToSql
-from gym_serve.servers import ResourcesServer
-from gym_serve.servers.judging import (
+from gym_serve.judging import (
     CacheSettings,
     Calibration,
     JudgeCalls,
@@ -33,6 +32,7 @@ from gym_serve.servers.judging import (
     majority,
     whole_text,
 )
+from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed
 
 YES, NO = "[[yes]]", "[[no]]"

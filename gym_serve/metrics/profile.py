@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gym_serve.servers.metrics.describe import describe
-from gym_serve.servers.metrics.records import (
+from gym_serve.metrics.describe import describe
+from gym_serve.metrics.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
     Group,
@@ -20,8 +20,8 @@ from gym_serve.servers.metrics.records import (
     read_record,
     read_stamp,
 )
-from gym_serve.servers.metrics.report import field_columns, group_metrics
-from gym_serve.servers.metrics.spec import STATISTICS_ONLY
+from gym_serve.metrics.report import field_columns, group_metrics
+from gym_serve.metrics.spec import STATISTICS_ONLY
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.rows import agent_name
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sandboxes import BOTH, children, sandbox_of
 
-from gym_serve.servers.sandbox import (
+from gym_serve.sandbox import (
     Execution,
     Limits,
     PlainProcess,
@@ -28,7 +28,7 @@ from gym_serve.servers.sandbox import (
     find_sandbox,
     process,
 )
-from gym_serve.servers.sandbox.inside.report import cut, describe
+from gym_serve.sandbox.inside.report import cut, describe
 from gym_serve.types.errors import Unavailable
 
 LONG = 60.0
@@ -491,7 +491,7 @@ async def test_it_is_ended_before_others_for_lack_of_memory(python: SandboxedPyt
 async def test_the_process_dies_with_its_parent(name: SandboxName) -> None:
     program = f"""
 import asyncio, psutil
-from gym_serve.servers.sandbox import Limits, SandboxedPython, find_sandbox
+from gym_serve.sandbox import Limits, SandboxedPython, find_sandbox
 
 async def main():
     python = SandboxedPython(find_sandbox({name!r}), Limits())

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gym_serve
-from gym_serve.servers.sandbox.cgroups import ControlGroups
-from gym_serve.servers.sandbox.inside import main as inside  # also compiles it, once for all
-from gym_serve.servers.sandbox.inside.seccomp import MACHINES
-from gym_serve.servers.sandbox.limits import Limits
-from gym_serve.servers.sandbox.visible import PACKAGES, packages_of, python_and_libraries, shown_packages
+from gym_serve.sandbox.cgroups import ControlGroups
+from gym_serve.sandbox.inside import main as inside  # also compiles it, once for all
+from gym_serve.sandbox.inside.seccomp import MACHINES
+from gym_serve.sandbox.limits import Limits
+from gym_serve.sandbox.visible import PACKAGES, packages_of, python_and_libraries, shown_packages
 from gym_serve.types.errors import GraphError
 
 __all__ = ["VARIABLES", "Bubblewrap", "PlainProcess", "Sandbox", "SandboxName", "find_sandbox"]

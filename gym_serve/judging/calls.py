@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
+from gym_serve.judging.cache import VerdictCache
 from gym_serve.servers.clients import Model
-from gym_serve.servers.judging.cache import VerdictCache
 from gym_serve.types.errors import GymError, VerifierFailed
 from gym_serve.types.requests import JSON
 

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gym_serve.servers.metrics.bootstrap import Clusters
-from gym_serve.servers.metrics.records import (
+from gym_serve.metrics.bootstrap import Clusters
+from gym_serve.metrics.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
     Group,
@@ -19,8 +19,8 @@ from gym_serve.servers.metrics.records import (
     read_record,
     read_stamp,
 )
-from gym_serve.servers.metrics.report import group_metrics, overall_metrics, score_metrics
-from gym_serve.servers.metrics.spec import STATISTICS_ONLY, MetricSpec
+from gym_serve.metrics.report import group_metrics, overall_metrics, score_metrics
+from gym_serve.metrics.spec import STATISTICS_ONLY, MetricSpec
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["aggregate_metrics", "pass_majority_metrics"]

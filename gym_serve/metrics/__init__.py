@@ -17,14 +17,14 @@ Averages of scores are percentages, 0 to 100 (for scores from 0 to 1); statistic
 are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics).
 """
 
-from gym_serve.servers.metrics.aggregate import aggregate_metrics, pass_majority_metrics
-from gym_serve.servers.metrics.aggregator import Aggregator
-from gym_serve.servers.metrics.curves import pass_at_k
-from gym_serve.servers.metrics.headlines import select_key_metrics
-from gym_serve.servers.metrics.profile import completion_summary, reward_profile
-from gym_serve.servers.metrics.records import LATENCY_FIELD
-from gym_serve.servers.metrics.spec import STATISTICS_ONLY, Breakdown, MetricSpec, Score
-from gym_serve.servers.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
+from gym_serve.metrics.aggregate import aggregate_metrics, pass_majority_metrics
+from gym_serve.metrics.aggregator import Aggregator
+from gym_serve.metrics.curves import pass_at_k
+from gym_serve.metrics.headlines import select_key_metrics
+from gym_serve.metrics.profile import completion_summary, reward_profile
+from gym_serve.metrics.records import LATENCY_FIELD
+from gym_serve.metrics.spec import STATISTICS_ONLY, Breakdown, MetricSpec, Score
+from gym_serve.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
 
 __all__ = [
     "LATENCY_FIELD",

@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gym_serve.servers.metrics.bootstrap import Clusters, Figure
-from gym_serve.servers.metrics.curves import average_curve, majority_curve, pass_curve, spread_curve
-from gym_serve.servers.metrics.describe import stdev
-from gym_serve.servers.metrics.records import RolloutRecord
-from gym_serve.servers.metrics.spec import MetricSpec
+from gym_serve.metrics.bootstrap import Clusters, Figure
+from gym_serve.metrics.curves import average_curve, majority_curve, pass_curve, spread_curve
+from gym_serve.metrics.describe import stdev
+from gym_serve.metrics.records import RolloutRecord
+from gym_serve.metrics.spec import MetricSpec
 
 __all__ = ["ScoreMetrics", "ScoreShape"]
 

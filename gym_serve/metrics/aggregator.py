@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from gym_serve.servers.metrics.records import (
+from gym_serve.metrics.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
     Group,
@@ -21,9 +21,9 @@ from gym_serve.servers.metrics.records import (
     read_record,
     read_stamp,
 )
-from gym_serve.servers.metrics.report import Groups, group_metrics, overall_metrics
-from gym_serve.servers.metrics.spec import STATISTICS_ONLY, MetricSpec
-from gym_serve.servers.metrics.store import RecordStore
+from gym_serve.metrics.report import Groups, group_metrics, overall_metrics
+from gym_serve.metrics.spec import STATISTICS_ONLY, MetricSpec
+from gym_serve.metrics.store import RecordStore
 
 __all__ = ["Aggregator"]
 

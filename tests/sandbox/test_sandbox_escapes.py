@@ -22,7 +22,7 @@ from support.sandboxes import children, needs_bubblewrap, sandbox_of
 
 import gym_serve
 from gym_serve.environments.code_gen.prelude import PRELUDE
-from gym_serve.servers.sandbox import Execution, Limits, SandboxDied, SandboxedPython, find_sandbox, process
+from gym_serve.sandbox import Execution, Limits, SandboxDied, SandboxedPython, find_sandbox, process
 
 pytestmark = [needs_bubblewrap, pytest.mark.asyncio(loop_scope="module")]
 
@@ -89,7 +89,7 @@ print(len(os.listdir("/proc")) > 10, found)
 """
     script = """
 import subprocess, sys
-from gym_serve.servers.sandbox import Bubblewrap, Limits
+from gym_serve.sandbox import Bubblewrap, Limits
 command = Bubblewrap("bwrap").command(Limits())
 command[command.index("-c") :] = ["-c", sys.argv[1]]
 subprocess.run(command, check=True)

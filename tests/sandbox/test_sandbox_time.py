@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from support.sandboxes import AVAILABLE, sandbox_of
 
-from gym_serve.servers.sandbox import Limits, SandboxedPython
-from gym_serve.servers.sandbox.inside import watch
-from gym_serve.servers.sandbox.inside.watch import Excess, Watch
+from gym_serve.sandbox import Limits, SandboxedPython
+from gym_serve.sandbox.inside import watch
+from gym_serve.sandbox.inside.watch import Excess, Watch
 
 CORES = len(os.sched_getaffinity(0))
 WORK = """

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.servers.metrics.spec import MetricSpec, Score
+from gym_serve.metrics.spec import MetricSpec, Score
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = [

@@ -9,13 +9,13 @@
 What the calls cost is counted by `gym_serve.servers.usage`, as for every other model call.
 """
 
-from gym_serve.servers.judging.cache import CacheSettings, VerdictCache
-from gym_serve.servers.judging.calibration import Calibration, calibrate
-from gym_serve.servers.judging.calls import Answer, JudgeCalls
-from gym_serve.servers.judging.label_judge import Ballot, LabelJudge, both_orders, majority
-from gym_serve.servers.judging.prompts import check_fields, check_labels, defused, judge_messages
-from gym_serve.servers.judging.settings import JudgeSettings, open_cache
-from gym_serve.servers.judging.verdicts import final_text, first_label, json_objects, label_of, whole_text
+from gym_serve.judging.cache import CacheSettings, VerdictCache
+from gym_serve.judging.calibration import Calibration, calibrate
+from gym_serve.judging.calls import Answer, JudgeCalls
+from gym_serve.judging.label_judge import Ballot, LabelJudge, both_orders, majority
+from gym_serve.judging.prompts import check_fields, check_labels, defused, judge_messages
+from gym_serve.judging.settings import JudgeSettings, open_cache
+from gym_serve.judging.verdicts import final_text, first_label, json_objects, label_of, whole_text
 
 __all__ = [
     "Answer",
