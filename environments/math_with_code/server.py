@@ -40,6 +40,8 @@ class MathCodeVerdict(Verdict):
     r"""What the last ``\boxed{}`` holds; None if there is none."""
     accuracy: bool
     """Whether that is equal to the row's ``expected_result``."""
+    reason: str | None = None
+    """Why it could not be compared, and so is wrong; None if it was."""
 
 
 class MathWithCode(ResourcesServer):
@@ -78,8 +80,8 @@ class MathWithCode(ResourcesServer):
         """Trusted code that each interpreter runs first (``import numpy as np``); read at the start only."""
         max_output_chars: PositiveInt = 20_000
         """Characters of each of the tool's texts, the rest is cut off; read at the start only."""
-        library_verifier_timeout_seconds: PositiveFloat = 10.0
-        """Seconds that math-verify may work on one answer (waiting for a worker not included)."""
+        library_verifier_timeout_seconds: PositiveFloat = 20.0
+        """Seconds of CPU time that math-verify may work on one answer; one that takes longer is wrong."""
         num_workers: PositiveInt = 1
         """Processes that run math-verify; read at the start only."""
 
@@ -151,22 +153,28 @@ class MathWithCode(ResourcesServer):
         """Compare the response's answer with the expected one.
 
         Raises:
-            VerifierFailed: math-verify ran out of time or died.
+            InvalidRequest: the expected answer cannot be compared, not even with itself.
+            VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         answer = boxed_answer(request.response)
         if answer is None:
             return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False)
-        equal = await self._equal(_sound(request.expected_result), _sound(answer))
-        return MathCodeVerdict(reward=float(equal), extracted_answer=_sound(answer), accuracy=equal)
+        answer = _sound(answer)
+        equal, reason = await self._compared(_sound(request.expected_result), answer)
+        return MathCodeVerdict(reward=float(equal), extracted_answer=answer, accuracy=equal, reason=reason)
 
-    async def _equal(self, expected: str, answer: str) -> bool:
+    async def _compared(self, expected: str, answer: str) -> tuple[bool, str | None]:
+        """Whether two answers are equal; if that cannot be told, they are not, with a reason."""
         if same_text(expected, answer):
-            return True
-        if not expected.strip() or len(answer) > _MAX_ANSWER:
-            return False
+            return True, None
+        if not expected.strip():
+            return False, None
+        if len(answer) > _MAX_ANSWER:
+            return False, f"it is longer than {_MAX_ANSWER} characters"
         boxed = plain_numerals(f"\\boxed{{{answer}}}")
         timeout = self.config.library_verifier_timeout_seconds
-        return (await self._verifier.verify(boxed_gold(expected), boxed, timeout=timeout)).equal
+        comparison = await self._verifier.verify(boxed_gold(expected), boxed, timeout=timeout)
+        return comparison.equal, comparison.reason
 
 
 def _sound(text: str) -> str:
