@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,3 +118,14 @@ def test_imports_point_one_way() -> None:
         if not fine:
             wrong.append(f"{module} imports {imported}")
     assert wrong == []
+
+
+def test_the_page_of_the_architecture_names_the_layers_and_files_that_there_are() -> None:
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("| layer | holds |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(reversed(LAYERS))
+    named = set(re.findall(r"`([\w/]+(?:/|\.py))`", page)) - {"journey.py"}
+    assert len(named) > 20
+    missing = {name for name in named if not any((root / top / name).exists() for top in ("", "gym_serve"))}
+    assert missing == set()
