@@ -14,7 +14,7 @@ from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, current
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import BadRequest, NotFound
+from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
     ReasoningForm,
     apply_sampling,
@@ -132,7 +132,7 @@ class ChatModel(ModelServer):
         chat = self._backend_body(responses_to_chat(body, reasoning=self.config.reasoning_input))
         try:
             tokens = await self._tokens(chat, current().within(self.config.timeout))
-        except BadRequest as error:
+        except (BadRequest, EndpointMisconfigured) as error:
             raise NotFound(f"{self.name} cannot count tokens: {error.message}") from None
         if not isinstance(tokens, list):
             raise NotFound(f"{self.name} cannot count tokens: its endpoint has no /tokenize as vLLM does")
@@ -165,7 +165,7 @@ class ChatModel(ModelServer):
         if completion.get("prompt_token_ids") is None:
             completion = {**completion, "prompt_token_ids": await self._tokens(prompt, call)}
         if completion_tokens(completion) is None:
-            raise BadRequest(
+            raise EndpointMisconfigured(
                 "return_token_ids is on, but the endpoint sends no token ids with its answers: it takes "
                 "vLLM's return_token_ids or return_tokens_as_token_ids, and logprobs"
             )
@@ -185,7 +185,9 @@ class ChatModel(ModelServer):
         async def render(messages: list[JSON]) -> list[int]:
             tokens = await self._tokens({**body, "messages": messages}, call)
             if not isinstance(tokens, list):
-                raise BadRequest("continue_tokens is on, but the endpoint has no /tokenize as vLLM does")
+                raise EndpointMisconfigured(
+                    "continue_tokens is on, but the endpoint has no /tokenize as vLLM does"
+                )
             return tokens
 
         prompt = await continued_prompt(body["messages"], render)

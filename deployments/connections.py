@@ -23,11 +23,11 @@ import orjson
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.event_stream import is_event_stream, read_events
 from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import failure
+from gym_serve.deployments.retries import failure, redirected
 from gym_serve.servers.context import CallContext
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import BadRequest, DeadlineExceeded, Unavailable
+from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 
 __all__ = ["Answer", "Connections", "PassedOn", "Request"]
@@ -93,15 +93,18 @@ class Answer(NamedTuple):
         """What it says; None where the prompt does not fit.
 
         Raises:
-            Unavailable: it is no JSON.
+            Unavailable: it is no JSON, or null.
         """
         if self.body is None:
             return self.last
         try:
-            return orjson.loads(self.body)
+            said = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
             shown = self.body[:200]
             raise Unavailable(f"{self.url} answered what is no JSON ({error}): {shown!r}") from None
+        if said is None:  # which is not what a prompt that does not fit is
+            raise Unavailable(f"{self.url} answered null")
+        return said
 
 
 class Connections:
@@ -155,7 +158,8 @@ class Connections:
         """The answer of an endpoint.
 
         Raises:
-            BadRequest: it refuses the request or the key; has the backend's message.
+            BadRequest: it refuses the request; has the backend's message.
+            OperatorError: it refuses the key, has no such model or path, or redirects.
             Overloaded, Unavailable: it has no room, is gone or broken, or a stream broke off.
             DeadlineExceeded: there was no answer in time.
         """
@@ -205,7 +209,7 @@ class Connections:
         if status < 300:
             return Answer(url, text)
         if status < 400:
-            raise BadRequest(f"{url} redirects to {headers.get('Location')}: set base_url to where it leads")
+            raise redirected(url, headers, "base_url")
         shown = text.decode("utf-8", "replace")
         if is_context_overflow(status, shown):
             return Answer(url, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field, SecretStr
@@ -19,6 +20,8 @@ from gym_serve.types.protocols import (
     FINAL_EVENTS,
     TOKEN_KEYS,
     apply_sampling,
+    check_completion,
+    check_response,
     context_overflow_response,
     input_form,
     response_events,
@@ -93,29 +96,28 @@ class OpenAIModel(ModelServer):
             response = response.get("response") or {}
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
-        if not isinstance(response, dict) or not _are_objects(response.get("output")):
-            raise Unavailable(f"the answer is no Response: {str(response)[:200]}")
-        error = response.get("error")
-        if isinstance(error, dict):
+        if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
             raise _error_of(error)
-        return response
+        return check_response(response)
 
     async def chat_completions(self, body: JSON) -> JSON:
-        return await self._chat(body, None)
+        return self._completion(await self._post("/chat/completions", body, None))
 
     async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
         asked = {**body, "stream_options": {"include_usage": True}}
-        return await streamed_chat(
-            lambda passed_on: joined(lambda on_event: self._chat(asked, on_event), passed_on), on_chunk
-        )
 
-    async def _chat(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
-        completion = await self._post("/chat/completions", body, on_chunk)
+        async def complete(passed_on: OnEvent) -> JSON:
+            ask = partial(self._post, "/chat/completions", asked)
+            return self._completion(await joined(ask, passed_on))
+
+        return await streamed_chat(complete, on_chunk)
+
+    def _completion(self, completion: Any) -> JSON:
         if completion is None:
             return response_to_chat(context_overflow_response({"model": self.config.model}))
-        if not isinstance(completion, dict) or not isinstance(completion.get("choices"), list):
-            raise Unavailable(f"the answer is no chat completion: {str(completion)[:200]}")
-        return completion
+        check_completion(completion)
+        whole: JSON = completion
+        return whole
 
     async def _post(self, path: str, body: JSON, on_event: OnEvent | None) -> Any:
         """The decoded answer, or the last event of a stream; None where the prompt does not fit."""
@@ -134,18 +136,16 @@ class OpenAIModel(ModelServer):
         return await self._upstream.post(path, request, call, on_event=on_event)
 
 
-def _are_objects(output: Any) -> bool:
-    return isinstance(output, list) and all(isinstance(item, dict) for item in output)
-
-
 def _check_event(event: Any) -> None:
     """Raises what a stream tells of a failure."""
     if not isinstance(event, dict):
         raise Unavailable(f"the stream has an event that is none: {str(event)[:200]}")
-    if event.get("type") == "error":
+    if not isinstance(event.get("type"), str):
+        raise Unavailable(f"the stream has an event without a type: {str(event)[:200]}")
+    if event["type"] == "error":
         raise _error_of(event)
     response = event.get("response")
-    if event.get("type") == "response.failed" and isinstance(response, dict):
+    if event["type"] == "response.failed" and isinstance(response, dict):
         error = response.get("error")
         raise _error_of(error if isinstance(error, dict) else {"message": error})
 
@@ -165,7 +165,9 @@ def _openai_input(items: Any) -> Any:
 
 def _error_of(error: Mapping[str, Any]) -> Overloaded | Unavailable | BadRequest:
     """The error of a response that failed although the call succeeded."""
-    code, message = str(error.get("code")), f"the model failed: {error.get('message')}"
+    code, message = error.get("code"), f"the model failed: {str(error.get('message'))[:2000]}"
     if code == "rate_limit_exceeded":
         return Overloaded(message)
-    return Unavailable(message) if code in ("server_error", "vector_store_timeout") else BadRequest(message)
+    # Without a code it is no error that the API knows.
+    at_fault = isinstance(code, str) and code not in ("server_error", "vector_store_timeout")
+    return BadRequest(message) if at_fault else Unavailable(message)

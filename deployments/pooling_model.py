@@ -10,6 +10,7 @@ It scores conversations and writes none. The bodies are vLLM's (0.11 to 0.33, ``
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer, Operation
 from gym_serve.servers.context import current
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, Unavailable
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = ["PoolingModel"]
@@ -77,9 +79,7 @@ class PoolingModel(ModelServer):
         answer = await self._upstream.post(f"/{route}", request, call, below_v1=False)
         if answer is None:
             raise BadRequest("the conversation does not fit the model's context; see truncate_prompt_tokens")
-        if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
-            raise Unavailable(f"the answer of /{route} has no data: {str(answer)[:200]}")
-        return answer
+        return _checked_scores(route, answer, _inputs_of(request))
 
     def operations(self) -> dict[str, Operation]:
         given, answer = {"type": "object"}, {"type": "object"}
@@ -94,6 +94,41 @@ class PoolingModel(ModelServer):
 
     async def _op_classify(self, body: Any) -> JSON:
         return await self.score("classify", _checked(body))
+
+
+def _inputs_of(request: JSON) -> int:
+    """How many scores a request asks for; a list of token ids is one input."""
+    given = None if "messages" in request else request.get("input")
+    texts = isinstance(given, list) and given and not all(type(token) is int for token in given)
+    return len(given) if texts and isinstance(given, list) else 1
+
+
+def _checked_scores(route: str, answer: Any, inputs: int) -> JSON:
+    """An answer that has a score for every input.
+
+    Raises:
+        Unavailable: it has not.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, list) or len(data) != inputs:
+        raise Unavailable(f"the answer of /{route} has no data for {inputs} inputs: {shown(answer)}")
+    key = "probs" if route == "classify" else "data"
+    for index, entry in enumerate(data):
+        scores = entry.get(key) if isinstance(entry, dict) else None
+        # `encoding_format: base64` is a text.
+        if not (isinstance(scores, str) and scores and key == "data") and not _are_numbers(scores):
+            raise Unavailable(f"the answer of /{route} has no scores in data[{index}].{key}: {shown(scores)}")
+    whole: JSON = answer
+    return whole
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether it is a list of finite numbers that is not empty, or a list of such lists."""
+    if not isinstance(value, list) or not value:
+        return False
+    if isinstance(value[0], list):
+        return all(map(_are_numbers, value))
+    return set(map(type, value)) <= {int, float} and all(map(isfinite, value))
 
 
 def _checked(body: Any) -> JSON:

@@ -25,7 +25,7 @@ from gym_serve.deployments.retries import pause_after
 from gym_serve.servers.context import CallContext
 from gym_serve.servers.edge import trimmed
 from gym_serve.servers.streaming import OnEvent
-from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
+from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
 
 __all__ = ["Upstream"]
 
@@ -87,7 +87,8 @@ class Upstream:
                 a backend that does not stream answers as without it.
 
         Raises:
-            BadRequest: the backend refuses the request or the key; has the backend's message.
+            BadRequest: the backend refuses the request; has the backend's message.
+            OperatorError: it refuses the key, has no such model or path, or redirects.
             Overloaded, Unavailable: it did so at the last attempt; or its answer is no JSON, or a stream
                 broke off.
             DeadlineExceeded: there was no answer in time.
@@ -144,7 +145,7 @@ class Upstream:
             await self._wait(endpoint, limit, request)
             try:
                 answer = await self._connections.send(endpoint, request)
-            except (BadRequest, Overloaded, Unavailable):
+            except (BadRequest, OperatorError, Overloaded, Unavailable):
                 limit.settle(request.tokens, 0.0)  # who refuses a call, or is gone, generates nothing
                 raise
         finally:

@@ -9,8 +9,16 @@ import orjson
 from pydantic import SecretStr
 
 from gym_serve.deployments.harness_agent.task import Task, masked
+from gym_serve.deployments.retries import redirected
 from gym_serve.servers.edge import encode
-from gym_serve.types.errors import Unavailable, error_from_body
+from gym_serve.types.errors import (
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    error_from_body,
+)
 from gym_serve.types.requests import JSON
 
 __all__ = ["HttpHarness"]
@@ -58,7 +66,9 @@ class HttpHarness:
         headers = {name: value.get_secret_value() for name, value in self._headers.items()}
         headers["content-type"] = "application/json"
         try:
-            async with self._session.post(self._url, data=encode(body), headers=headers) as answer:
+            async with self._session.post(
+                self._url, data=encode(body), headers=headers, allow_redirects=False
+            ) as answer:
                 text = await _limited(answer)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the harness {self._url} broke off: {type(error).__name__}: {error}") from None
@@ -69,8 +79,15 @@ class HttpHarness:
             said = orjson.loads(shown) if text else {}
         except orjson.JSONDecodeError:
             said = shown
+        if 300 <= answer.status < 400:
+            raise redirected(self._url, answer.headers, "url")
         if answer.status >= 400:
-            raise error_from_body(answer.status, said)
+            failure = error_from_body(answer.status, said)
+            if type(failure) is NotFound:
+                raise EndpointMisconfigured(f"{self._url}: {failure.message} (see url)")
+            if type(failure) is Unauthorized:
+                raise EndpointAccessDenied(f"{self._url}: {failure.message} (see headers)")
+            raise failure
         if not isinstance(said, dict):
             raise Unavailable(f"the harness answered no JSON object: {str(said)[:200]!r}")
         return said

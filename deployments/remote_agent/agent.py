@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 from typing_extensions import Self
 
-from gym_serve.deployments.remote_agent.checking import asked, check_response, rollout_of
+from gym_serve.deployments.remote_agent.checking import asked, rollout_of
 from gym_serve.deployments.remote_agent.http import RemoteHttp
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers import Episode, Model, Resources
 from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.protocols import check_response
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_params, check_row, failed_rollout
 
@@ -44,7 +45,7 @@ class _Remote:
         self._cookies: dict[str, str] = {}
 
     async def responses(self, params: JSON) -> JSON:
-        return check_response(await self._http.post("v1/responses", params, self._cookies))
+        return check_response(await self._http.post("v1/responses", params, self._cookies), "the agent")
 
 
 class RemoteAgent(SimpleAgent):
@@ -104,7 +105,8 @@ class RemoteAgent(SimpleAgent):
         if self.config.protocol == "responses":
             return await super().responses(params)
         check_params(params)
-        return check_response(await self._within_deadline({}, self._http.post("v1/responses", params)))
+        answer = await self._within_deadline({}, self._http.post("v1/responses", params))
+        return check_response(answer, "the agent")
 
     def pending(self, turn: list[JSON]) -> list[JSON]:
         """The calls that the agent has not answered itself; of those with one id, the last one."""

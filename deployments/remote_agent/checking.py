@@ -15,21 +15,34 @@ import orjson
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
     GymError,
+    OperatorError,
     Overloaded,
     SessionLost,
     Unavailable,
     VerifierFailed,
 )
-from gym_serve.types.protocols import TOKEN_KEYS
+from gym_serve.types.protocols import check_response
 from gym_serve.types.requests import JSON
 
-__all__ = ["asked", "check_response", "rollout_of"]
+__all__ = ["asked", "rollout_of"]
 
+_WHO = "the agent"
 _RESULTS = frozenset({"response", "reward", "mask_sample", "failure", "error"})
 _STAGES = ("seed", "model", "tool", "verify", "close")
 _KINDS: dict[str, type[GymError]] = {
-    cls.code: cls for cls in (BadRequest, DeadlineExceeded, Overloaded, SessionLost, VerifierFailed)
+    cls.code: cls
+    for cls in (
+        BadRequest,
+        DeadlineExceeded,
+        EndpointAccessDenied,
+        EndpointMisconfigured,
+        Overloaded,
+        SessionLost,
+        VerifierFailed,
+    )
 }
 
 
@@ -49,7 +62,7 @@ def rollout_of(row: JSON, answer: Any) -> JSON:
         raise Unavailable(f"the agent answered no JSON object: {str(answer)[:200]!r}")
     if answer.get("_ng_failure_class") is not None:
         raise _reported(answer)
-    check_response(answer.get("response"))
+    check_response(answer.get("response"), _WHO)
     _check_number("reward", answer.get("reward"))
     components = answer.get("reward_components")
     if components is not None:
@@ -63,35 +76,6 @@ def rollout_of(row: JSON, answer: Any) -> JSON:
         raise Unavailable("the agent answered what nests too deeply") from None
     own = {key: answer[key] for key in answer if key not in row and not key.startswith("_ng_")}
     return {**row, **own}
-
-
-def check_response(response: Any) -> JSON:
-    """``response`` if it is a Response object with sound items.
-
-    Raises:
-        Unavailable: it is not.
-    """
-    output = response.get("output") if isinstance(response, dict) else None
-    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-        raise Unavailable(f"the agent answered no Response object: {str(response)[:200]!r}")
-    for index, item in enumerate(output):
-        if not isinstance(item.get("type", "message"), str):
-            raise Unavailable(f"the agent answered output[{index}] with a type that is no text")
-        if any(key in item for key in TOKEN_KEYS) and not _is_bundle(*(item.get(key) for key in TOKEN_KEYS)):
-            raise Unavailable(f"the agent answered output[{index}] with token ids that do not fit together")
-    whole: JSON = response
-    return whole
-
-
-def _is_bundle(prompt: Any, generation: Any, log_probs: Any) -> bool:
-    if not (isinstance(prompt, list) and isinstance(generation, list) and isinstance(log_probs, list)):
-        return False
-    return (
-        len(generation) == len(log_probs)
-        and all(type(token) is int and token >= 0 for token in prompt)
-        and all(type(token) is int and token >= 0 for token in generation)
-        and all(_is_number(value) for value in log_probs)
-    )
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -109,10 +93,11 @@ def _reported(answer: JSON) -> GymError:
     failure = failure if isinstance(failure, dict) else {}
     stage, wait = failure.get("stage"), failure.get("retry_after")
     detail = str(failure.get("detail") or answer.get("error") or "it gives no reason")[:2000]
-    if answer.get("_ng_failure_terminal") is True:
-        cls: type[GymError] = BadRequest
-    else:
-        cls = DeadlineExceeded if kind.endswith("_timeout") else _KINDS.get(kind, Unavailable)
+    cls = _KINDS.get(kind)
+    if answer.get("_ng_failure_terminal") is True and not (cls and issubclass(cls, OperatorError)):
+        cls = BadRequest
+    elif cls is None:
+        cls = DeadlineExceeded if kind.endswith("_timeout") else Unavailable
     return cls(
         f"the agent failed ({kind}): {detail}",
         stage=stage if stage in _STAGES else None,

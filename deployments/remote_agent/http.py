@@ -17,11 +17,20 @@ import orjson
 from pydantic import SecretStr
 
 from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import retry_after
+from gym_serve.deployments.retries import redirected, retry_after
 from gym_serve.servers.context import current
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.edge import encode
-from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, Unavailable, error_from_body
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    GymError,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    error_from_body,
+)
 
 __all__ = ["RemoteHttp"]
 
@@ -116,8 +125,7 @@ class RemoteHttp:
 
     def _failure(self, answer: aiohttp.ClientResponse, text: bytes) -> GymError:
         if answer.status < 400:
-            where = answer.headers.get("Location", "")[:200]
-            return BadRequest(f"{self.url} redirects to {where!r}: set url to the agent's final address")
+            return redirected(self.url, answer.headers, "url")
         shown = text.decode("utf-8", "replace")
         for value in self._headers.values():  # should the agent repeat them
             if secret := value.get_secret_value():
@@ -127,6 +135,10 @@ class RemoteHttp:
         except orjson.JSONDecodeError:
             said = shown
         error = error_from_body(answer.status, said)
+        if type(error) is NotFound:
+            error = EndpointMisconfigured(f"{error.message} (see url)")
+        elif type(error) is Unauthorized:
+            error = EndpointAccessDenied(f"{error.message} (it refuses what this server's headers say)")
         error.message = f"{self.url}: {error.message[:2000]}"
         wait = error.retry_after if error.retry_after is not None else retry_after(answer.headers)
         error.retry_after = None if wait is None else min(max(wait, 0.0), _LONGEST_WAIT)

@@ -1,8 +1,9 @@
 """Carrying a collection through: progress while it runs, Ctrl-C, the report at the end, the exit status.
 
 `collect` and `reverify` share it. Exit status: 0 all rollouts are scored; 3 the run is complete, but some
-rollouts have failed for good, or groups of them could not be compared; 4 its budget is spent; 130 (SIGINT) or
-143 (SIGTERM) it was stopped. It can be resumed after 4, 130 and 143, and to compare those groups again.
+rollouts have failed for good, or groups of them could not be compared; 4 its budget is spent; 5 only its
+operator can help (`OperatorError`); 130 (SIGINT) or 143 (SIGTERM) it was stopped. It can be resumed after 4,
+5, 130 and 143, and to compare those groups again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["Collecting", "carry_out", "conclude", "print_outcome"]
 
 _FAILURES = 3
 _BUDGET = 4
+_FAULT = 5
 
 Collecting = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
 """Collects, given whom to tell of progress, and the event that stops it."""
@@ -48,6 +50,14 @@ def carry_out(collecting: Collecting, output: Path) -> tuple[Report | None, int 
         GymError: what the collection raises.
     """
     live = Live(Console(stderr=True))
+    told = False
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        live(progress)
+        if progress.stopping and not told:
+            told = True
+            live.say(f"stopping, waiting for running rollouts: {progress.stopping}")
 
     def draining() -> None:
         live.say("stopping: what runs may end; Ctrl-C again cancels it")
@@ -55,7 +65,7 @@ def carry_out(collecting: Collecting, output: Path) -> tuple[Report | None, int 
     async def work() -> tuple[Report | None, int | None]:
         with Interrupts(draining) as interrupts, live:
             try:
-                report: Report | None = await collecting(live, interrupts.stop)
+                report: Report | None = await collecting(tell, interrupts.stop)
             except asyncio.CancelledError:
                 if interrupts.exit_code is None:
                     raise
@@ -75,6 +85,12 @@ def conclude(report: Report | None, signalled: int | None, *, as_json: bool) -> 
     if report is not None and report.exhausted and signalled is None:
         typer.echo(f"stopped: {report.exhausted}; to go on: --resume and a higher limit", err=True)
         raise typer.Exit(_BUDGET)
+    if report is not None and report.fault is not None:
+        where = f" ({report.fault.server})" if report.fault.server else ""
+        typer.echo(f"stopped: {report.fault.message}{where}", err=True)
+        left = f"{remaining:,} rollouts stay open; " if (remaining := report.progress.remaining) else ""
+        typer.echo(f"{left}fix it, then run the same command with --resume", err=True)
+        raise typer.Exit(signalled or _FAULT)
     if report is None or not report.complete:
         typer.echo("to go on: the same command with --resume", err=True)
         raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))

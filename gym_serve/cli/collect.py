@@ -46,6 +46,21 @@ OutputOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds, if any.")]
+RetryOption = Annotated[
+    bool,
+    typer.Option(
+        "--retry-failed",
+        help="Go on as --resume does, and redo the rollouts of OUT that have failed for good.",
+    ),
+]
+MaxFailuresOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Stop after so many rollouts in a row that only you can mend: an endpoint has no such model or "
+        "path, or redirects. A refused key stops at once. Their rows stay open.",
+    ),
+]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="How many run at the same time at most.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Take only this many rows.")]
 SkipOption = Annotated[
@@ -103,21 +118,25 @@ def collect(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Stop when the models' calls have used this many tokens.")
     ] = None,
+    max_failures: MaxFailuresOption = 5,
     resume: ResumeOption = False,
+    retry_failed: RetryOption = False,
     skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Collect rollouts of rows into files; --resume goes on after a stop or a crash.
 
-    Nothing that was acknowledged is lost, and no rollout is made twice. Ctrl-C (or
+    Nothing that was acknowledged is lost, and no rollout is made twice. --retry-failed
+    redoes the failed ones. Ctrl-C (or
     SIGTERM) starts nothing more and lets what runs end; a second one cancels it.
 
     Exit status:
     0    every rollout is scored
-    1    the graph, the rows or OUT cannot be used: nothing was started
+    1    the graph, the rows or OUT cannot be used (nothing was started), or OUT was deleted under the run
     2    wrong usage
     3    complete, but some rollouts have failed for good, or groups could not be compared
     4    stopped by --max-cost or --max-tokens; to be resumed with a higher one
+    5    stopped: an endpoint refuses the key, or has no such model or path; to be resumed once that is fixed
     130  stopped by Ctrl-C (143: by SIGTERM); to be resumed
 
     Example: gym-serve collect graphs/math.yaml rows.jsonl -o out.jsonl --repeats 8
@@ -136,6 +155,7 @@ def collect(
         "prompt": prompt,
         "concurrency": concurrency,
         "timeout": timeout,
+        "max_failures": max_failures,
         "skip_invalid": skip_invalid,
     }
     # Only now, so that --help and a wrong option need no Ray.
@@ -144,13 +164,14 @@ def collect(
 
     budget = Budget(max_cost, max_tokens)
     try:
-        _check(target, rows, output, options, budget, resume=resume)
+        _check(target, rows, output, options, budget, resume=resume or retry_failed)
         with target.open() as gym:
             outcome = carry_out(
                 lambda progress, stopping: gym.collect(
                     rows,
                     output,
                     resume=resume,
+                    retry_failed=retry_failed,
                     progress=progress,
                     stop=stopping,
                     budget=budget,

@@ -97,12 +97,12 @@ def profile(
 def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
     from gym_serve.rollouts.analysis import rows_of_tasks
     from gym_serve.rollouts.outputs import replacing
-    from gym_serve.servers.edge import encode
+    from gym_serve.rollouts.records import readable_line
 
     written = 0
     with replacing(output) as file:
         for row in rows_of_tasks(run, found.trainable_tasks()):
-            file.write(encode(row) + b"\n")
+            file.write(readable_line(row))
             written += 1
     return written
 

@@ -20,22 +20,26 @@ from gym_serve.graph.options import ServerOptions
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import EngineOptions, Expansion, PromptTemplate, Rows, checked_groups
+from gym_serve.rollouts.faults import MAX_FAILURES
 from gym_serve.rollouts.groups import Compare
 from gym_serve.servers.clients import Agent, Resources
 from gym_serve.servers.edge import Call, Edge, encode
 from gym_serve.servers.host import DESCRIBE
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.usage import USAGE_FIELD, Meter
-from gym_serve.types.errors import InvalidRequest, NotFound, Rejected
+from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected
 from gym_serve.types.requests import JSON
 
 __all__ = ["Driver", "RolloutOptions"]
 
-# How large a server is and where it runs changes no rollout; nor does an endpoint's address, or its price.
+# How large a server is and where it runs changes no rollout; nor does an endpoint's address, key or price.
 _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
     "ray_resources",
     "base_url",
     "url",
+    "query",
+    "api_key",
+    "api_key_header",
     "headers",
     "prices",
     "capture_ttl",
@@ -69,6 +73,9 @@ class RolloutOptions(TypedDict, total=False):
     """How often a rollout is tried if its failure is worth it (`collect`, `groups`: 3, else 1)."""
     timeout: float | None
     """Seconds for one attempt, beside the agent's own deadlines."""
+    max_failures: int
+    """So many rollouts in a row that meet an `OperatorError` (an endpoint without such a model, say), with no
+    scored one in between, end the run (5). A refused key ends it at once."""
 
 
 class Driver:
@@ -124,6 +131,7 @@ class Driver:
             concurrency=options.get("concurrency", 128),
             attempts=options.get("attempts", attempts),
             timeout=options.get("timeout"),
+            max_failures=options.get("max_failures", MAX_FAILURES),
         )
 
     async def groups(self, rows: Rows, options: RolloutOptions) -> Iterator[list[JSON]]:
@@ -143,12 +151,20 @@ class Driver:
             cls.check_row(row)
 
     async def run(self, row: JSON) -> JSON:
-        """One episode of a stamped row; cancelling it cancels the episode."""
+        """One episode of a stamped row; cancelling it cancels the episode.
+
+        Raises:
+            GymError: what was answered instead of a rollout.
+        """
         agent = Agent(self._edge(self._agent_of(row)))
         # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
         key = str(row["_ng_rollout_id"])
         call = Call("run", encode(row), request_id=secrets.token_hex(16), affinity=key)
-        rollout: JSON = agent.decode(await loop.run(agent.edge.call(call)))
+        reply = await loop.run(agent.edge.call(call))
+        try:
+            rollout: JSON = agent.decode(reply)
+        except NotFound as error:  # `check` knew the agent: another graph runs there by now
+            raise EndpointMisconfigured(error.message, server=error.server) from None
         return rollout
 
     async def compare(self, row: JSON, body: JSON, meter: Meter) -> JSON | None:

@@ -161,6 +161,8 @@ class Gym:
 
         Raises:
             InvalidRequest: rows that cannot be used; of a file, all of them.
+            OperatorError: a setting is wrong: an endpoint refuses the key, or ``max_failures`` rollouts in a
+                row met one without such a model or path. What still runs is cancelled.
         """
         async with aclosing(self._pairs(rows, order, options)) as pairs:
             async for _, rollout in pairs:
@@ -211,6 +213,9 @@ class Gym:
             spending: counts what rollouts and comparisons use; of `spending`. Once its budget is spent
                 nothing more is started, and the iteration ends with the groups that run by then.
             **options: see `RolloutOptions`; without ``repeats``.
+
+        Raises:
+            InvalidRequest, OperatorError: see `rollouts`.
         """
         if "repeats" in options:
             raise InvalidRequest("repeats: a group's size and oversample say how many rollouts a row gets")
@@ -242,6 +247,7 @@ class Gym:
         output: str | Path,
         *,
         resume: bool = False,
+        retry_failed: bool = False,
         progress: Callable[[Progress], None] = lambda progress: None,
         stop: asyncio.Event | None = None,
         budget: Budget | None = None,
@@ -256,10 +262,15 @@ class Gym:
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
                 beside it (docs/formats.md, Rollouts).
             resume: go on with the run that ``output`` holds, if it holds one.
+            retry_failed: resume, and make the rollouts again that have failed for good.
             progress: told of the counts whenever results come in.
             stop: once set, nothing more is started, and what runs may end.
             budget: what the run may use; once it is spent, as if ``stop`` was set.
             **options: see `RolloutOptions`.
+
+        Returns:
+            what came of it. An `OperatorError` is no exception here: what met it stays open, and is the
+            report's ``fault``; once it is mended, ``resume`` goes on.
 
         Raises:
             InvalidRequest, Conflict, Unavailable, BadRequest: see `gym_serve.rollouts.collect`.
@@ -277,9 +288,15 @@ class Gym:
             prices=prices_of(self.graph),
             budget=budget or Budget(),
         )
-        skip_invalid = options.get("skip_invalid", False)
         return await collect(
-            rows, output, collection, resume=resume, skip_invalid=skip_invalid, progress=progress, stop=stop
+            rows,
+            output,
+            collection,
+            resume=resume,
+            retry_failed=retry_failed,
+            skip_invalid=options.get("skip_invalid", False),
+            progress=progress,
+            stop=stop,
         )
 
     async def _pairs(

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from gym_serve.judging.cache import VerdictCache
 from gym_serve.servers.clients import Model
-from gym_serve.types.errors import GymError, VerifierFailed
+from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, OperatorError, VerifierFailed
 from gym_serve.types.requests import JSON
 
 __all__ = ["Answer", "JudgeCalls", "Protocol"]
@@ -71,6 +71,7 @@ class JudgeCalls:
 
         Raises:
             VerifierFailed: the call failed, or its reply is none.
+            OperatorError: the judge's endpoint refuses its key, or is none.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
@@ -110,9 +111,12 @@ async def _called(model: Model, protocol: Protocol, request: JSON) -> JSON:
             return await model.chat_completions(request)
         answer: JSON = await model.fetch(protocol, request)
         return answer
+    except OperatorError:
+        raise
+    except NotFound as error:
+        raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
-        # Also one that no retry of the call would mend (a wrong key, say): the policy's response is
-        # sound, and may be scored again once the judge is.
+        # Also one that no retry of the call would mend: the response is sound, and may be scored again.
         raise VerifierFailed(
             f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
         ) from error

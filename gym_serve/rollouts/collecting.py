@@ -31,8 +31,9 @@ from gym_serve.rollouts.spending import Budget, Spending, Spent
 from gym_serve.rollouts.steps import in_steps
 from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import Conflict
+from gym_serve.types.errors import Conflict, OperatorError
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import operator_error
 
 __all__ = ["Collection", "Report", "check_run", "collect"]
 
@@ -91,6 +92,9 @@ class Report:
     """The groups that could not be compared, and why; resuming tries them again."""
     exhausted: str | None = None
     """Which limit of its budget stopped it; None if none did."""
+    fault: OperatorError | None = None
+    """What left rollouts open that only the operator can mend (a refused key, a wrong address), whether it
+    ended the run or not; None if nothing did. Resuming goes on with them."""
 
 
 async def collect(
@@ -99,6 +103,7 @@ async def collect(
     collection: Collection,
     *,
     resume: bool = False,
+    retry_failed: bool = False,
     skip_invalid: bool = False,
     progress: Callable[[Progress], None] = lambda progress: None,
     stop: asyncio.Event | None = None,
@@ -113,6 +118,8 @@ async def collect(
         output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others lie beside it.
         collection: what is collected.
         resume: go on with the run that ``output`` holds, if it holds one.
+        retry_failed: resume, and make the rollouts again that have failed for good: each has all of its
+            attempts once more. What has failed before stays in the file of failures.
         skip_invalid: leave out rows that cannot be used; else nothing starts if there is one.
         progress: told of the counts after every batch of results, and of comparisons.
         stop: once set, nothing more is started; what runs may end.
@@ -120,7 +127,8 @@ async def collect(
     Raises:
         InvalidRequest: rows that cannot be used, all of them; or no rows at all.
         InvalidRequest: a budget that cannot be kept.
-        Conflict: ``output`` holds another run, or is being written by another process.
+        Conflict: ``output`` holds another run, is being written by another process, or was deleted,
+            replaced or changed while this run wrote it.
         Unavailable: no space is left; what was acknowledged is in the files.
         BadRequest: a file cannot be written.
     """
@@ -129,11 +137,15 @@ async def collect(
     outputs = Outputs.of(output)
     inputs = Inputs(rows, collection.expansion, collection.check)
     metrics: list[JSON] = []
-    with Journal(outputs, resume=resume) as journal:
+    with Journal(outputs, resume=resume or retry_failed) as journal:
         header = await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
         tally = Tally(header.rollouts)
-        await in_steps(_recalled(journal, tally, spending, collection.engine.attempts))
-        await _run(journal, collection, tally, spending, progress=progress, stop=stop)
+        await in_steps(_recalled(journal, tally, spending))
+        if retry_failed:
+            await asyncio.to_thread(journal.forgive)
+        tally.finish(journal.finished(collection.engine.attempts))
+        tally.begin()
+        fault = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
         done = tally.progress()
         complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.engine, spending, stop)
@@ -151,6 +163,7 @@ async def collect(
         spending.spent(),
         stage.problems.kept,
         None if complete else spending.exhausted,
+        None if complete else fault or stage.fault,
     )
 
 
@@ -214,16 +227,12 @@ async def _prepared(
     return journal.header
 
 
-def _recalled(
-    journal: Journal, tally: Tally, spending: Spending, attempts: int
-) -> Generator[None, None, None]:
+def _recalled(journal: Journal, tally: Tally, spending: Spending) -> Generator[None, None, None]:
     """Count what the journal holds already, in steps of one record."""
     for record in journal.recover():
         tally.add(record)
         spending.add(record)
         yield
-    tally.finish(journal.finished(attempts))
-    tally.begin()
 
 
 async def _run(
@@ -234,7 +243,8 @@ async def _run(
     *,
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
-) -> None:
+) -> OperatorError | None:
+    """Run what is left; what left rollouts open that only the operator can mend."""
     attempts = collection.engine.attempts
 
     def left() -> Iterator[list[JSON]]:
@@ -250,7 +260,7 @@ async def _run(
             engine.drain()
 
     engine = Engine(
-        jobs_of(left(), lambda row: journal.failed_attempts(row, attempts) or 0),
+        jobs_of(left(), lambda row: journal.failed_attempts(row, attempts) or (0, 0)),
         collection.run,
         collection.engine,
         commit=commit,
@@ -263,10 +273,18 @@ async def _run(
     try:
         progress(tally.progress())
         while engine.advance():
-            tally.finish(len(await engine.results(until=synced + _SYNC_SECONDS)))
-            progress(tally.progress(running=engine.scheduler.running))
+            for _, rollout in await engine.results(until=synced + _SYNC_SECONDS):
+                if operator_error(rollout) is None:
+                    tally.finish(1)
+                else:
+                    spending.add(rollout)  # it is in no file: the rollout stays open
+            stopping = engine.faults.last.message if engine.faults.ends and engine.faults.last else None
+            progress(tally.progress(running=engine.scheduler.running, stopping=stopping))
             if time.monotonic() >= synced + _SYNC_SECONDS:
                 await asyncio.to_thread(journal.sync)
+                journal.check()
                 synced = time.monotonic()
+        journal.check()
+        return engine.faults.last
     finally:
         await engine.close()

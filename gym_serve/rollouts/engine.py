@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts.backoff import Backoff
+from gym_serve.rollouts.faults import MAX_FAILURES, Faults
 from gym_serve.rollouts.ordering import Order, Ordering
 from gym_serve.rollouts.pool import Pool
 from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
@@ -26,7 +27,7 @@ from gym_serve.rollouts.stamps import STAMPS, is_failure, retried
 from gym_serve.servers.deadline import time_limit
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import failed_rollout, without_failure
+from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
 
 __all__ = ["Engine", "EngineOptions", "Run", "jobs_of", "stream"]
 
@@ -49,6 +50,8 @@ class EngineOptions:
         timeout: seconds for one attempt, None for no limit but the servers' own. An overloaded graph
             may push a rollout back for as long (for an hour with None) before that is a failed attempt.
         backoff: how long a retry waits.
+        max_failures: so many rollouts that meet an `OperatorError` (a wrong model or address), with no
+            scored one in between, end the run. A refused key ends it at once.
 
     Raises:
         InvalidRequest: a number out of its range.
@@ -58,10 +61,12 @@ class EngineOptions:
     attempts: int = 1
     timeout: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
+    max_failures: int = MAX_FAILURES
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.attempts < 1:
-            raise InvalidRequest("concurrency and attempts: at least 1 is meant")
+        for name in ("concurrency", "attempts", "max_failures"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def patience(self) -> float:
@@ -84,17 +89,17 @@ class _Aside:
 
 
 def jobs_of(
-    groups: Iterable[list[JSON]], failed: Callable[[JSON], int] = lambda row: 0
+    groups: Iterable[list[JSON]], failed: Callable[[JSON], tuple[int, int]] = lambda row: (0, 0)
 ) -> Iterator[list[Job]]:
     """Jobs of stamped rows, a list for each group.
 
     Args:
         groups: the rows.
-        failed: how many attempts at a row have failed already.
+        failed: how many attempts at a row have failed already, and how many of them do not count.
     """
     number = count()
     for group, rows in enumerate(groups):
-        yield [Job(next(number), group, row, failed(row)) for row in rows]
+        yield [Job(next(number), group, row, *failed(row)) for row in rows]
 
 
 async def stream(
@@ -103,7 +108,11 @@ async def stream(
     options: EngineOptions,
     order: Order = "completion",
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-    """Run every job; yield ``(row, rollout)`` in the given order. Leaving it cancels what still runs."""
+    """Run every job; yield ``(row, rollout)`` in the given order. Leaving it cancels what still runs.
+
+    Raises:
+        OperatorError: a setting is wrong that all rollouts need; see `EngineOptions.max_failures`.
+    """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
     engine = Engine(jobs, run, options, drawn=lambda group: ordering.expect(group[0].group, len(group)))
     try:
@@ -111,6 +120,7 @@ async def stream(
             for job, rollout in await engine.results():
                 for pair in ordering.push(job.group, job.number, (job.row, rollout)):
                     yield pair
+            engine.check()
     finally:
         await engine.close()
 
@@ -125,7 +135,7 @@ class Engine:
         drawn: told of each group when it is drawn.
         started: told of each attempt and the moment when it starts.
         commit: told of the row and the result of every attempt, failed ones included; what it raises ends
-            the run.
+            the run. Not told of those that met an operator error: they count as none.
         dropped: told of each job that is given up as the engine drains.
     """
 
@@ -140,6 +150,7 @@ class Engine:
         commit: Callable[[JSON, JSON], None] = lambda row, rollout: None,
         dropped: Callable[[Job], None] = lambda job: None,
     ) -> None:
+        self.faults = Faults(options.max_failures)
         self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, options.patience)
         self._jobs = jobs
         self._run = run
@@ -180,6 +191,9 @@ class Engine:
     async def results(self, until: float = math.inf) -> list[tuple[Job, JSON]]:
         """The jobs that ended since the last call; waits for one.
 
+        One that met an operator error ended without a result that counts (`operator_error`). Once such errors
+        end the run, nothing more is started.
+
         Args:
             until: moment of `time.monotonic` at which an empty list is returned.
         """
@@ -195,11 +209,27 @@ class Engine:
                 continue  # dropped when it had just ended
             rollout = task.result() if not task.cancelled() else _cancelled(job)
             verdict = self.scheduler.finish(*key, time.monotonic(), _failure(rollout))
-            if verdict in ("done", "retry"):
+            error = operator_error(rollout)
+            if error is not None and verdict != "late":
+                self.faults.add(error)
+            elif verdict in ("done", "retry"):
                 self._commit(job.row, rollout)
             if verdict == "done":
                 ended.append((job, rollout))
+                if not is_failure(rollout):
+                    self.faults.scored()
+        if self.faults.ends:
+            self.drain()
         return ended
+
+    def check(self) -> None:
+        """Raise what ends the run.
+
+        Raises:
+            OperatorError: the last of those that do.
+        """
+        if self.faults.ends and self.faults.last is not None:
+            raise self.faults.last
 
     def drop(self, job: Job) -> None:
         """Give a job up; a running attempt is cancelled, through to the model's request."""
@@ -254,9 +284,11 @@ def _checked(rollout: Any) -> JSON:
     """
     if not isinstance(rollout, dict):
         raise Unavailable(f"the agent answered no rollout: {str(rollout)[:200]}")
-    reward = rollout.get("reward")
-    if not is_failure(rollout) and not (isinstance(reward, int | float) and math.isfinite(reward)):
-        raise Unavailable(f"the agent answered a rollout without a reward: {str(reward)[:200]}")
+    if not is_failure(rollout):
+        try:
+            check_reward(rollout.get("reward"))
+        except InvalidRequest as error:
+            raise Unavailable(f"the agent answered a rollout without a reward: {error.message}") from None
     return rollout
 
 
@@ -268,7 +300,7 @@ def _failure(rollout: JSON) -> Failure | None:
     record = rollout.get("failure")
     retry_after = record.get("retry_after") if isinstance(record, dict) else None
     return Failure(
-        retryable=not rollout.get("_ng_failure_terminal"),
+        retryable=not rollout.get("_ng_failure_terminal") and operator_error(rollout) is None,
         unavailable=kind == Unavailable.code,
         overloaded=kind == Overloaded.code,
         retry_after=retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0,

@@ -14,7 +14,7 @@ import os
 from array import array
 from collections.abc import Callable, Generator, Iterator
 
-from gym_serve.rollouts.comparing import VERIFY_REWARD
+from gym_serve.rollouts.comparing import VERIFY_REWARD, without_comparison
 from gym_serve.rollouts.engine import EngineOptions
 from gym_serve.rollouts.grouping import Group
 from gym_serve.rollouts.groups import Compare, compared
@@ -28,6 +28,7 @@ from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import key_of, rollout_index, task_index
 from gym_serve.rollouts.steps import in_steps
 from gym_serve.servers.usage import USAGE_FIELD, Meter
+from gym_serve.types.errors import OperatorError
 from gym_serve.types.requests import JSON
 
 __all__ = ["GroupStage"]
@@ -48,6 +49,7 @@ class GroupStage:
     Attributes:
         problems: the groups that could not be compared, and why.
         mean_reward: of all rollouts, where the stage has changed their rewards.
+        fault: what only the operator can mend, that ended it; None if nothing did.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class GroupStage:
     ) -> None:
         self.problems = Problems()
         self.mean_reward: float | None = None
+        self.fault: OperatorError | None = None
         self._outputs = outputs
         self._run = run
         self._options = options
@@ -151,7 +154,8 @@ class GroupStage:
 
     @property
     def _stopping(self) -> bool:
-        return self._spending.exhausted is not None or (self._stop is not None and self._stop.is_set())
+        stopped = self._stop is not None and self._stop.is_set()
+        return stopped or self.fault is not None or self._spending.exhausted is not None
 
     async def _compare(self, group: Group, compare: Compare) -> tuple[Group, Meter]:
         used = Meter()
@@ -160,7 +164,11 @@ class GroupStage:
             self._spending.add(record)
             used.merge(record[USAGE_FIELD])
 
-        return await compared(group, compare, self._options, spend), used
+        try:
+            return await compared(group, compare, self._options, spend), used
+        except OperatorError as error:
+            self.fault = error
+            return without_comparison(group, error), used
 
     def _settle(self, group: Group, used: Meter, file: RecordFile) -> None:
         if not group.usable:

@@ -18,7 +18,7 @@ from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import is_failure
 from gym_serve.servers.usage import USAGE_FIELD, Meter
-from gym_serve.types.errors import DeadlineExceeded, GymError
+from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
 from gym_serve.types.requests import JSON
 
 __all__ = ["Compare", "compared", "groups"]
@@ -42,6 +42,10 @@ async def groups(
     """Yield each group as it is settled and compared; a group that cannot be filled says why.
 
     Leaving it cancels what still runs.
+
+    Raises:
+        OperatorError: a setting is wrong that all rollouts need; see `EngineOptions.max_failures`. That of a
+            comparison is raised at once.
 
     Args:
         jobs: ``size + oversample`` jobs for each group.
@@ -106,6 +110,7 @@ async def groups(
                 settle(book.expired(time.monotonic()))
             while ready:
                 yield ready.pop(0)
+            engine.check()
     finally:
         await engine.close()
 
@@ -120,6 +125,9 @@ async def compared(
         compare: asks the environment; tried as often as an attempt at a rollout.
         options: how often, and how long.
         spend: told what models used for it, as ``model_usage``, after every try.
+
+    Raises:
+        OperatorError: a setting is wrong, which no retry mends.
     """
     failed = 0
     while True:
@@ -128,6 +136,8 @@ async def compared(
             comparing = compare(group.row, compare_request(group), meter)
             answer = await asyncio.wait_for(comparing, options.patience)
             return group if answer is None else with_comparison(group, answer)
+        except OperatorError:
+            raise
         except GymError as error:
             failure = error
         except (asyncio.TimeoutError, TimeoutError):

@@ -43,6 +43,8 @@ class Header:
         rollouts: how many there are to make.
         problems: how many rows were left out because they could not be used.
         source: where the rows came from; for people, never compared.
+        forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, count no more, as failed
+            rollouts were to be made again.
         format: version of these files.
     """
 
@@ -54,6 +56,7 @@ class Header:
     rollouts: int
     problems: int
     source: str
+    forgiven: int = 0
     format: int = _FORMAT
 
     @classmethod

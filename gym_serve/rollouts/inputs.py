@@ -19,10 +19,10 @@ from gym_serve.rollouts.expansion import Expansion, expand
 from gym_serve.rollouts.header import fingerprint
 from gym_serve.rollouts.outputs import replacing
 from gym_serve.rollouts.problems import Problems, ignore, refuse
+from gym_serve.rollouts.records import readable_line
 from gym_serve.rollouts.rows import Rows
 from gym_serve.rollouts.stamps import task_index
 from gym_serve.rollouts.steps import in_steps
-from gym_serve.servers.edge import encode
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_row
 
@@ -76,8 +76,13 @@ class Inputs:
                 note=self.problems.notes.append,
                 unique=True,
             ):
+                try:
+                    lines = b"".join(map(readable_line, group)) if file is not None else b""
+                except ValueError as error:
+                    self.problems.add(f"task {group[0]['_ng_task_index']}: {error}")
+                    continue
                 if file is not None:
-                    file.write(b"".join(encode(row) + b"\n" for row in group))
+                    file.write(lines)
                 self.rollouts += len(group)
                 yield
             if not skip_invalid:

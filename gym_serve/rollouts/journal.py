@@ -9,6 +9,7 @@ because only one process writes a run, and the scheduler hands over one result p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 
 from typing_extensions import Self
@@ -17,15 +18,19 @@ from gym_serve.rollouts.header import RUN_ID, Header
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import Outputs
 from gym_serve.rollouts.records import RecordFile
-from gym_serve.rollouts.stamps import is_failure, key_of
+from gym_serve.rollouts.stamps import STAMPS, is_failure, key_of
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout
 
 __all__ = ["Journal"]
 
+_NAMES = frozenset({*STAMPS, "agent_ref"})
+_SPARE = 1 << 20
+"""Bytes of a line that are left for what is added to a rollout later: the rewards of its group, or the
+stamps of another run."""
 _SCORED = 2**32 - 1
-_TERMINAL = 2**32 - 2
+_TERMINAL = 2**31  # beside the number of failed attempts
 
 
 class Journal:
@@ -44,10 +49,12 @@ class Journal:
         self.outputs = outputs
         self.header: Header | None = None
         """The run's header; None before `begin` in a new run."""
-        self._past = IntTable()
-        self._files = [RecordFile(outputs.rollouts, exclusive=True)]
+        self._past = IntTable()  # failed attempts, or _SCORED
+        self._forgiven = IntTable()  # of these, those that count no more
+        self._failures = 0
+        self._files = [RecordFile(outputs.rollouts, exclusive=True, spare=_SPARE)]
         try:
-            self._files.append(RecordFile(outputs.failures))
+            self._files.append(RecordFile(outputs.failures, spare=_SPARE))
             if any(file.size for file in self._files):
                 if not resume:
                     raise Conflict(f"{outputs.rollouts} holds a run; resume it, or write to another file")
@@ -69,6 +76,7 @@ class Journal:
         Raises:
             Conflict: a record is damaged, belongs to another run, or stands twice.
         """
+        assert self.header is not None
         rollouts, failures = self._files
         for record in rollouts.recover():
             key = self._known(record)
@@ -78,24 +86,51 @@ class Journal:
             yield record
         for record in failures.recover():
             key = self._known(record)
+            self._failures += 1
             past = self._past.get(key) or 0
-            if past < _TERMINAL:
-                self._past[key] = _TERMINAL if record.get("_ng_failure_terminal") else past + 1
+            if past != _SCORED:
+                terminal = _TERMINAL * bool(record.get("_ng_failure_terminal"))
+                self._past[key] = past + 1 | terminal
+                if self._failures <= self.header.forgiven:
+                    self._forgive(key)
             yield record
 
-    def failed_attempts(self, row: JSON, allowed: int) -> int | None:
-        """How many attempts at a row have failed; None if it needs no other.
+    def forgive(self) -> None:
+        """Let every rollout that is not scored have all of its attempts again; after `recover`.
+
+        When this returns, it holds for every process that resumes the run; until then, for none.
+
+        Raises:
+            Unavailable: no space is left.
+        """
+        assert self.header is not None
+        self.sync()  # the header must not outlive a failure that it counts
+        self.header = replace(self.header, forgiven=self._failures)
+        self.header.write(self.outputs.header)
+        for key, past in self._past.items():
+            if past != _SCORED:
+                self._forgive(key)
+
+    def _forgive(self, key: int) -> None:
+        self._past[key] = self._forgiven[key] = (self._past.get(key) or 0) & ~_TERMINAL
+
+    def failed_attempts(self, row: JSON, allowed: int) -> tuple[int, int] | None:
+        """How many attempts at a row have failed, and how many of them count no more.
 
         Args:
             row: a stamped row.
             allowed: attempts that a rollout gets.
+
+        Returns:
+            None if it needs no other attempt.
         """
-        past = self._past.get(key_of(row)) or 0
-        return None if past >= allowed else past
+        key = key_of(row)
+        past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
+        return None if past - forgiven >= allowed else (past, forgiven)
 
     def finished(self, allowed: int) -> int:
         """How many of the recovered rollouts need no other attempt."""
-        return sum(past >= allowed for past in self._past.values())
+        return sum(past - (self._forgiven.get(key) or 0) >= allowed for key, past in self._past.items())
 
     def append(self, row: JSON, rollout: JSON) -> JSON:
         """Record the result of an attempt; when this returns, it survives this process.
@@ -116,15 +151,32 @@ class Journal:
         try:
             self._file_of(record).append(record)
         except (RecursionError, TypeError, ValueError) as error:
-            # Nested too deep, say: a foreign server may answer anything. The row is known to be storable.
+            # Nested too deep, say: a foreign server may answer anything.
             record = {**failed_rollout(row, BadRequest(f"it cannot be stored as JSON: {error}")), **stamp}
-            self._file_of(record).append(record)
+            try:
+                self._file_of(record).append(record)
+            except ValueError:  # the row leaves no room for the failure; it stands in the inputs
+                record = {key: value for key, value in record.items() if key not in row or key in _NAMES}
+                self._file_of(record).append(record)
         return record
 
     def sync(self) -> None:
         """Make everything recorded so far survive a power failure."""
         for file in self._files:
             file.sync()
+
+    def check(self) -> None:
+        """Check that what was recorded is where it is looked for.
+
+        Raises:
+            Conflict: a file of the run was deleted, replaced or changed since it was opened.
+        """
+        for file in self._files:
+            file.check()
+        if self.header is not None:
+            for path in (self.outputs.header, self.outputs.inputs):
+                if not path.exists():
+                    raise Conflict(f"{path} was deleted while the run went on: it cannot be resumed without")
 
     def close(self) -> None:
         """Sync, and let others write."""

@@ -17,10 +17,9 @@ from gym_serve.rollouts.header import RUN_ID, Header, differences
 from gym_serve.rollouts.inputs import stored_groups
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import Outputs, replacing, sync_directory, writing
-from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.records import RecordFile, read_records, readable_line
 from gym_serve.rollouts.stamps import key_of
 from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
-from gym_serve.servers.edge import encode
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
 
@@ -70,13 +69,14 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         rollouts=sum(header.rollouts for header in headers),
         problems=first.problems,
         source=first.source,
+        forgiven=sum(header.forgiven for header in headers),
     )
     with replacing(target.inputs) as file:
         for source in sources:
             for group in stored_groups(source.inputs):
-                file.write(b"".join(encode(row) + b"\n" for row in group))
+                file.write(b"".join(map(readable_line, group)))
     merged.write(target.header)
-    _write(target.failures, _records([source.failures for source in sources], merged.run))
+    _write(target.failures, _failures(sources, headers, merged.run))
     if any(source.comparisons.exists() for source in sources):
         _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
     # The last of all: while it does not exist, there is no merged run.
@@ -124,6 +124,15 @@ def _common(header: Header) -> JSON:
 
 def _records(paths: Iterable[Path], run: str) -> Iterator[JSON]:
     return ({**record, RUN_ID: run} for path in paths for record in read_records(path))
+
+
+def _failures(sources: list[Outputs], headers: list[Header], run: str) -> Iterator[JSON]:
+    """The failed attempts, first those that count no more (`Header.forgiven`)."""
+    for count_no_more in (True, False):
+        for source, header in zip(sources, headers, strict=True):
+            for number, record in enumerate(_records([source.failures], run)):
+                if (number < header.forgiven) is count_no_more:
+                    yield record
 
 
 def _once(records: Iterable[JSON]) -> Iterator[JSON]:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from gym_serve.rollouts.compression import compressed, split_name
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["Outputs", "lock", "replacing", "sync_directory", "writing"]
+__all__ = ["Outputs", "check_folder", "lock", "replacing", "sync_directory", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -77,7 +77,18 @@ def writing(path: Path) -> Iterator[None]:
                 f"no space left for {path} ({error.strerror}); every rollout reported so far is in it: free "
                 "some space, then resume"
             ) from error
+        check_folder(path)
         raise BadRequest(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Check that the folder of a file exists. None is created: its name may be misspelt.
+
+    Raises:
+        BadRequest: it does not.
+    """
+    if not path.parent.is_dir():
+        raise BadRequest(f"cannot write {path}: there is no folder {path.parent}; create it first")
 
 
 def lock(file: BinaryIO, path: Path) -> None:
@@ -105,7 +116,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f".partial.{path.name}")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(partial, "wb") as raw:
                 with compressed(raw, path) as file:

@@ -25,6 +25,7 @@ class Progress:
         failed_attempts: failed attempts by class, those made good by a later one included.
         mean_reward: mean of the scored ones' rewards; None if there is none.
         comparing: groups whose comparison has not ended; 0 until all rollouts have, and where there is none.
+        stopping: what only the operator can mend, once it ends the run: nothing more is started.
     """
 
     total: int
@@ -35,6 +36,7 @@ class Progress:
     failed_attempts: Mapping[str, int]
     mean_reward: float | None
     comparing: int = 0
+    stopping: str | None = None
 
     @property
     def failed(self) -> int:
@@ -78,7 +80,7 @@ class Tally:
         """What is counted so far happened earlier."""
         self._earlier = self._finished
 
-    def progress(self, running: int = 0) -> Progress:
+    def progress(self, running: int = 0, stopping: str | None = None) -> Progress:
         """The counts now."""
         return Progress(
             total=self._total,
@@ -88,4 +90,5 @@ class Tally:
             running=running,
             failed_attempts=dict(self._failed_attempts),
             mean_reward=self._rewards / self._scored if self._scored else None,
+            stopping=stopping,
         )

@@ -13,16 +13,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+import orjson
 from typing_extensions import Self
 
 from gym_serve.rollouts.compression import CORRUPT, codec_of
 from gym_serve.rollouts.outputs import lock, writing
+from gym_serve.rollouts.rows import MAX_ROW_BYTES
 from gym_serve.servers.edge import encode
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
 
-__all__ = ["RecordFile", "read_records"]
+__all__ = ["RecordFile", "read_records", "readable_line"]
+
+
+def readable_line(record: JSON, spare: int = 0) -> bytes:
+    """A record as a line that everything takes which reads such files.
+
+    Args:
+        record: the record.
+        spare: bytes that have to be left, for what is added to it later.
+
+    Raises:
+        ValueError: there is none: it is longer than `MAX_ROW_BYTES`, or nested too deeply.
+        TypeError: it is no JSON.
+    """
+    try:
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        line = encode(record) + b"\n"
+        any_json(line)  # what the standard library writes is not always what can be read
+    if len(line) - 1 > (allowed := MAX_ROW_BYTES - spare):
+        raise ValueError(f"{len(line):,} bytes, where a line has at most {allowed:,}")
+    return line
 
 
 def read_records(path: Path) -> Iterator[JSON]:
@@ -39,19 +62,20 @@ class RecordFile:
     """A file of records, open for appending.
 
     Args:
-        path: the file; created, with its directory, if it does not exist.
+        path: the file; created if it does not exist, in a folder that does.
         exclusive: whether to be its only writer; see `lock`.
+        spare: see `readable_line`.
 
     Raises:
         Conflict: it has another writer.
         BadRequest: it cannot be written.
     """
 
-    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+    def __init__(self, path: Path, *, exclusive: bool = False, spare: int = 0) -> None:
         self.path = path
+        self._spare = spare
         self._codec = codec_of(path)
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a record is written by one call, and nothing is lost inside this process.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         if exclusive:
@@ -80,9 +104,10 @@ class RecordFile:
         """Add a record.
 
         Raises:
+            TypeError, ValueError: see `readable_line`.
             Unavailable: no space is left. The file ends with the record before.
         """
-        data = memoryview(self._codec.encode(encode(record) + b"\n"))
+        data = memoryview(self._codec.encode(readable_line(record, self._spare)))
         written = 0
         try:
             with writing(self.path):
@@ -103,6 +128,24 @@ class RecordFile:
             with writing(self.path):
                 os.fsync(self._file.fileno())
             self._synced = end
+
+    def check(self) -> None:
+        """Check that the path still leads to this file, and that nobody else has written it.
+
+        Raises:
+            Conflict: it does not: what was appended is lost, or another program's output stands in between.
+        """
+        own = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise Conflict(
+                f"{self.path} was {'deleted' if there is None else 'replaced'} while this run wrote it"
+            )
+        if own.st_size != self._end:
+            raise Conflict(f"{self.path} was changed by another program while this run wrote it")
 
     def close(self) -> None:
         """Close it, and give up the lock."""

@@ -21,8 +21,9 @@ from gym_serve.types.requests import JSON
 
 __all__ = ["MAX_ROW_BYTES", "Located", "Rows", "located"]
 
-MAX_ROW_BYTES = 32 * 1024 * 1024
-"""The longest line that is taken for a row."""
+MAX_ROW_BYTES = 256 << 20
+"""The longest line of a file of rows or rollouts, without its end. What writes such files keeps to it as
+well, so that nothing is written that cannot be read."""
 
 Rows = Iterable[JSON] | str | Path
 """Rows, or the path of a JSONL file (plain, ``.gz`` or ``.zst``)."""

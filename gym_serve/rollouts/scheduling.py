@@ -31,12 +31,14 @@ class Job:
         group: number of the row that it is a rollout of.
         row: its stamped row.
         attempt: how many attempts have failed so far, which is the number of the next one.
+        forgiven: how many of them do not count any more.
     """
 
     number: int
     group: int
     row: JSON
     attempt: int = 0
+    forgiven: int = 0
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Scheduler:
         elif self._outage.unavailable(started, now):
             heapq.heappush(self._ready, number)
             return "again"
-        if failure is not None and failure.retryable and attempt + 1 < self._attempts:
+        if failure is not None and failure.retryable and attempt + 1 - job.forgiven < self._attempts:
             job.attempt += 1
             heapq.heappush(self._waiting, (now + self._backoff.seconds(job.attempt), number))
             return "retry"

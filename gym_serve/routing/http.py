@@ -6,15 +6,24 @@ import asyncio
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 import httpx_aiohttp
+import orjson
 
+from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.host import GETS
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
-from gym_serve.types.errors import DeadlineExceeded, NotFound, ToolFailed, Unavailable
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    EndpointMisconfigured,
+    NotFound,
+    ToolFailed,
+    Unavailable,
+)
 
 __all__ = ["HttpEdge"]
 
@@ -78,9 +87,17 @@ class HttpEdge:
             raise Unavailable(
                 f"{call.op} did not reach {self.url}: {kind}: {error}", server=self.server
             ) from error
+        if 300 <= answer.status_code < 400:
+            where = answer.headers.get("location", "")[:200]
+            raise EndpointMisconfigured(
+                f"{self.url} redirects to {where!r}: set url to where it leads", server=self.server
+            )
         if answer.status_code == 404 and _NO_ROUTE in answer.content:
             raise Unavailable(f"no graph at {self.url}, or its proxy is still starting", server=self.server)
         status = answer.status_code
+        if status == 404 and call.op in _REQUIRED and not _is_ours(answer.content):
+            said = answer.text[:200]
+            raise EndpointMisconfigured(f"{self.url} has no {call.op} (see url): {said}", server=self.server)
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
         return Reply(status, answer.content, _session_of(answer, call.session))
@@ -93,8 +110,19 @@ class HttpEdge:
 
 
 _COOKIE = "cookie:"
+_REQUIRED = frozenset({"run", "seed_session", "verify", *PROTOCOLS})
+"""The operations that every server of a kind has: without one, its URL leads elsewhere."""
 _NO_ROUTE = b"/-/routes for available routes"
 """Serve's proxy says this of every path until it has learnt which applications run."""
+
+
+def _is_ours(content: bytes) -> bool:
+    """Whether an error body is one of this package, whose servers say themselves what was not found."""
+    try:
+        error: Any = orjson.loads(content).get("error")
+        return isinstance(error["code"], str)
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        return False
 
 
 def _session_headers(call: Call) -> dict[bytes, bytes]:

@@ -7,6 +7,7 @@ unit test it is any object with the same methods, wrapped by nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -15,7 +16,8 @@ from pydantic_core import CoreSchema, core_schema
 from gym_serve.servers.context import current
 from gym_serve.servers.edge import Call, Edge, Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_usage
-from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, Unavailable
+from gym_serve.types.protocols import check_completion, check_response
 
 __all__ = ["CLIENTS", "Agent", "Client", "Kind", "Model", "Resources"]
 
@@ -104,19 +106,28 @@ class Model(Client):
 
         Raises:
             Rejected: the model refused the request.
-            Retryable: it is overloaded, unavailable or too slow, or answered no Response.
+            Retryable: it is overloaded, unavailable or too slow, or its answer is none.
+            OperatorError: a setting is wrong: the key or the address of an endpoint, or a name.
         """
-        response = await self.fetch("v1/responses", params)
-        if not isinstance(response, dict) or not isinstance(response.get("output"), list):
-            raise Unavailable(
-                f"the model answered no Response object: {str(response)[:200]}", server=self.edge.server
-            )
-        return response
+        return await self._checked("v1/responses", params, check_response)
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """``POST /v1/chat/completions``: OpenAI's ChatCompletion object for a Chat body."""
-        completion: dict[str, Any] = await self.fetch("v1/chat/completions", body)
-        return completion
+        """``POST /v1/chat/completions``: OpenAI's ChatCompletion object for a Chat body.
+
+        Raises: as `responses`.
+        """
+        return await self._checked("v1/chat/completions", body, check_completion)
+
+    async def _checked(self, op: str, body: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = await self.fetch(op, body)
+            check(answer)
+        except NotFound as error:  # the graph, or a URL in it, names a server of another kind
+            raise EndpointMisconfigured(error.message, server=error.server) from None
+        except Unavailable as error:
+            error.server = error.server or self.edge.server
+            raise
+        return answer
 
     def _answered(self, op: str, answer: Any) -> None:
         if op in _METERED:

@@ -25,6 +25,7 @@ from gym_serve.types.errors import (
     DeadlineExceeded,
     GymError,
     InvalidRequest,
+    OperatorError,
     Retryable,
     SessionNotFound,
     Unavailable,
@@ -37,7 +38,9 @@ __all__ = ["Episode"]
 
 T = TypeVar("T")
 
-_NOT_THE_TOOL = frozenset({404, 409}) | UNAVAILABLE  # where it may be the server that failed
+_NOT_THE_TOOL = (
+    frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
+)  # where it may be the server that failed
 
 
 class Episode:
@@ -279,7 +282,7 @@ class Episode:
         if reply.status in _NOT_THE_TOOL:
             try:
                 self._resources.decode(reply)
-            except (Retryable, SessionNotFound):
+            except (OperatorError, Retryable, SessionNotFound):
                 raise
             except GymError:
                 return reply  # the tool's own refusal, which the model is shown

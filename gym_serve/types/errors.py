@@ -5,7 +5,6 @@
     ├── Rejected              fix the input; the same call fails again
     │   ├── InvalidRequest      422  a body, row or argument that does not fit its schema
     │   ├── BadRequest          400  a body that is not what the route takes; a backend's own 400
-    │   ├── Unauthorized        401  the bearer token is missing or wrong
     │   ├── Forbidden           403  a web page of another origin
     │   ├── NotFound            404  no such server, route or tool
     │   ├── MethodNotAllowed    405  the route takes another HTTP method
@@ -20,6 +19,10 @@
     │   ├── VerifierFailed      503  the verifier got no answer from a judge or worker: not a zero
     │   ├── DeadlineExceeded    504  a stage, call or episode ran out of its time
     │   └── SessionLost         409  the replica that held the session died: start again from seed
+    ├── OperatorError         fix a setting, then go on: a run stops, and its rows stay open
+    │   ├── Unauthorized           401  the bearer token is missing or wrong
+    │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
+    │   └── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
     └── AuthorError           fix the code of the environment or agent: the message has file and line
         ├── SeedFailed          500  `seed` raised
         ├── VerifyFailed        500  `verify` raised, or returned no verdict
@@ -45,12 +48,15 @@ __all__ = [
     "CompareFailed",
     "Conflict",
     "DeadlineExceeded",
+    "EndpointAccessDenied",
+    "EndpointMisconfigured",
     "Forbidden",
     "GraphError",
     "GymError",
     "InvalidRequest",
     "MethodNotAllowed",
     "NotFound",
+    "OperatorError",
     "Overloaded",
     "Rejected",
     "Retryable",
@@ -149,12 +155,6 @@ class BadRequest(Rejected):
     """A body that is not what the route takes, or a backend's own 400."""
 
 
-class Unauthorized(Rejected):
-    """The bearer token is missing or wrong."""
-
-    status = 401
-
-
 class Forbidden(Rejected):
     """The request comes from a web page that the graph does not answer."""
 
@@ -234,6 +234,26 @@ class SessionLost(Retryable):
     """The replica that held the session died: the episode starts again from seed."""
 
     status = 409
+
+
+class OperatorError(GymError):
+    """A setting is at fault, and neither the row nor the machine: no retry helps until it is fixed."""
+
+    status = 424  # not 502, on which the official clients would try again
+
+
+class Unauthorized(OperatorError):
+    """The bearer token is missing or wrong."""
+
+    status = 401
+
+
+class EndpointAccessDenied(OperatorError):
+    """An endpoint refuses the key or the account that a server has for it (its 401, 402 or 403)."""
+
+
+class EndpointMisconfigured(OperatorError):
+    """An endpoint has no such model or path (its 404 or 405), redirects, or lacks what a setting asks for."""
 
 
 class AuthorError(GymError):

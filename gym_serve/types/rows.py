@@ -7,18 +7,30 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    GymError,
+    InvalidRequest,
+    OperatorError,
+    Unauthorized,
+)
 from gym_serve.types.requests import JSON, parse
 
 __all__ = [
     "ResponsesParams",
     "agent_name",
     "check_params",
+    "check_reward",
     "check_row",
     "failed_rollout",
+    "operator_error",
     "with_prompt",
     "without_failure",
 ]
+
+_LARGEST_REWARD = 1e100  # sums of squares stay finite
 
 _OF_ATTEMPT = frozenset(
     {
@@ -74,6 +86,9 @@ class _Row(BaseModel):
     responses_create_params: ResponsesParams
 
 
+_OPERATOR_ERRORS: dict[str, type[OperatorError]] = {
+    cls.code: cls for cls in (OperatorError, EndpointAccessDenied, EndpointMisconfigured, Unauthorized)
+}
 _ROW: TypeAdapter[Any] = TypeAdapter(_Row)
 _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 
@@ -110,6 +125,18 @@ def check_params(params: Any) -> None:
     if not isinstance(params, dict):
         raise InvalidRequest(f"a Responses body is a JSON object, not {type(params).__name__}")
     parse(_PARAMS, params, "body")
+
+
+def check_reward(reward: Any) -> None:
+    """Check a reward as whoever reads rollouts does.
+
+    Raises:
+        InvalidRequest: it is no number, or so large that no mean could be taken.
+    """
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise InvalidRequest(f"reward: a number is missing, got {str(reward)[:200]}")
+    if not abs(reward) <= _LARGEST_REWARD:
+        raise InvalidRequest(f"reward: out of range, {str(reward)[:50]}")
 
 
 def agent_name(row: Mapping[str, Any]) -> str | None:
@@ -152,6 +179,22 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
             **({"retry_after": error.retry_after} if error.retry_after is not None else {}),
         },
     }
+
+
+def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
+    """The error that a rollout failed with, if only the operator can mend it; None for any other rollout."""
+    kind = rollout.get("_ng_failure_class")
+    cls = _OPERATOR_ERRORS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        return None
+    record = rollout.get("failure")
+    told: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    server, stage = told.get("server"), told.get("stage")
+    return cls(
+        str(told.get("detail", "")),
+        server=server if isinstance(server, str) else None,
+        stage=stage if isinstance(stage, str) else None,
+    )
 
 
 def without_failure(row: JSON) -> JSON:

@@ -6,7 +6,7 @@ from openai.types.responses import Response
 from pydantic import ValidationError
 
 from gym_serve.deployments.chat_model import ChatModel
-from gym_serve.types.errors import BadRequest
+from gym_serve.types.errors import BadRequest, EndpointMisconfigured
 
 USER = {"role": "user", "content": "hi"}
 
@@ -166,7 +166,7 @@ async def test_the_last_bundle_of_a_turn_goes_back(ask, backend, completed):
 
 async def test_missing_token_ids_are_an_error(ask, backend, completed):
     backend.replies = [completed(prompt_token_ids=[1])]
-    with pytest.raises(BadRequest, match="return_token_ids is on"):
+    with pytest.raises(EndpointMisconfigured, match="return_token_ids is on"):
         await ask(return_token_ids=True)
 
 

@@ -5,7 +5,13 @@ import pytest
 from gym_serve.deployments import retries
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.servers.context import CallContext, use
-from gym_serve.types.errors import BadRequest, DeadlineExceeded, Overloaded, Unavailable
+from gym_serve.types.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    Overloaded,
+    Unavailable,
+)
 
 KEY = "sk-very-secret"
 ANSWER = {"id": "resp_1", "object": "response", "output": [], "status": "completed", "error": None}
@@ -105,7 +111,7 @@ async def test_what_may_pass_is_tried_again(model, backend, reply):
         ((502, b"bad gateway"), Unavailable, "bad gateway"),
         ("drop", Unavailable, "broke off"),
         ((400, {"error": {"message": "Unknown parameter: 'x'."}}), BadRequest, "Unknown parameter"),
-        ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), BadRequest, "api_key setting"),
+        ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
         (b"not json", Unavailable, "no JSON"),
         (b"{}", Unavailable, "no Response"),
         ({**ANSWER, "error": {"code": "server_error", "message": "x"}}, Unavailable, "model failed"),

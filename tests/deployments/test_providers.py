@@ -8,7 +8,7 @@ import pytest
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
-from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
+from gym_serve.types.errors import BadRequest, EndpointAccessDenied, Overloaded, Unavailable
 
 ASK = {"input": [{"role": "user", "content": "hi"}]}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -93,7 +93,7 @@ async def test_openai(at, backend):
         assert (text_of(response), kinds) == ("Hello", ["response.created", "response.completed"])
         with pytest.raises(Unavailable, match=r"ended before its answer, with 'response\.created'"):
             await streamed(server)
-        with pytest.raises(BadRequest, match="no object"):
+        with pytest.raises(Unavailable, match="no object"):
             await streamed(server)
 
 
@@ -155,7 +155,7 @@ async def test_openrouter(at, backend):
             await server.responses(ASK)
         with pytest.raises(Unavailable, match="gave the generation up"):
             await streamed(server)
-        with pytest.raises(BadRequest, match="Insufficient credits"):
+        with pytest.raises(EndpointAccessDenied, match="Insufficient credits"):
             await server.responses(ASK)
     assert {path for path, _ in backend.requests} == {"/api/v1/chat/completions"}
     assert backend.headers[0]["X-Title"] == "t"
@@ -192,7 +192,7 @@ async def test_litellm(at, backend, completed):
         assert (await server.responses(ASK))["incomplete_details"] == {"reason": "max_output_tokens"}
         with pytest.raises(Overloaded, match="Rate limit of the key"):
             await server.responses(ASK)
-        with pytest.raises(BadRequest, match="api_key setting") as caught:
+        with pytest.raises(EndpointAccessDenied, match="api_key") as caught:
             await server.responses(ASK)
     assert "sk-master" not in caught.value.message
     assert backend.requests[0][0] == "/chat/completions"

@@ -96,7 +96,7 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
         ([1], "unavailable", "no JSON object"),
         ({"reward": 1.0}, "unavailable", "no Response object"),
         ({**ANSWER, "response": {"output": ["x"]}}, "unavailable", "no Response object"),
-        ({**ANSWER, "response": {"output": [{"type": 3}]}}, "unavailable", "type that is no text"),
+        ({**ANSWER, "response": {"output": [{"type": 3}]}}, "unavailable", "type is no text"),
         ({"response": RESPONSE}, "unavailable", "no number as reward"),
         ({**ANSWER, "reward": "1.0"}, "unavailable", "no number as reward"),
         ({**ANSWER, "reward": True}, "unavailable", "no number as reward"),
@@ -106,7 +106,7 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
         (
             {**ANSWER, "response": {"output": [{**MESSAGE, "generation_token_ids": [1]}]}},
             "unavailable",
-            "do not fit together",
+            "prompt_token_ids is not a list",
         ),
         (
             b'{"response":{"output":[]},"reward":1,"x":' + b"[" * 500 + b"]" * 500 + b"}",
@@ -119,8 +119,9 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
         ("hang", "episode_timeout", "in time"),
         ((500, {"error": "oops"}), "unavailable", "oops"),
         ((422, {"detail": "no such row"}), "invalid_request", "no such row"),
-        ((401, b"who?"), "unauthorized", "who?"),
-        ((307, b"", {"Location": "http://169.254.169.254/"}), "bad_request", "169.254.169.254"),
+        ((401, b"who?"), "endpoint_access_denied", "who?"),
+        ((404, b"where?"), "endpoint_misconfigured", "where?"),
+        ((307, b"", {"Location": "http://169.254.169.254/"}), "endpoint_misconfigured", "169.254.169.254"),
         ((400, {"error": {"code": {"a": []}, "message": [1]}}), "bad_request", "HTTP 400"),
         ((503, {"error": {"code": "session_lost", "message": "gone", "stage": [1]}}), "session_lost", "gone"),
     ],
@@ -265,12 +266,11 @@ async def test_its_open_calls_are_run_here_and_the_rewards_are_this_graphs(backe
     ]
 
 
-async def test_calls_with_ids_that_are_none_are_run_as_well(backend: Any) -> None:
-    turns = [[{**called("a"), "call_id": ["a"]}, {**called("b"), "call_id": {}}], [MESSAGE]]
-    backend.replies = [{"id": "r", "output": turn} for turn in turns]
+async def test_calls_with_ids_that_are_none_are_no_calls(backend: Any) -> None:
+    backend.replies = [{"id": "r", "output": [{**called("a"), "call_id": ["a"]}]}]
     env = Bells()
-    assert (await run(backend, env=env))["reward"] == 1.0
-    assert (env.rung, env.closed) == (2, 1)
+    assert (await run(backend, env=env))["failure"]["kind"] == "unavailable"
+    assert (env.rung, env.closed) == (0, 1)
 
 
 async def test_a_rollout_of_any_name_is_sent(backend: Any) -> None:

@@ -11,7 +11,14 @@ from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.proxies import proxy_of
 from gym_serve.servers.context import CallContext, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.types.errors import BadRequest, DeadlineExceeded, Overloaded, Unavailable
+from gym_serve.types.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    Overloaded,
+    Unavailable,
+)
 
 ASK = {"input": "hi"}
 KEY = "sk-very-secret"
@@ -27,7 +34,17 @@ async def model(backend, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "reply", [(429, {"error": "slow down"}), (500, b"boom"), (503, {"detail": "starting"}), "drop"]
+    "reply",
+    [
+        (429, {"error": "slow down"}),
+        (500, b"boom"),
+        (503, {"detail": "starting"}),
+        (
+            404,
+            b"Path '/v1' not found. Ping http://.../-/routes for available routes.",
+        ),  # Serve's proxy starts
+        "drop",
+    ],
 )
 async def test_what_may_pass_is_tried_again(model, backend, completed, reply):
     backend.replies = [reply, reply, completed("there")]
@@ -60,16 +77,41 @@ async def test_retries_end(model, backend, reply, error, message):
             "temperature must be non-negative",
         ),
         ((400, {"object": "error", "message": "bad tool"}), "bad tool"),
-        ((404, {"error": {"message": "The model `m` does not exist."}}), "`m` does not exist"),
         ((422, {"detail": [{"loc": ["body"]}]}), "loc"),
-        ((401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}), "api_key setting"),
-        ((403, b"forbidden"), "api_key setting"),
+        ((403, {"error": {"message": "flagged", "metadata": {"reasons": ["x"]}}}), "flagged"),  # OpenRouter
     ],
 )
 async def test_a_refusal_is_final_and_names_the_reason(model, backend, reply, message):
+    await refused(model, backend, reply, BadRequest, message)
+
+
+NO_MODEL = {"message": "The model `m` does not exist."}
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
+        ((402, {"error": {"message": "Insufficient Balance"}}), EndpointAccessDenied, "Insufficient"),
+        ((403, b"forbidden"), EndpointAccessDenied, "api_key"),
+        ((429, {"error": {"type": "insufficient_quota"}}), EndpointAccessDenied, "insufficient_quota"),
+        ((404, {"error": NO_MODEL}), EndpointMisconfigured, "`m` does not exist. .see base_url and model"),
+        ((404, b"<html>nginx"), EndpointMisconfigured, "nginx"),
+        ((405, {"detail": "Method Not Allowed"}), EndpointMisconfigured, "Method Not Allowed"),
+        ((400, {"error": {**NO_MODEL, "code": "model_not_found"}}), EndpointMisconfigured, "see model"),
+        ((308, b"", {"Location": "https://b/v1"}), EndpointMisconfigured, "'https://b/v1': set base_url"),
+        ((302, b""), EndpointMisconfigured, "redirects"),
+    ],
+)
+async def test_what_the_operator_has_to_mend(model, backend, reply, error, message):
+    await refused(model, backend, reply, error, message)
+
+
+async def refused(model, backend, reply, error, message):
     backend.replies = [reply]
-    with pytest.raises(BadRequest, match=message) as caught:
+    with pytest.raises(error, match=message) as caught:
         await model.responses(ASK)
+    assert type(caught.value) is error
     assert len(backend.requests) == 1
     assert backend.url in caught.value.message
     assert KEY not in repr(caught.value.to_body())
@@ -149,7 +191,9 @@ async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
 
 async def test_a_redirect_takes_the_key_nowhere(model, backend):
     backend.replies = [(307, b"", {"Location": "http://169.254.169.254/v1"})]
-    with pytest.raises(BadRequest, match=r"redirects to http://169\.254\.169\.254/v1: set base_url"):
+    with pytest.raises(
+        EndpointMisconfigured, match=r"redirects to 'http://169\.254\.169\.254/v1': set base_url"
+    ):
         await model.responses(ASK)
     assert len(backend.requests) == 1
 

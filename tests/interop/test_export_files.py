@@ -74,7 +74,9 @@ def test_hostile_rollouts_never_raise(format, tmp_path, rollouts, odd, where):
     else:
         spoiled["response"]["output"].append({"type": "message", "role": "assistant", "content": odd})
     path = output_of(format, tmp_path)
-    path = path if path.suffix else path / str(len(list(tmp_path.glob("*/*"))))
+    if not path.suffix:
+        path.mkdir(exist_ok=True)
+        path /= str(len(list(tmp_path.glob("*/*"))))
     report = export([*rollouts, spoiled], format, path, overwrite=True)
     assert report.read == report.exported + sum(dropped.count for dropped in report.dropped.values())
 
@@ -173,8 +175,11 @@ def test_a_source_that_breaks_leaves_nothing_behind(format, tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BadRequest, match="failed"):
+    with pytest.raises(BadRequest, match="there is no folder"):
         export([episode()], "sft", tmp_path / "file" / "out.jsonl")
+    with pytest.raises(BadRequest, match="there is no folder"):
+        export([episode()], "sft", tmp_path / "mispelt" / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_missing_package_is_named_with_what_to_install(tmp_path, monkeypatch):
@@ -193,6 +198,7 @@ def test_the_rollouts_are_left_alone(tmp_path):
             assert raw == before
 
     for format in FORMATS:
+        (tmp_path / format).mkdir()
         export(rollouts(), format, output_of(format, tmp_path / format))
 
 

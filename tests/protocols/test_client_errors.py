@@ -67,8 +67,8 @@ def body_of(error: openai.APIStatusError | anthropic.APIStatusError) -> JSON:
 
 CASES = {
     "refused": ((400, {"error": {"message": "bad tool"}}, {}), 400, "invalid_request_error"),
-    "unknown model": ((404, {"error": {"message": "no model m"}}, {}), 400, "invalid_request_error"),
-    "no key": ((401, {"error": {"message": "bad key"}}, {}), 400, "invalid_request_error"),
+    "unknown model": ((404, {"error": {"message": "no model m"}}, {}), 424, "invalid_request_error"),
+    "no key": ((401, {"error": {"message": "bad key"}}, {}), 424, "invalid_request_error"),
     "busy": ((429, {"error": {"message": "slow down"}}, {"Retry-After": "3"}), 429, "rate_limit_error"),
     "broken": ((500, {"error": {"message": "boom"}}, {}), 503, "overloaded_error"),
     "nonsense": ({"object": "nothing"}, 503, "overloaded_error"),
@@ -89,6 +89,7 @@ def test_failures_of_the_backend(ask: Ask, backend: Loopback, model: str, stream
         type(error).__name__
         == {
             400: "BadRequestError",
+            424: "APIStatusError",
             429: "RateLimitError",
             503: "ServiceUnavailableError"
             if isinstance(error, anthropic.APIError)

@@ -95,15 +95,12 @@ def test_calls_follow_the_text():
 
 
 def test_calls_of_sloppy_backends():
-    first, second = response(
-        {
-            "content": None,
-            "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}, {"id": "c2"}, "junk"],
-        }
-    )["output"]
+    """Arguments that were decoded are what the model wrote, whatever they are."""
+    calls = [{"function": {"name": "f", "arguments": {"a": 1}}}, {"function": {"name": "", "arguments": [1]}}]
+    first, second = response({"content": None, "tool_calls": [*calls]})["output"]
     assert (first["arguments"], first["name"]) == ('{"a": 1}', "f")
     assert first["call_id"].startswith("call_")
-    assert (second["call_id"], second["name"], second["arguments"]) == ("c2", "", "")
+    assert (second["name"], second["arguments"]) == ("", "[1]")
 
 
 def test_a_refusal():

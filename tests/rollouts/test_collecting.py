@@ -14,13 +14,13 @@ import pytest
 import zstandard
 from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, row, rows, scored, write_jsonl
 
-from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect
+from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect, collecting
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, NotFound, Unavailable
 
 
 async def test_the_files_of_a_run(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", rows(3))
-    output = tmp_path / "new folder" / "out.jsonl"
+    output = tmp_path / "out.jsonl"
     agent = FakeAgent(errors={(1, 0): [Unavailable("gone")], (2, 1): [BadRequest("never")]})
     report = await collect(source, output, collection(agent, repeats=2))
     assert keys(read_jsonl(output)) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
@@ -334,6 +334,62 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(read_jsonl(output)) >= acknowledged[-1].scored > 0
     await collect(rows(100), output, collection(agent), resume=True)
     assert keys(read_jsonl(output)) == [(task, 0) for task in range(100)]
+
+
+def replaced(path: Path) -> None:
+    path.with_name("other").write_bytes(path.read_bytes())
+    path.with_name("other").replace(path)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def appended_to(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"{}\n")
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ("out.jsonl", Path.unlink, "out.jsonl was deleted while this run wrote it"),
+        ("out.jsonl", replaced, "out.jsonl was replaced while this run wrote it"),
+        ("out.jsonl", emptied, "out.jsonl was changed by another program"),
+        ("out.jsonl", appended_to, "out.jsonl was changed by another program"),
+        ("out_failures.jsonl", Path.unlink, "out_failures.jsonl was deleted"),
+        ("out_run.json", Path.unlink, "out_run.json was deleted"),
+        ("out_materialized_inputs.jsonl", Path.unlink, "out_materialized_inputs.jsonl was deleted"),
+    ],
+)
+async def test_output_that_is_lost_under_a_run_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: tuple[str, Any, str], at_the_end: bool
+) -> None:
+    name, harm, said = loss
+    monkeypatch.setattr(collecting, "_SYNC_SECONDS", 3600.0 if at_the_end else 0.01)
+
+    async def lose(row: JSON) -> None:
+        if row["number"] == 5:
+            harm(tmp_path / name)
+        if row["number"] > 5 and not at_the_end:
+            await asyncio.Event().wait()  # the run would go on for hours
+
+    agent = FakeAgent(lose)
+    work = collection(agent, concurrency=2)
+    with pytest.raises(Conflict, match=said):
+        await collect(rows(8), tmp_path / "out.jsonl", work)
+    assert agent.running == 0
+    assert not (tmp_path / "out_aggregate_metrics.json").exists()
+
+
+@pytest.mark.parametrize("output", ["mispelt/out.jsonl", "a/b/c/out.jsonl.zst"])
+async def test_no_folder_is_created(tmp_path: Path, output: str) -> None:
+    agent = FakeAgent()
+    with pytest.raises(BadRequest, match=r"there is no folder .*; create it first"):
+        await collect(rows(8), tmp_path / output, collection(agent))
+    assert agent.ran == []
+    assert not (tmp_path / output).parent.exists()
 
 
 async def test_cancelling_closes_everything(tmp_path: Path) -> None:

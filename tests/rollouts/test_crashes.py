@@ -48,11 +48,41 @@ assert report.complete
 """
 
 
-def start(source: Path, output: Path, so_far: int) -> subprocess.Popen[bytes]:
+# Begins a round of retries every time. Failures depend on the attempt, and now and then the key is refused.
+RETRIER = """
+import asyncio, random, sys
+from support.rollouts import collection, scored
+from gym_serve.rollouts import collect
+from gym_serve.types.errors import BadRequest, EndpointAccessDenied, Unavailable
+
+async def run(row):
+    await asyncio.sleep(random.random() * 0.02)
+    if random.random() < 0.003:
+        raise EndpointAccessDenied("expired")
+    number = row["_ng_task_index"] * 4 + row["_ng_rollout_index"]
+    attempt = row.get("_ng_attempt_index", 0)
+    if number % 13 == 0 and attempt < 2:
+        raise BadRequest("not yet")
+    if number % 11 == 0 and attempt < 5:
+        raise Unavailable("gone")
+    return scored(row)
+
+def acknowledge(progress):
+    print(progress.scored, flush=True)
+
+source, output = sys.argv[1:3]
+collecting = collect(source, output, collection(run, repeats=4), retry_failed=True, progress=acknowledge)
+report = asyncio.run(collecting)
+assert report.complete == (report.fault is None)
+sys.exit(0 if report.complete and not report.progress.failed else 5)
+"""
+
+
+def start(source: Path, output: Path, so_far: int, collector: str = COLLECTOR) -> subprocess.Popen[bytes]:
     """A collector that gets no further than to the rollout ``so_far``: it lives until it is killed."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     return subprocess.Popen(
-        [sys.executable, "-c", COLLECTOR, source, output, str(so_far)],
+        [sys.executable, "-c", collector, source, output, str(so_far)],
         stdout=subprocess.PIPE,
         env=environment,
     )
@@ -102,6 +132,33 @@ def test_20_kills(tmp_path: Path, suffix: str) -> None:
     if not suffix:
         assert len(read_jsonl(tmp_path / "out_materialized_inputs.jsonl")) == len(numbers)
     assert len({r["_ng_run_id"] for r in read_records(output)}) == 1
+
+
+def test_kills_while_failed_rollouts_are_made_again(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    source = write_jsonl(tmp_path / "rows.jsonl", rows(ROWS))
+    output = tmp_path / "out.jsonl"
+    before = 0
+    for _ in range(KILLS // 2):
+        acknowledged = kill_at_some_instant(start(source, output, 0, RETRIER), chance)
+        stored = len(list(read_records(output)))
+        assert stored >= max(acknowledged, before)
+        before = stored
+    for _ in range(60):
+        process = start(source, output, 0, RETRIER)
+        process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == 5
+    numbers = range(ROWS * REPEATS)
+    scored, failures = list(read_records(output)), list(read_records(tmp_path / "out_failures.jsonl"))
+    assert Counter(map(number, scored)) == Counter(numbers)
+    ids = Counter(record["_ng_rollout_id"] for record in (*scored, *failures))
+    assert set(ids.values()) == {1}
+    failed = Counter(map(number, failures))
+    expected = {n: 5 if n % 11 == 0 else 2 for n in numbers if n % 13 == 0 or n % 11 == 0}
+    assert failed == expected
+    assert {record["_ng_failure_class"] for record in failures} == {"bad_request", "unavailable"}
 
 
 def number(rollout: JSON) -> int:

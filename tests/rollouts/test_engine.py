@@ -141,9 +141,11 @@ async def test_an_attempt_that_takes_too_long() -> None:
     [
         (None, "the agent answered no rollout: None"),
         ([1], "the agent answered no rollout"),
-        ({"detail": "Not Found"}, "a rollout without a reward: None"),
-        ({"reward": "1"}, "a rollout without a reward: 1"),
-        ({"reward": float("nan")}, "a rollout without a reward: nan"),
+        ({"detail": "Not Found"}, "a rollout without a reward: reward: a number is missing, got None"),
+        ({"reward": "1"}, "a rollout without a reward: reward: a number is missing, got 1"),
+        ({"reward": True}, "a rollout without a reward: reward: a number is missing, got True"),
+        ({"reward": 1e101}, "a rollout without a reward: reward: out of range"),
+        ({"reward": float("nan")}, "a rollout without a reward: reward: out of range, nan"),
     ],
 )
 async def test_an_answer_that_is_no_rollout_is_a_failure(answer: Any, said: str) -> None:

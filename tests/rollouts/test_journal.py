@@ -78,16 +78,10 @@ def test_what_is_left_to_do(tmp_path: Path) -> None:
         journal.append(stamped(4), failed_rollout(stamped(4), BadRequest("never")))
         journal.append(stamped(3), scored(stamped(3)))
     with opened(tmp_path / "out.jsonl", resume=True) as journal:
-        assert [journal.failed_attempts(stamped(task), 3) for task in range(6)] == [
-            None,
-            1,
-            None,
-            None,
-            None,
-            0,
-        ]
+        left = [journal.failed_attempts(stamped(task), 3) for task in range(6)]
+        assert left == [None, (1, 0), None, None, None, (0, 0)]
         assert journal.finished(3) == 4
-        assert journal.failed_attempts(stamped(2), 4) == 3
+        assert journal.failed_attempts(stamped(2), 4) == (3, 0)
 
 
 def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path) -> None:
@@ -163,17 +157,27 @@ class JournalModel(RuleBasedStateMachine):
         self.outputs = Outputs.of(self.folder / f"out.jsonl{self.suffix}")
         self.scored: set[int] = set()
         self.failures: dict[int, int] = {}
+        self.forgiven: dict[int, int] = {}
+        self.hopeless: set[int] = set()
         self.journal = opened(self.outputs.rollouts)
 
     suffix = ""
 
-    @rule(task=st.integers(0, 8), fails=st.booleans())
-    def attempt(self, task: int, fails: bool) -> None:
-        if self.journal.failed_attempts(stamped(task), 3) is None or task in self.scored:
+    def expected(self, task: int, allowed: int = 99) -> tuple[int, int] | None:
+        failed, forgiven = self.failures.get(task, 0), self.forgiven.get(task, 0)
+        over = task in self.scored or task in self.hopeless or failed - forgiven >= allowed
+        return None if over else (failed, forgiven)
+
+    @rule(task=st.integers(0, 8), fails=st.booleans(), terminal=st.booleans())
+    def attempt(self, task: int, fails: bool, terminal: bool) -> None:
+        if (self.expected(task, 3)) is None:
             return
         if fails:
-            self.journal.append(stamped(task), failed_rollout(stamped(task), Unavailable("gone")))
+            error = BadRequest("never") if terminal else Unavailable("gone")
+            self.journal.append(stamped(task), failed_rollout(stamped(task), error))
             self.failures[task] = self.failures.get(task, 0) + 1
+            if terminal:
+                self.hopeless.add(task)
         else:
             self.journal.append(stamped(task), scored(stamped(task)))
             self.scored.add(task)
@@ -192,6 +196,24 @@ class JournalModel(RuleBasedStateMachine):
         self._reopen()
 
     @rule()
+    def forgive(self) -> None:
+        """As `collect` does it: after a resume, before anything runs."""
+        self._die()
+        self._reopen()
+        if self.journal.header is not None and (self.scored or self.failures):
+            self.journal.forgive()
+            self.forgiven = {task: n for task, n in self.failures.items() if task not in self.scored}
+            self.hopeless.clear()
+
+    @rule(written=st.booleans())
+    def die_while_forgiving(self, written: bool) -> None:
+        """Killed before the header is replaced, or after: nothing or all of it has happened."""
+        if written:
+            self.forgive()
+        self._die()
+        self._reopen()
+
+    @rule()
     def die(self) -> None:
         self._die()
         self._reopen()
@@ -207,7 +229,7 @@ class JournalModel(RuleBasedStateMachine):
         journal = self.journal
         assert journal.header is not None
         state = {task: journal.failed_attempts(stamped(task), 99) for task in range(9)}
-        assert all(past is None or past <= self.failures.get(task, 0) for task, past in state.items())
+        assert all(past is None or past[0] <= self.failures.get(task, 0) for task, past in state.items())
 
     def teardown(self) -> None:
         self._die()
@@ -229,9 +251,12 @@ class JournalModel(RuleBasedStateMachine):
             return
         records = list(self.journal.recover())
         assert sorted(r["_ng_task_index"] for r in records if "failure" not in r) == sorted(self.scored)
+        assert sum("failure" in record for record in records) == sum(self.failures.values())
         for task in range(10):
-            expected = None if task in self.scored else self.failures.get(task, 0)
-            assert self.journal.failed_attempts(stamped(task), 99) == expected
+            assert self.journal.failed_attempts(stamped(task), 99) == self.expected(task)
+            assert self.journal.failed_attempts(stamped(task), 2) == self.expected(task, 2)
+        finished = [task for task in range(10) if self.expected(task, 2) is None]
+        assert self.journal.finished(2) == len(finished)
 
 
 class CompressedJournalModel(JournalModel):

@@ -18,10 +18,10 @@ from gym_serve.cli.dataset.duplicates import Duplicates
 from gym_serve.cli.dataset.reading import checked_rows
 from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.outputs import replacing
+from gym_serve.rollouts.outputs import replacing, writing
 from gym_serve.rollouts.problems import Problems
+from gym_serve.rollouts.records import readable_line
 from gym_serve.rollouts.stamps import STAMPS
-from gym_serve.servers.edge import encode
 from gym_serve.types.requests import JSON
 
 __all__ = ["Collation", "Source", "Tally", "source_of"]
@@ -109,12 +109,15 @@ class Collation:
 
         Raises:
             InvalidRequest: a file cannot be read, or a row has a problem; nothing was written.
+            BadRequest: the folder cannot be created: the one around it is missing, say.
         """
         wanted = {
             "train": bool(train),
             "validation": bool(validation) or (bool(train) and self._drawn_below > 0),
         }
         paths = {name: folder / f"{name}.jsonl" for name, is_wanted in wanted.items() if is_wanted}
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
         with ExitStack() as stack:
             files = {name: stack.enter_context(replacing(path)) for name, path in paths.items()}
             for source in validation:
@@ -174,7 +177,7 @@ class Collation:
 
     def _write(self, file: BinaryIO, row: JSON) -> None:
         self._without_agent += "agent_ref" not in row
-        file.write(encode(row) + b"\n")
+        file.write(readable_line(row))
 
 
 def _prompt(row: JSON) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 import orjson
 
 from gym_serve.interop.export.report import Tally
+from gym_serve.rollouts.outputs import check_folder
 from gym_serve.types.requests import JSON
 
 __all__ = ["Sink", "Write", "json_files", "json_lines", "replacing"]
@@ -38,8 +39,12 @@ class Sink:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds.
+
+    Raises:
+        BadRequest: there is no such folder.
+    """
+    check_folder(path)
     partial = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.partial")
     try:
         yield partial

@@ -18,11 +18,9 @@ from gym_serve.rollouts.rows import located
 from gym_serve.rollouts.stamps import is_failure, key_of
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import agent_name
+from gym_serve.types.rows import agent_name, check_reward
 
 __all__ = ["TaskKey", "agent_of", "read_rollouts"]
-
-_LARGEST_REWARD = 1e100  # sums of squares stay finite
 
 
 class TaskKey:
@@ -91,9 +89,5 @@ def agent_of(rollout: JSON) -> str:
 def _checked(rollout: JSON) -> JSON:
     if is_failure(rollout):
         return rollout
-    reward = rollout.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise InvalidRequest("reward: a number is missing; rollouts are meant, not rows")
-    if not abs(reward) <= _LARGEST_REWARD:
-        raise InvalidRequest(f"reward: out of range, {reward}")
+    check_reward(rollout.get("reward"))
     return rollout

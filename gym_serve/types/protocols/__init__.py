@@ -7,12 +7,13 @@ answer of a backend that makes no sense raises `Unavailable`.
     request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
                input_form
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
-               usage_sum
+               check_completion    check_response    usage_sum
     stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
                responses_sse       chat_sse
     finished   response_events     chat_chunks       message_events      FINAL_EVENTS
 """
 
+from gym_serve.types.protocols.answers import check_completion, check_response
 from gym_serve.types.protocols.audio import inline_audio
 from gym_serve.types.protocols.chat_chunks import chat_chunks
 from gym_serve.types.protocols.completion_stream import CompletionStream
@@ -36,11 +37,7 @@ from gym_serve.types.protocols.to_chat import ReasoningForm, responses_to_chat
 from gym_serve.types.protocols.to_completion import response_to_chat
 from gym_serve.types.protocols.to_message import error_message, response_to_message
 from gym_serve.types.protocols.to_params import chat_to_params
-from gym_serve.types.protocols.to_response import (
-    chat_to_response,
-    check_completion,
-    context_overflow_response,
-)
+from gym_serve.types.protocols.to_response import chat_to_response, context_overflow_response
 from gym_serve.types.protocols.tokens import TOKEN_KEYS, completion_tokens
 from gym_serve.types.protocols.usage import usage_sum
 
@@ -59,6 +56,7 @@ __all__ = [
     "chat_to_params",
     "chat_to_response",
     "check_completion",
+    "check_response",
     "completion_tokens",
     "context_overflow_response",
     "error_message",

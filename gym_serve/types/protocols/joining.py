@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.answers import check_delta
 from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
@@ -39,10 +40,8 @@ class ChunkJoiner:
         self.begun = True
         self._head.update((k, v) for k, v in chunk.items() if k != "choices" and v is not None)
         for choice in chunk["choices"]:
-            if not isinstance(choice, dict):
-                raise Unavailable(f"the backend's stream has a choice that is none: {shown(choice)}")
-            index = choice.get("index")
-            joined = self._choices.setdefault(index if isinstance(index, int) else 0, _choice())
+            check_delta(choice)
+            joined = self._choices.setdefault(choice.get("index") or 0, _choice())
             _add_choice(joined, choice)
 
     def completion(self) -> JSON:
@@ -68,12 +67,10 @@ def _choice() -> JSON:
 
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
-    delta = choice.get("delta")
-    for key, value in delta.items() if isinstance(delta, dict) else ():
+    for key, value in (choice.get("delta") or {}).items():
         if key == "tool_calls":
-            for call in value if isinstance(value, list) else ():
-                if isinstance(call, dict):
-                    _add_call(joined["message"]["tool_calls"], call)
+            for call in value or ():
+                _add_call(joined["message"]["tool_calls"], call)
         elif key == "role":
             joined["message"]["role"] = value or "assistant"
         elif isinstance(value, str):
@@ -85,8 +82,7 @@ def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
         if key in ("delta", "index") or value is None:
             continue
         if key == "logprobs":
-            if isinstance(value, dict):
-                joined["logprobs"] = _appended(joined["logprobs"] or {}, value)
+            joined["logprobs"] = _appended(joined["logprobs"] or {}, value)
         elif key == "token_ids":
             joined[key] = [*joined.get(key, []), *_list(value)]
         else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.fields import shown
 from gym_serve.types.requests import JSON
 
 __all__ = [
@@ -19,6 +21,8 @@ __all__ = [
     "choice_logprobs",
     "includes_logprobs",
 ]
+
+_NUMBERS = {float, int, type(None)}
 
 LOGPROBS = "message.output_text.logprobs"
 """What ``include`` of a Responses body has to hold."""
@@ -36,9 +40,16 @@ def includes_logprobs(params: Mapping[str, Any]) -> bool:
 
 
 def choice_logprobs(logprobs: Any) -> list[JSON]:
-    """The entries of a chat choice's ``logprobs``; empty without any."""
+    """The entries of a chat choice's ``logprobs``; empty without any.
+
+    Raises:
+        Unavailable: one has a log probability that is no number.
+    """
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not {type(entry.get("logprob")) for entry in found} <= _NUMBERS:
+        raise Unavailable(f"the backend's answer has log probabilities that are no numbers: {shown(found)}")
+    return found
 
 
 def add_logprobs(output: list[JSON], logprobs: Any) -> None:

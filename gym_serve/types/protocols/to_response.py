@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.types.errors import BadRequest, Unavailable
-from gym_serve.types.protocols.fields import seconds, shown
+from gym_serve.types.protocols.answers import check_completion
+from gym_serve.types.protocols.fields import seconds
 from gym_serve.types.protocols.items import assistant_items, message_item, new_id
 from gym_serve.types.protocols.logprobs import add_logprobs, asks_for_logprobs
 from gym_serve.types.protocols.tokens import completion_tokens
 from gym_serve.types.protocols.usage import responses_usage
 from gym_serve.types.requests import JSON
 
-__all__ = ["chat_to_response", "check_completion", "context_overflow_response"]
+__all__ = ["chat_to_response", "context_overflow_response"]
 
 # Parameters of the request that OpenAI's Response repeats.
 _ECHOED = (
@@ -88,22 +89,6 @@ def context_overflow_response(params: Mapping[str, Any]) -> JSON:
         created_at=time.time(),
         usage=None,
     )
-
-
-def check_completion(completion: Any) -> JSON:
-    """The first choice of a backend's answer.
-
-    Raises:
-        Unavailable: the answer is no chat completion, or its generation was aborted (as engines do
-            to running requests when their weights are replaced): a part is not the model's answer.
-    """
-    choices = completion.get("choices") if isinstance(completion, dict) else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-        raise Unavailable(f"the backend's answer is no chat completion: {shown(completion)}")
-    if choice.get("finish_reason") in ("abort", "error"):
-        raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")
-    return choice
 
 
 def _response(

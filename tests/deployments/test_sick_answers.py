@@ -1,0 +1,453 @@
+"""A sick endpoint: what it answers with status 200 is a failure to try again, and never scored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from gym_serve import Agent, Host, Model, Resources, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.deployments import retries
+from gym_serve.deployments.chat_model import ChatModel
+from gym_serve.deployments.openai_model import OpenAIModel
+from gym_serve.deployments.pooling_model import PoolingModel
+from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.judging import JudgeCalls, label_of
+from gym_serve.routing.inline import InlineEdge
+from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
+
+JSON = dict[str, Any]
+
+ASK = {"input": [{"role": "user", "content": "hi"}]}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ENTRY = {"token": "token_id:3", "logprob": -0.5}
+TOKENS = {"token_ids": [3], "logprobs": {"content": [ENTRY]}}
+BUNDLE = {"prompt_token_ids": [1], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+
+# Of a chat completion: sick messages, choices and whole answers.
+MESSAGES: list[Any] = [
+    None,
+    [],
+    "Hello",
+    {},
+    {"answer": "Hello"},
+    {"content": 5},
+    {"content": True},
+    {"content": {"text": "Hello"}},
+    {"content": ["Hello"]},
+    {"content": [None]},
+    {"content": [{"text": "Hello"}]},
+    {"content": [{"type": "text", "text": 5}]},
+    {"content": "Hello", "refusal": 5},
+    {"content": "Hello", "reasoning_content": {}},
+    {"content": "Hello", "reasoning": ["Hm"]},
+    {"content": None, "tool_calls": "x"},
+    {"content": None, "tool_calls": {}},
+    {"content": None, "tool_calls": [None]},
+    {"content": None, "tool_calls": ["x"]},
+    {"content": None, "tool_calls": [[]]},
+    {"content": None, "tool_calls": [{}]},
+    {"content": None, "tool_calls": [{"id": "c2"}]},
+    {"content": None, "tool_calls": [{**CALL, "id": 5}]},
+    {"content": None, "tool_calls": [{**CALL, "function": "f"}]},
+    {"content": None, "tool_calls": [CALL, None]},
+]
+CHOICES: list[Any] = [
+    None,
+    "Hello",
+    [],
+    {},
+    {"text": "Hello", "finish_reason": "stop"},
+    *({"message": message, "finish_reason": "stop"} for message in MESSAGES),
+    *(
+        {"message": {"content": "Hello"}, **rest}
+        for rest in (
+            {"finish_reason": 5},
+            {"finish_reason": ["stop"]},
+            {"finish_reason": "abort"},
+            {"finish_reason": "error"},
+            {"finish_reason": "stop", "logprobs": "x"},
+            {"finish_reason": "stop", "logprobs": {"content": {}}},
+            {"finish_reason": "stop", "logprobs": {"content": [None]}},
+        )
+    ),
+]
+COMPLETIONS: list[Any] = [
+    None,
+    False,
+    0,
+    "Hello",
+    [],
+    {},
+    {"choices": None},
+    {"choices": {}},
+    {"choices": []},
+    {"error": {"code": 502, "message": "Provider returned error"}},
+    {"detail": "Internal error"},
+    *({**HEAD, "choices": [choice]} for choice in CHOICES),
+    {**HEAD, "choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}, None]},
+    b"",
+    b"<html>busy</html>",
+    b'{"choices": [',
+    b'{"choices": [{"message": {"content": "\xff"}}]}',
+    b"[" * 100_000,
+]
+
+# Tokens that contradict one another, where they are asked for.
+TOKEN_CHOICES: list[JSON] = [
+    {"token_ids": [3, 4]},
+    {"token_ids": []},
+    {"token_ids": "3"},
+    {"token_ids": [-1]},
+    {"token_ids": [True]},
+    {"token_ids": ["3"]},
+    {"token_ids": [3.0]},
+    {"logprobs": {"content": [ENTRY, ENTRY]}},
+    {"logprobs": {"content": [{"token": "a"}]}},
+    {"logprobs": {"content": [{"token": "a", "logprob": None}]}},
+    {"logprobs": {"content": [{"token": "a", "logprob": True}]}},
+]
+
+# Deltas of a chat stream; the rest of a chunk is sick in the same ways as a choice.
+DELTAS: list[Any] = [
+    "Hello",
+    [],
+    5,
+    {"content": 5},
+    {"content": ["Hello"]},
+    {"refusal": 5},
+    {"reasoning_content": 5},
+    {"tool_calls": "x"},
+    {"tool_calls": {}},
+    {"tool_calls": [None]},
+    {"tool_calls": ["x"]},
+    {"tool_calls": [{**CALL, "index": "0"}]},
+    {"tool_calls": [{**CALL, "function": "f"}]},
+    {"tool_calls": [{**CALL, "function": {"name": 5}}]},
+    {"tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]},
+]
+CHUNKS: list[Any] = [
+    None,
+    5,
+    "Hello",
+    [],
+    {},
+    {"choices": None},
+    {"choices": "x"},
+    {"error": {"message": "gone"}},
+    {"choices": [None]},
+    {"choices": ["x"]},
+    {"choices": [{"index": "0", "delta": {"content": "Hello"}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": 5}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]},
+    {"choices": [{"index": 0, "delta": {}, "logprobs": "x"}]},
+    *({"choices": [{"index": 0, "delta": delta}]} for delta in DELTAS),
+]
+
+MESSAGE = {"id": "msg", "type": "message", "role": "assistant", "status": "completed"}
+TEXT = {"type": "output_text", "text": "Hello", "annotations": []}
+ITEMS: list[Any] = [
+    None,
+    "Hello",
+    [],
+    {"type": 5},
+    {"type": None},
+    {**MESSAGE, "content": None},
+    {**MESSAGE, "content": 5},
+    {**MESSAGE, "content": {}},
+    {**MESSAGE, "content": [None]},
+    {**MESSAGE, "content": ["Hello"]},
+    {**MESSAGE, "content": [{"text": "Hello"}]},
+    {**MESSAGE, "content": [{"type": "output_text", "text": 5}]},
+    {**MESSAGE, "content": [{"type": "refusal", "refusal": []}]},
+    {"type": "message", "content": [TEXT]},
+    {**MESSAGE, "role": 5, "content": [TEXT]},
+    {"type": "function_call"},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}},
+    {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"},
+    {"type": "function_call", "name": "f", "arguments": "{}"},
+    {"type": "reasoning", "summary": "Hm"},
+    {"type": "reasoning", "summary": [None]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": 5}]},
+    {"type": "reasoning", "summary": [], "content": 5},
+    {"type": "reasoning", "summary": [], "encrypted_content": 5},
+    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_token_ids": [3, 4]},
+    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_log_probs": None},
+    {**MESSAGE, "content": [TEXT], **BUNDLE, "generation_log_probs": ["x"]},
+    {**MESSAGE, "content": [TEXT], **BUNDLE, "prompt_token_ids": "x"},
+]
+SOUND = [{**MESSAGE, "content": [TEXT]}]
+RESPONSES: list[Any] = [
+    None,
+    False,
+    "Hello",
+    [],
+    {},
+    {"output": None},
+    {"output": {}},
+    {"output": "Hello"},
+    *({"id": "r", "status": "completed", "output": [item]} for item in ITEMS),
+    {"output": SOUND, "error": "boom"},
+    {"output": SOUND, "error": {"code": "server_error", "message": "boom"}},
+    {"output": SOUND, "status": "failed"},
+    {"output": SOUND, "status": "cancelled"},
+    {"output": SOUND, "status": "in_progress"},
+    {"output": SOUND, "status": 5},
+    {"output": SOUND, "incomplete_details": "x"},
+    b"",
+    b"<html>busy</html>",
+    b'{"output": [',
+]
+EVENTS: list[Any] = [
+    None,
+    5,
+    "Hello",
+    [],
+    {},
+    {"type": 5},
+    {"type": []},
+    {"type": "error", "code": "server_error", "message": "boom"},
+    {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "boom"}}},
+    {"type": "response.failed", "response": {}},
+    {"type": "response.created", "response": {}},
+    {"type": "response.completed"},
+    *(
+        {"type": "response.completed", "response": response}
+        for response in RESPONSES
+        if not isinstance(response, bytes)
+    ),
+]
+
+
+def stream(*events: Any) -> tuple[int, bytes, dict[str, str]]:
+    data = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    return 200, data, {"Content-Type": "text/event-stream"}
+
+
+def named(answers: list[Any]) -> Any:
+    return pytest.mark.parametrize("answer", answers, ids=lambda answer: str(answer)[:60])
+
+
+async def nothing(event: JSON) -> None:
+    return None
+
+
+@pytest.fixture
+async def ask(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Asks a model in front of the backend, with a method and a body, streamed or not."""
+    monkeypatch.setattr(retries, "_PAUSE", 0.0)
+    started = []
+
+    async def ask(kind: type[Any], method: str, body: JSON, *, streamed: bool, **settings: Any) -> Any:
+        server = kind(base_url=backend.url, model="m", api_key="k", max_retries=0, **settings)
+        await server.start()
+        started.append(server)
+        asked = getattr(server, f"stream_{'chat' if 'chat' in method else method}" if streamed else method)
+        return await (asked(body, nothing) if streamed else asked(body))
+
+    yield ask
+    for server in started:
+        await server.stop()
+
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+async def refused(asking: Awaitable[Any]) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await asking
+    assert caught.value.retryable
+
+
+@named(COMPLETIONS)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_completions(ask: Ask, backend: Any, answer: Any, streamed: bool) -> None:
+    backend.replies = [(200, answer)]
+    await refused(ask(ChatModel, "responses", ASK, streamed=streamed))
+    await refused(ask(ChatModel, "chat_completions", CHAT, streamed=streamed))
+    await refused(ask(OpenAIModel, "chat_completions", CHAT, streamed=streamed))
+
+
+@named(TOKEN_CHOICES)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tokens(ask: Ask, backend: Any, answer: JSON, streamed: bool) -> None:
+    choice = {"message": {"content": "Hello"}, "finish_reason": "stop", **TOKENS, **answer}
+    backend.replies = [(200, {**HEAD, "prompt_token_ids": [1], "choices": [choice]})]
+    await refused(ask(ChatModel, "responses", ASK, streamed=streamed, return_token_ids=True))
+    await refused(ask(ChatModel, "chat_completions", CHAT, streamed=streamed, return_token_ids=True))
+
+
+@pytest.mark.parametrize("logprob", ["x", True, [], {}])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_log_probabilities(ask: Ask, backend: Any, logprob: Any, streamed: bool) -> None:
+    said = {
+        "index": 0,
+        "logprobs": {"content": [{"token": "a", "logprob": logprob}]},
+        "finish_reason": "stop",
+    }
+    asked = {**ASK, "top_logprobs": 1}
+    backend.replies = [(200, {**HEAD, "choices": [{**said, "message": {"content": "a"}}]})]
+    await refused(ask(ChatModel, "responses", asked, streamed=streamed))
+    backend.replies = [stream({**HEAD, "choices": [{**said, "delta": {"content": "a"}}]})]
+    await refused(ask(ChatModel, "responses", asked, streamed=True))
+
+
+@named(CHUNKS)
+async def test_chunks(ask: Ask, backend: Any, answer: Any) -> None:
+    begun = {**HEAD, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "He"}}]}
+    end = {**HEAD, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    for events in ([answer, end], [begun, answer, end]):
+        backend.replies = [stream(*events)]
+        await refused(ask(ChatModel, "responses", ASK, streamed=True))
+        await refused(ask(ChatModel, "chat_completions", CHAT, streamed=True))
+        await refused(ask(OpenAIModel, "chat_completions", CHAT, streamed=True))
+
+
+@named(RESPONSES)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_responses(ask: Ask, backend: Any, answer: Any, streamed: bool) -> None:
+    backend.replies = [(200, answer)]
+    await refused(ask(OpenAIModel, "responses", ASK, streamed=streamed))
+
+
+@named(EVENTS)
+async def test_events(ask: Ask, backend: Any, answer: Any) -> None:
+    backend.replies = [stream({"type": "response.created", "response": {"id": "r"}}, answer)]
+    await refused(ask(OpenAIModel, "responses", ASK, streamed=True))
+
+
+@named([*COMPLETIONS[:12], {"data": []}, {"data": [None]}, {"data": [{}]}, {"data": [{"data": []}]}])
+@pytest.mark.parametrize("route", ["pooling", "classify"])
+async def test_scores(backend: Any, answer: Any, route: str) -> None:
+    server = PoolingModel(base_url=backend.url, model="m", max_retries=0)
+    await server.start()
+    backend.replies = [(200, answer)]
+    await refused(server.score(route, CHAT))
+    key = "probs" if route == "classify" else "data"
+    for scores in (["x"], [None], [True], [[]], {"a": 1}, 5):
+        backend.replies = [(200, {"data": [{"index": 0, key: scores}]})]
+        await refused(server.score(route, CHAT))
+    backend.replies = [(200, {"data": [{"index": 0, key: [0.5, 1]}]})]
+    assert await server.score(route, CHAT) == {"data": [{"index": 0, key: [0.5, 1]}]}
+    await refused(server.score(route, {"input": ["a", "b"]}))
+    await server.stop()
+
+
+SAID: list[JSON] = [
+    {"content": ""},
+    {"content": None},
+    {"role": "assistant"},
+    {"content": [{"type": "text", "text": "Hello"}]},
+    {"content": "Hello", "tool_calls": None, "refusal": None, "reasoning": None, "function_call": None},
+    {"content": "maximum context length is 5 tokens"},
+    {"content": "\x00\x7f<think></think></think>"},
+    {"content": None, "tool_calls": []},
+    {"content": None, "tool_calls": [{**CALL, "function": {"name": "", "arguments": ""}}]},
+    {"content": None, "tool_calls": [{**CALL, "function": {"name": "\n" * 9, "arguments": "[" * 9}}]},
+    {"content": None, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": [1, {"a": None}]}}]},
+    {"content": None, "tool_calls": [{"function": {"name": "f"}}]},
+    {"content": None, "tool_calls": [{**CALL, "function": {"name": None, "arguments": "{}"}}]},
+    {"content": None, "tool_calls": [{**CALL, "function": {"name": ["f"], "arguments": 5}}]},
+]
+
+
+@named(SAID)
+async def test_what_a_model_may_say_is_an_answer(ask: Ask, backend: Any, answer: JSON) -> None:
+    """Else a policy could turn its own zeros into failures."""
+    completion = {**HEAD, "choices": [{"message": answer, "finish_reason": "stop"}]}
+    backend.replies = [(200, completion)]
+    response = await ask(ChatModel, "responses", ASK, streamed=False)
+    assert response["status"] == "completed"
+    assert await ask(OpenAIModel, "chat_completions", CHAT, streamed=False)
+
+
+NO_OVERFLOWS = [
+    {"error": {"message": "Unknown parameter: 'context_length'"}},
+    {"error": {"message": "extra_body.max_seq_len: extra inputs are not permitted"}},
+    {
+        "error": {
+            "message": "bad image",
+            "param": "the prompt is too long, it exceeds the context window of x",
+        }
+    },
+    {"error": {"message": "messages[3]: invalid", "input": "maximum context length is 4096 tokens"}},
+    {"error": {"message": f"invalid: {'x' * 1000} 'This model's maximum context length is 4096 tokens'"}},
+    {"error": "max_tokens must be at least 1, got 0"},
+    {"error": {"message": 5, "code": 5}},
+    {"error": None},
+    "context window",
+    None,
+]
+
+
+@named(NO_OVERFLOWS)
+async def test_only_a_stated_overflow_is_one(ask: Ask, backend: Any, answer: Any) -> None:
+    backend.replies = [(400, answer)]
+    with pytest.raises(BadRequest):
+        await ask(ChatModel, "responses", ASK, streamed=False)
+    with pytest.raises(BadRequest):
+        await ask(OpenAIModel, "responses", ASK, streamed=False)
+
+
+class Zero(ResourcesServer):
+    """Scores whatever it gets."""
+
+    async def verify(self, request: VerifyRequest) -> Verdict:
+        return Verdict(reward=0.0)
+
+
+@named([None, *({**HEAD, "choices": [choice]} for choice in CHOICES[5:20])])
+async def test_an_episode_is_a_failure_and_no_zero(backend: Any, answer: Any) -> None:
+    backend.replies = [(200, answer)]
+    model = ChatModel(name="policy", base_url=backend.url, model="m", max_retries=0)
+    agent = SimpleAgent(
+        name="agent", model=Model(InlineEdge(Host(model))), resources=Resources(InlineEdge(Host(Zero())))
+    )
+    await model.start()
+    rollout = await Agent(InlineEdge(Host(agent))).run({"responses_create_params": ASK})
+    await model.stop()
+    assert rollout["mask_sample"]
+    failure = rollout["failure"]
+    assert (failure["kind"], failure["stage"], failure["server"]) == ("unavailable", "model", "policy")
+    assert failure["retryable"]
+    assert not rollout["_ng_failure_terminal"]
+
+
+class Told:
+    """A server of another language, that answers whatever it is told to."""
+
+    server = "judge"
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    async def call(self, call: Any) -> Any:
+        from gym_serve.servers.edge import Reply
+
+        return Reply(200, orjson.dumps(self.answer))
+
+    async def close(self) -> None:
+        return None
+
+
+@named([answer for answer in RESPONSES if not isinstance(answer, bytes)])
+async def test_models_behind_http_and_judges(answer: Any) -> None:
+    model = Model(Told(answer))
+    with pytest.raises(Unavailable) as caught:
+        await model.responses(ASK)
+    assert caught.value.server == "judge"
+    calls = JudgeCalls(1)
+    with pytest.raises(VerifierFailed, match="the judge failed"):
+        await calls.ask(model, ASK, lambda said: label_of(said, "", ["A"]))
+
+
+@named([answer for answer in COMPLETIONS if not isinstance(answer, bytes)])
+async def test_judges_that_chat(answer: Any) -> None:
+    with pytest.raises(VerifierFailed, match="the judge failed"):
+        await JudgeCalls(1).ask(Model(Told(answer)), CHAT, lambda said: "A", protocol="chat_completions")
