@@ -24,7 +24,7 @@ from gym_serve.types.errors import GymError
 
 __all__ = ["ATTACKS", "CATALOGUE", "Attack", "outcomes"]
 
-_FILE = yaml.safe_load(Path(__file__).parents[1].joinpath("environments/sandbox_attacks.yaml").read_text())
+_FILE = yaml.safe_load(Path(__file__).parents[1].joinpath("sandbox/sandbox_attacks.yaml").read_text())
 _ENDS = {KILLED: "killed", WRONG_ANSWER: "wrong answer", TIMED_OUT: "time", RUNTIME_ERROR: "exception"}
 _LIMITS = Limits(memory_bytes=512 << 20, file_bytes=32 << 20, disk_bytes=8 << 20)
 _SECONDS = 1.0
