@@ -77,5 +77,5 @@ def _common_end(one: list[int], other: list[int]) -> list[int]:
 def _ids(message: JSON, key: str, turn: int) -> list[int]:
     ids: Any = message.get(key)
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise BadRequest(f"messages[{turn}].{key}: a list of token ids is meant")
+        raise BadRequest(f"messages[{turn}].{key} must be a list of token ids")
     return ids

@@ -107,7 +107,7 @@ class Grammars:
         functions = [tool.get("function") for tool in chat.get("tools") or [] if isinstance(tool, dict)]
         tools = [tool for tool in functions if isinstance(tool, dict) and name in (None, tool.get("name"))]
         if not tools or (choice != "required" and name is None):
-            raise BadRequest(f"tool_choice: no tool of this request is meant by {str(choice)[:100]}")
+            raise BadRequest(f"`tool_choice` must name a tool of this request, got {str(choice)[:100]}")
         schema = {"anyOf": [_call_schema(tool) for tool in tools], "x-guidance": _JSON_STYLE}
         begin, end = (self._literal(mark) for mark in (CALL_OPENING, CALL_CLOSE))
         return "grammar", f'start: {begin} "\\n" call "\\n" {end}\ncall: %json {json.dumps(schema)}'
@@ -138,7 +138,7 @@ def _wanted(chat: Mapping[str, Any]) -> tuple[str, Any] | None:
         raise BadRequest("give response_format or structured_outputs, one of the two")
     field, value = given[0]
     if not isinstance(value, dict):
-        raise BadRequest(f"{field}: an object is meant")
+        raise BadRequest(f"{field} must be an object")
     return _of_format(value) if field == "response_format" else _of_vllm(value)
 
 
@@ -151,7 +151,7 @@ def _of_format(given: JSON) -> tuple[str, Any] | None:
     described = given.get("json_schema")
     schema = described.get("schema", {}) if isinstance(described, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
-        raise BadRequest("response_format: {type: json_schema, json_schema: {schema: {...}}} is meant")
+        raise BadRequest("`response_format` must be {type: json_schema, json_schema: {schema: {...}}}")
     return "json", schema
 
 
@@ -170,4 +170,4 @@ def _of_vllm(given: JSON) -> tuple[str, Any]:
             return "regex", regex
         case {"grammar": str() as grammar, **rest} if not rest:
             return "grammar", grammar
-    raise BadRequest("structured_outputs: one of json, json_object, choice, regex and grammar is meant")
+    raise BadRequest("`structured_outputs` must be one of json, json_object, choice, regex and grammar")

@@ -76,7 +76,7 @@ def _places(path: Path) -> dict[bytes, tuple[int, int]]:
                 entry = orjson.loads(line)
                 tool, argument, answer = entry["tool"], entry["argument"], entry["answer"]
                 if not isinstance(answer, str):
-                    raise TypeError("answer: a string is meant")
+                    raise TypeError("`answer` must be a string")
                 places.setdefault(_digest(tool, argument), (offset, len(line)))
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
                 raise GraphError(f"cassette: line {number} of {path} is none ({error})") from None

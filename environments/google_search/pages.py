@@ -76,7 +76,7 @@ def checked_url(text: str) -> URL:
     except ValueError:
         raise ToolFailed("this is no URL") from None
     if url.scheme not in _PORTS or not url.raw_host:
-        raise ToolFailed("a URL that begins with http:// or https:// is meant")
+        raise ToolFailed("the URL must begin with http:// or https://")
     if url.user is not None or url.password is not None:
         raise ToolFailed("a URL with credentials is not fetched")
     if port != _PORTS[url.scheme]:

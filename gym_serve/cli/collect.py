@@ -143,7 +143,7 @@ def collect(
     """
     rows, graph = paths[-1], paths[0] if len(paths) == 2 else None
     if len(paths) > 2:
-        raise typer.BadParameter(f"a graph file and a file of rows are meant, not {len(paths)} files")
+        raise typer.BadParameter(f"give a graph file and a file of rows, got {len(paths)} files")
     target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
     options: RolloutOptions = {
         "agent": agent,
@@ -216,7 +216,7 @@ def _repeats(text: str) -> int | dict[str, int]:
         return int(text)
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(name and count.isdecimal() for name, _, count in pairs):
-        raise typer.BadParameter(f"--repeats: 8 or math=8,_default=1 is meant, not {text!r}")
+        raise typer.BadParameter(f"--repeats must be a number, or math=8,_default=1, got {text!r}")
     return {name.strip(): int(count) for name, _, count in pairs}
 
 
@@ -225,5 +225,5 @@ def _shard(text: str | None) -> tuple[int, int] | None:
         return None
     parts = re.fullmatch(r"(\d+)/(\d+)", text)
     if parts is None:
-        raise typer.BadParameter(f"--shard: 2/8 is meant, not {text!r}")
+        raise typer.BadParameter(f"--shard must be I/N, e.g. 2/8, got {text!r}")
     return int(parts[1]), int(parts[2])

@@ -35,7 +35,7 @@ def down(
     Example: gym-serve down math
     """
     if all_ == (name is not None) or (all_ and address is not None):
-        raise typer.BadParameter("either the NAME of a graph is meant, or --all")
+        raise typer.BadParameter("give the NAME of a graph, or --all")
     try:
         stopped = _all() if name is None else _one(name, address)
     except GymError as error:

@@ -27,7 +27,7 @@ def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
     for pair in pairs:
         key, given, text = pair.partition("=")
         if not given or not key.strip():
-            raise typer.BadParameter(f"{example} is meant, not {pair!r}")
+            raise typer.BadParameter(f"write {example}, got {pair!r}")
         try:
             values[key.strip()] = parse_yaml(text)
         except GraphError:

@@ -109,7 +109,7 @@ class _Verifiers:
         if rollout.get("_ng_failure_class"):
             raise InvalidRequest("a failed attempt: there is nothing to score")
         if not isinstance(rollout.get("response"), dict):
-            raise InvalidRequest("response: missing; rollouts are meant, not rows")
+            raise InvalidRequest("`response` is missing: the file must hold rollouts, not rows")
         server = self._server_of(rollout)
         if (mode := self._mode(server)) != "stateless":
             raise InvalidRequest(

@@ -88,7 +88,7 @@ class Target:
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.graph, self.attach, self.url)) != 1:
-            raise typer.BadParameter("one of these is meant: a graph file, --attach NAME or --url URL")
+            raise typer.BadParameter("give one of these: a graph file, --attach NAME or --url URL")
         if self.url is not None and self.address is not None:
             raise typer.BadParameter("--url needs no Ray: leave out --address")
         if self.graph is None and self.overrides:

@@ -71,11 +71,11 @@ def make_draft(
 def _base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("a URL is meant, e.g. http://host:8000/math/policy")
+        raise ValueError("must be a URL, e.g. http://host:8000/math/policy")
     if parts.username is not None:
         raise ValueError("a URL is shown to everyone: pass the password as api_key or in headers")
     if parts.query or parts.fragment:
-        raise ValueError("a base URL is meant, without ? and #")
+        raise ValueError("must be a base URL, without ? and #")
     return url.rstrip("/")
 
 
@@ -126,12 +126,12 @@ def _local(entry: Entry, name: str, kind: Kind, cls: type[Server]) -> tuple[Draf
         if isinstance(leaves[0].value, str):
             references[path] = leaves[0].value
         else:
-            problems.append((path, f"the name of a {' or '.join(sorted(kinds[path]))} server is meant"))
+            problems.append((path, f"must be the name of a {' or '.join(sorted(kinds[path]))} server"))
     is_open = any(entry.is_open(path) for path in found)
 
     inline = entry.filled.get("inline") or []
     if not isinstance(inline, list) or not all(isinstance(target, str) for target in inline):
-        problems.append(("inline", "a list of names of servers is meant"))
+        problems.append(("inline", "must be a list of names of servers"))
         inline = []
     node = Node(
         name,

@@ -82,7 +82,7 @@ def read_entry(value: Any, path: str, variables: Variables) -> tuple[Entry | Non
         if branch not in value and "type" not in own:
             return None, problems
         if not isinstance(given, Mapping):
-            return None, [*problems, (join(path, branch), "a mapping is meant")]
+            return None, [*problems, (join(path, branch), "must be a mapping")]
         chosen = {str(key): item for key, item in given.items()}
     elif stray := [key for key in _CHOICE if key in value]:
         problems.append((join(path, stray[0]), "there is no 'if' beside it"))

@@ -108,16 +108,14 @@ def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()
     if extends is None:
         return own
     if not isinstance(extends, str):
-        raise GraphError("extends: the path of a graph file is meant")
+        raise GraphError("`extends` must be the path of a graph file")
     path = (base_dir / extends).resolve()
     if path in above:
         raise GraphError(f"extends: a cycle: {' -> '.join(p.name for p in [*above, path])}")
     try:
         content = read_yaml(path)
         if len(names := list(_graphs(content))) > 1:
-            raise GraphError(
-                f"{path.name} holds several graphs ({', '.join(names)}); a file with one is meant"
-            )
+            raise GraphError(f"{path.name} holds several graphs ({', '.join(names)}); it must hold one")
         _, _, base = _application(content, None)
     except GraphError as error:
         raise GraphError([f"extends: {p}" for p in error.problems], source=error.source) from None
@@ -128,12 +126,14 @@ def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()
 def _graphs(content: Any) -> dict[str, Mapping[str, Any]]:
     """The applications of a file that are graphs, by name; what stands alone is one named ``default``."""
     if not isinstance(content, Mapping):
-        raise GraphError("a mapping is meant: a Serve config (applications), or models, resources, agents")
+        raise GraphError(
+            "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"
+        )
     if "applications" not in content:
         return {_DEFAULT: {"args": content}}
     applications = content["applications"]
     if not isinstance(applications, list) or not all(isinstance(a, Mapping) for a in applications):
-        raise GraphError("applications: a list of mappings is meant")
+        raise GraphError("`applications` must be a list of mappings")
     graphs: dict[str, Mapping[str, Any]] = {}
     for application in applications:
         if application.get("import_path") == IMPORT_PATH:
@@ -159,10 +159,10 @@ def _application(content: Any, wanted: str | None) -> tuple[str, str, dict[str, 
         raise GraphError(f"applications: no graph is named {name!r}{nearest(name, graphs)}")
     route_prefix = graphs[name].get("route_prefix", "/")
     if not isinstance(route_prefix, str) or not route_prefix.startswith("/"):
-        raise GraphError(f"applications.{name}.route_prefix: a path that starts with / is meant")
+        raise GraphError(f"applications.{name}.route_prefix must be a path that starts with /")
     args = graphs[name].get("args")
     if not isinstance(args, Mapping):
-        raise GraphError(f"applications.{name}.args: the graph is missing: a mapping is meant")
+        raise GraphError(f"applications.{name}.args: the graph is missing; it must be a mapping")
     return name, route_prefix, {str(key): value for key, value in args.items()}
 
 

@@ -35,7 +35,7 @@ def _targets(draft: Draft, kinds: Mapping[str, Kind]) -> Iterator[Problem]:
             yield draft.entry.at(path), f"{target!r} is no server{nearest(target, fitting)}"
         elif kinds[target] not in wanted:
             meant = " or ".join(_A[kind] for kind in sorted(wanted))
-            yield draft.entry.at(path), f"{target!r} is {_A[kinds[target]]}, where {meant} is meant"
+            yield draft.entry.at(path), f"{target!r} is {_A[kinds[target]]}, but must be {meant}"
 
 
 def _inline(draft: Draft, drafts: Mapping[str, Draft], kinds: Mapping[str, Kind]) -> Iterator[Problem]:

@@ -103,7 +103,7 @@ def _servers(content: Mapping[str, Any], problems: list[Problem]) -> Iterator[tu
         if isinstance(servers, Mapping):
             yield from ((section, name, value) for name, value in servers.items())
         else:
-            problems.append((section, "a mapping of servers by name is meant"))
+            problems.append((section, "must be a mapping of servers by name"))
 
 
 def _filled(content: Mapping[str, Any], key: str, variables: Variables, problems: list[Problem]) -> Any:
@@ -129,7 +129,7 @@ def _default_agent(
 def _gateway(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> GatewayOptions:
     options = _filled(content, "gateway", variables, problems) or {}
     if not isinstance(options, Mapping):
-        problems.append(("gateway", "a mapping of Serve options is meant"))
+        problems.append(("gateway", "must be a mapping of Serve options"))
         return GatewayOptions()
     checked, found = check(GatewayOptions, options, "gateway")
     problems += found

@@ -114,7 +114,7 @@ def timeout_of(request: Request) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise BadRequest(f"x-request-timeout: a positive number of seconds is meant, not {given[:40]!r}")
+        raise BadRequest(f"`x-request-timeout` must be a positive number of seconds, got {given[:40]!r}")
     return seconds
 
 
@@ -141,9 +141,9 @@ def unstreamed(op: str, body: bytes) -> tuple[bytes, dict[str, Any] | None]:
     if not isinstance(asked, dict):
         return body, None
     if not isinstance(asked.get("stream"), bool | None):
-        raise InvalidRequest("stream: a boolean is meant")
+        raise InvalidRequest(f"`stream` must be a boolean, got {str(asked['stream'])[:40]!r}")
     if not isinstance(asked.get("stream_options"), dict | None):
-        raise InvalidRequest("stream_options: an object is meant")
+        raise InvalidRequest("`stream_options` must be an object")
     plain = {key: value for key, value in asked.items() if key not in ("stream", "stream_options")}
     return encode(plain), asked if asked.get("stream") else None
 

@@ -62,11 +62,11 @@ class Expansion:
     def __post_init__(self) -> None:
         counts = {"repeats": self.repeats} if isinstance(self.repeats, int) else self.repeats
         if wrong := [name for name, count in counts.items() if not 1 <= count <= MAX_ROLLOUT_INDEX]:
-            raise InvalidRequest(f"repeats: {', '.join(wrong)}: at least 1 is meant")
+            raise InvalidRequest(f"repeats: {', '.join(wrong)} must be at least 1")
         if self.limit is not None and self.limit < 1:
-            raise InvalidRequest(f"limit: at least 1 is meant, not {self.limit}")
+            raise InvalidRequest(f"`limit` must be at least 1, got {self.limit}")
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
-            raise InvalidRequest(f"shard: 1/n to n/n is meant, not {self.shard[0]}/{self.shard[1]}")
+            raise InvalidRequest(f"`shard` must be 1/n to n/n, got {self.shard[0]}/{self.shard[1]}")
 
     def agent_of(self, row: Mapping[str, Any]) -> str | None:
         """Name of the agent of a row; None if nothing says which."""
@@ -200,11 +200,11 @@ def _seeded(row: JSON, seed: int) -> JSON:
         return {**row, "extra_body": {**extra, "seed": seed}}  # it would win over the metadata
     params = row.get("responses_create_params")
     if not isinstance(params, dict):
-        raise InvalidRequest("responses_create_params: a JSON object is meant")
+        raise InvalidRequest("`responses_create_params` must be a JSON object")
     metadata = params.get("metadata") or {}
     try:
         stored = orjson.loads(metadata.get("extra_body") or "{}")
         merged = orjson.dumps({**stored, "seed": seed}).decode()
     except (AttributeError, TypeError, orjson.JSONDecodeError):
-        raise InvalidRequest("metadata.extra_body: a JSON object as a string is meant") from None
+        raise InvalidRequest("metadata.extra_body must be a JSON object as a string") from None
     return {**row, "responses_create_params": {**params, "metadata": {**metadata, "extra_body": merged}}}

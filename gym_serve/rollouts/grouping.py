@@ -42,7 +42,7 @@ class GroupOptions:
         if self.size < 1 or self.oversample < 0:
             raise InvalidRequest("a group's size is at least 1, and oversample is not negative")
         if self.quorum is not None and not 1 <= self.quorum <= self.size:
-            raise InvalidRequest(f"quorum: 1 to {self.size} is meant, not {self.quorum}")
+            raise InvalidRequest(f"`quorum` must be 1 to {self.size}, got {self.quorum}")
 
     @property
     def needed(self) -> int:

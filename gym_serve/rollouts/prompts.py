@@ -66,7 +66,7 @@ class PromptTemplate:
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
                 raise InvalidRequest(f"cannot read {where}: {error}") from error
         if not isinstance(content, Mapping) or not isinstance(content.get("user"), str):
-            raise InvalidRequest(f"{where}: a mapping with 'user', and maybe 'system', is meant")
+            raise InvalidRequest(f"{where} must be a mapping with 'user', and maybe 'system'")
         if unknown := sorted(map(str, content.keys() - {"user", "system"})):
             raise InvalidRequest(f"{where}: unknown {', '.join(unknown)}; it has 'user' and 'system'")
         if not isinstance(content.get("system"), str | None):
@@ -120,5 +120,5 @@ def params_of(row: JSON) -> JSON:
     """
     params = row.get("responses_create_params") or {}
     if not isinstance(params, dict):
-        raise InvalidRequest("responses_create_params: a JSON object is meant")
+        raise InvalidRequest("`responses_create_params` must be a JSON object")
     return params

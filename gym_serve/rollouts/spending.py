@@ -41,7 +41,7 @@ class Budget:
             InvalidRequest: a limit is no positive number, or no model of the graph has prices.
         """
         if any(limit is not None and not limit > 0 for limit in (self.max_cost, self.max_tokens)):
-            raise InvalidRequest("max_cost and max_tokens: a positive number is meant")
+            raise InvalidRequest("`max_cost` and `max_tokens` must be positive numbers")
         if self.max_cost is not None and not prices:
             raise InvalidRequest("max_cost: no model of the graph has prices; set models.<name>.prices")
 

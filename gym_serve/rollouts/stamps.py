@@ -67,5 +67,5 @@ def is_failure(rollout: Mapping[str, Any]) -> bool:
 def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        raise InvalidRequest(f"{key}: an integer from 0 to {largest} is meant, not {str(value)[:50]}")
+        raise InvalidRequest(f"{key} must be an integer from 0 to {largest}, got {str(value)[:50]}")
     return value

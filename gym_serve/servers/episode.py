@@ -333,7 +333,7 @@ def _with_extras(row: JSON) -> JSON:
         if isinstance(extra := row.get(key), dict):
             metadata = params.get("metadata") or {}
             if not isinstance(metadata, dict):
-                raise InvalidRequest("responses_create_params.metadata: an object is meant")
+                raise InvalidRequest("responses_create_params.metadata must be an object")
             try:
                 stored = metadata_object(metadata, key)
             except BadRequest as error:

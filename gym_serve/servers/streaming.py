@@ -61,7 +61,7 @@ async def stream_chat(model: Streaming, body: JSON, emit: Emit) -> JSON:
     """OpenAI's Chat Completions; the usage comes last, if it is asked for."""
     options: Any = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise InvalidRequest("stream_options: an object is meant")
+        raise InvalidRequest("`stream_options` must be an object")
     include_usage = bool(options.get("include_usage"))
     last: JSON = {}
 

@@ -69,5 +69,5 @@ def test_problems_of_a_choice() -> None:
         "models.policy.then.autoscaling.max_replica: unknown setting; did you mean 'max_replicas'?",
         "models.b.then: there is no 'if' beside it",
         "models.c.if: environment variable X is not set; export it, put it into .env, or write ${X:-default}",
-        "models.d.then: a mapping is meant",
+        "models.d.then: must be a mapping",
     ]

@@ -78,7 +78,7 @@ def test_one_of_several_graphs(tmp_path: Path) -> None:
         "applications: no graph is named 'bete'; did you mean 'beta'?"
     ]
     extending = write(tmp_path / "extending.yaml", "extends: g.yaml")
-    assert problems(extending) == ["extends: g.yaml holds several graphs (a, beta); a file with one is meant"]
+    assert problems(extending) == ["extends: g.yaml holds several graphs (a, beta); it must hold one"]
     assert graph_names(extending) == ["default"]
 
 
@@ -91,17 +91,17 @@ def test_two_graphs_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("[]", "a mapping is meant: a Serve config (applications), or models, resources, agents"),
-        ("", "a mapping is meant: a Serve config (applications), or models, resources, agents"),
-        ("applications: {}", "applications: a list of mappings is meant"),
+        ("[]", "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"),
+        ("", "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"),
+        ("applications: {}", "`applications` must be a list of mappings"),
         ("applications: [{import_path: x}]", "applications: none has import_path: gym_serve.graph:app"),
         (
             "applications: [{import_path: 'gym_serve.graph:app'}]",
-            "applications.default.args: the graph is missing: a mapping is meant",
+            "applications.default.args: the graph is missing; it must be a mapping",
         ),
         (
             "applications: [{import_path: 'gym_serve.graph:app', route_prefix: math, args: {}}]",
-            "applications.default.route_prefix: a path that starts with / is meant",
+            "applications.default.route_prefix must be a path that starts with /",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_problems_of_the_base_name_the_base(tmp_path: Path) -> None:
         load_graph(write(tmp_path / "g.yaml", "extends: base.yaml"))
     assert caught.value.source == str(tmp_path / "base.yaml")
     assert caught.value.problems == ["extends: a: the key stands twice, in line 1 and line 2"]
-    assert problems({"extends": 3}) == ["extends: the path of a graph file is meant"]
+    assert problems({"extends": 3}) == ["`extends` must be the path of a graph file"]
 
 
 def test_merged() -> None:

@@ -58,9 +58,9 @@ def test_every_problem_at_once() -> None:
         "models.lost: a type is missing: a short name, package.module:Class, or http",
         "agents.math_agent.model: a required setting is missing",
         "agents.math_agent.modle: unknown setting; did you mean 'model'?",
-        "agents.math_agent.resources: the name of a resources server is meant",
+        "agents.math_agent.resources: must be the name of a resources server",
         "agents.policy: the name is taken by models.policy",
-        "resources.math.judge: 'math_agent' is an agent, where a model is meant",
+        "resources.math.judge: 'math_agent' is an agent, but must be a model",
         "resources.math.judges[1]: 'polcy' is no server; did you mean 'policy'?",
         "agents.math_agent.inline[0]: 'math_agent' has no reference to 'math', so it cannot run inside it",
         "agents.math_agent.inline[1]: 'math_agent' has no reference to 'policy', so it cannot run inside it",
@@ -82,7 +82,7 @@ def test_sections_and_keys_of_other_forms() -> None:
         "extends": None,
     }
     assert problems(content) == [
-        "models: a mapping of servers by name is meant",
+        "models: must be a mapping of servers by name",
         "agents.a.1: a key is a string; quote it",
         "agents.a.model: a required setting is missing",
         "agents.a.resources: a required setting is missing",
@@ -128,7 +128,7 @@ def test_inline() -> None:
         "agents.math_agent.inline[1]: 'maths' is no server; did you mean 'math'?",
     ]
     content["agents"]["math_agent"]["inline"] = "math"
-    assert problems(content) == ["agents.math_agent.inline: a list of names of servers is meant"]
+    assert problems(content) == ["agents.math_agent.inline: must be a list of names of servers"]
 
 
 def test_what_one_problem_hides_adds_no_other() -> None:
@@ -237,4 +237,4 @@ def test_options_of_the_gateway() -> None:
     assert problems({**with_policy(), "auth_token": ["${A:-}", 7]}) == [
         "auth_token[1]: expected a string, and not an empty one; an open graph has no such key"
     ]
-    assert problems({**with_policy(), "gateway": 2}) == ["gateway: a mapping of Serve options is meant"]
+    assert problems({**with_policy(), "gateway": 2}) == ["gateway: must be a mapping of Serve options"]

@@ -203,10 +203,10 @@ other_model:
     [
         ("a: {_inherit_from: quizz}\n" + QUIZ, "there is no 'quizz' in the configs; did you mean 'quiz'?"),
         ("a: {_inherit_from: b}\nb: {_copy: a}\n", "in a circle: b -> a -> b"),
-        ("a: {_inherit_from: [b]}\n", "_inherit_from: the path of a value in the config is meant"),
+        ("a: {_inherit_from: [b]}\n", "_inherit_from must be the path of a value in the config"),
         ("config_paths: [none.yaml]\n", "config_paths: none.yaml is not there"),
-        ("config_paths: none.yaml\n", "config_paths: a list of paths is meant"),
-        ("- a\n", "a mapping of servers by name is meant"),
+        ("config_paths: none.yaml\n", "config_paths must be a list of paths"),
+        ("- a\n", "must be a mapping of servers by name"),
         ("a: [\n", "no valid YAML"),
         ("a: 1\na: 2\n", "the key stands twice"),
     ],
@@ -411,9 +411,7 @@ def test_only_models_can_be_called_by_a_hosted_server(tmp_path: Path) -> None:
     )
     write(tmp_path, "resources_servers/riddles/riddle_app.py", "")
     problems = problems_of(tmp_path, QUIZ + text + POLICY)
-    assert problems == [
-        "resources.riddles.servers.quiz: 'quiz' is a resources server, where a model is meant"
-    ]
+    assert problems == ["resources.riddles.servers.quiz: 'quiz' is a resources server, but must be a model"]
 
 
 def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
@@ -432,8 +430,11 @@ def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
         ("x: 1\n", "there are no servers in it"),
         (QUIZ.replace("name: quiz}", "name: quizz}"), "there is no server 'quizz'; did you mean 'quiz'?"),
         (QUIZ.replace("name: quiz}", 'name: "???"}'), "the name of the server is left open"),
-        ("a: {resources_servers: {mcqa: {}, other: {}}}\n", "a: one server type with one implementation"),
-        ("a: {resources_servers: {mcqa: 3}}\n", "a mapping of settings is meant"),
+        (
+            "a: {resources_servers: {mcqa: {}, other: {}}}\n",
+            "a must have one server type with one implementation",
+        ),
+        ("a: {resources_servers: {mcqa: 3}}\n", "must be a mapping of settings"),
         (QUIZ.replace("grading_mode: null", "grading_mode: x"), "resources.quiz.grading_mode: should be"),
     ],
 )
@@ -665,6 +666,12 @@ def test_the_command_prints_or_writes_the_graph(tmp_path: Path, monkeypatch: pyt
     assert yaml.safe_load(printed.stdout)["applications"][0]["name"] == "quiz"
     assert "data set: agent quiz_agent, name train, type train, rows quiz/train.jsonl" in printed.stderr
     out = tmp_path / "graphs" / "quiz.yaml"
+    refused = runner.invoke(main, ["import-nemo-gym", config, "-o", str(out)])
+    assert refused.exit_code == 1
+    assert (
+        "there is no folder" in refused.output
+    )  # none is made in silence: a misspelt path would be hard to find
+    out.parent.mkdir()
     written = runner.invoke(main, ["import-nemo-gym", config, "-o", str(out)])
     assert written.exit_code == 0, written.output
     assert out.read_text() == printed.stdout

@@ -65,7 +65,7 @@ def test_stamps_of_the_caller_are_kept() -> None:
 @pytest.mark.parametrize("index", [-1, 2**40, 1.0, "1", True, [0]])
 def test_a_bad_index_is_a_problem(index: Any) -> None:
     (problem,) = problems_of([row(0, _ng_task_index=index)])
-    assert problem.startswith("row 1: _ng_task_index: an integer from 0 to 1099511627775 is meant")
+    assert problem.startswith("row 1: _ng_task_index must be an integer from 0 to 1099511627775")
 
 
 def test_repeats_by_agent() -> None:

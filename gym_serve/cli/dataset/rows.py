@@ -44,7 +44,7 @@ def row_problems(row: JSON) -> Iterator[str]:
     yield from _agent_ref(row.get("agent_ref"))
     for name in _OPTIONS:
         if not isinstance(row.get(name), dict | None):
-            yield f"{name}: an object is meant"
+            yield f"{name} must be an object"
     yield from _stamps(row)
 
 
@@ -69,16 +69,16 @@ def _input(given: str | list[JSON]) -> Iterator[str]:
 
 def _message(item: JSON, place: str) -> Iterator[str]:
     if item.get("role") not in _ROLES:
-        yield f"{place}.role: one of {', '.join(_ROLES)} is meant, not {str(item.get('role'))[:50]!r}"
+        yield f"{place}.role must be one of {', '.join(_ROLES)}, got {str(item.get('role'))[:50]!r}"
     content = item.get("content")
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        yield f"{place}.content: a text or a list of parts is meant"
+        yield f"{place}.content must be a text or a list of parts"
         return
     for index, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            yield f"{place}.content[{index}]: an object with a type is meant, e.g. input_text"
+            yield f"{place}.content[{index}] must be an object with a type, e.g. input_text"
         elif part["type"] in ("input_text", "output_text") and not isinstance(part.get("text"), str):
             yield f"{place}.content[{index}].text: a text is missing"
 
@@ -101,17 +101,17 @@ def _tools(tools: list[JSON]) -> Iterator[str]:
         else:
             names.add(name)
         if not isinstance(tool.get("parameters"), dict | None):
-            yield f"{place}.parameters: a JSON schema is meant"
+            yield f"{place}.parameters must be a JSON schema"
 
 
 def _metadata(metadata: Any) -> Iterator[str]:
     if not isinstance(metadata, dict | None):
-        yield f"{_PARAMS}.metadata: an object is meant"
+        yield f"{_PARAMS}.metadata must be an object"
         return
     for name in _OPTIONS:
         value = (metadata or {}).get(name)
         if value is not None and not _is_json_object(value):
-            yield f"{_PARAMS}.metadata.{name}: a JSON object written as a string is meant"
+            yield f"{_PARAMS}.metadata.{name} must be a JSON object written as a string"
 
 
 def _is_json_object(value: Any) -> bool:
@@ -127,9 +127,9 @@ def _agent_ref(ref: Any) -> Iterator[str]:
     if ref is None:
         return
     if not isinstance(ref, dict) or not isinstance(ref.get("name"), str) or not ref["name"]:
-        yield 'agent_ref: {"type": "responses_api_agents", "name": "..."} is meant'
+        yield 'agent_ref must be {"type": "responses_api_agents", "name": "..."}'
     elif ref.get("type") not in (None, "responses_api_agents"):
-        yield f"agent_ref.type: 'responses_api_agents' is meant, not {str(ref['type'])[:50]!r}"
+        yield f"agent_ref.type must be 'responses_api_agents', got {str(ref['type'])[:50]!r}"
 
 
 def _stamps(row: JSON) -> Iterator[str]:

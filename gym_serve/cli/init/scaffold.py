@@ -74,7 +74,7 @@ def _check_name(name: str) -> None:
         proposal = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
         hint = f", e.g. {proposal}" if _NAME.fullmatch(proposal) and proposal != name else ""
         raise BadRequest(
-            f"{name!r} is no name of a package: lower case letters, digits and _ are meant{hint}"
+            f"{name!r} is no name of a package: it must have lower case letters, digits and _ only{hint}"
         )
     if name in RESERVED_NAMES:
         raise BadRequest(f"{name!r} is a route of every graph; choose another name")

@@ -61,10 +61,10 @@ def _with_included(path: Path, named_in: Path | None, seen: set[Path]) -> Iterat
     if content is None:
         return
     if not isinstance(content, dict):
-        raise InvalidRequest(f"{file}: a mapping of servers by name is meant")
+        raise InvalidRequest(f"{file} must be a mapping of servers by name")
     included = content.get(_PATHS) or []
     if not isinstance(included, list) or not all(isinstance(entry, str) for entry in included):
-        raise InvalidRequest(f"{file}: {_PATHS}: a list of paths is meant")
+        raise InvalidRequest(f"{file}: {_PATHS} must be a list of paths")
     for entry in included:
         yield from _with_included(Path(entry), file, seen)
     yield {str(key): value for key, value in content.items()}

@@ -73,7 +73,7 @@ def _applied(value: Any, config: dict[str, Any], moved: list[str], way: tuple[st
         if directive in own:
             path = own.pop(directive)
             if not isinstance(path, str):
-                raise InvalidRequest(f"{directive}: the path of a value in the config is meant")
+                raise InvalidRequest(f"{directive} must be the path of a value in the config")
             base = _taken(path, config, moved, way, moves=directive == _INHERIT)
             own = own if base == MISSING else merged(base, own)
             own = {key: item for key, item in own.items() if key not in deleted}

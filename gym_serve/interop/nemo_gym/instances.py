@@ -56,11 +56,11 @@ def instances_of(config: dict[str, Any], problems: list[str]) -> Iterator[Instan
         if isinstance(implementations, dict) and len(implementations) > 1:
             implementations = {k: v for k, v in implementations.items() if k != "dummy_model"}
         if len(sections) > 1 or not isinstance(implementations, dict) or len(implementations) != 1:
-            problems.append(f"{name}: one server type with one implementation is meant")
+            problems.append(f"{name} must have one server type with one implementation")
             continue
         ((implementation, settings),) = implementations.items()
         if not isinstance(settings, dict | None):
-            problems.append(f"{name}.{sections[0]}.{implementation}: a mapping of settings is meant")
+            problems.append(f"{name}.{sections[0]}.{implementation} must be a mapping of settings")
             continue
         yield Instance(name, KINDS[sections[0]], sections[0], str(implementation), settings or {})
 

@@ -48,7 +48,7 @@ class Behaviour:
     def __post_init__(self) -> None:
         fine = all(0 <= ms < 1e9 for ms in (self.latency_ms, self.token_latency_ms))
         if self.turns < 0 or self.calls_per_turn < 1 or self.tokens < 0 or not fine:
-            raise InvalidRequest("turns, tokens, latencies: at least 0 is meant; calls_per_turn: at least 1")
+            raise InvalidRequest("turns, tokens and latencies must be at least 0, calls_per_turn at least 1")
         for kind, every in self.faults.items():
             if kind not in FAULTS or every < 1:
                 raise InvalidRequest(f"faults: {kind}={every} is none; meant is {'|'.join(FAULTS)}=N, N >= 1")
