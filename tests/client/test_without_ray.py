@@ -135,12 +135,14 @@ async def test_every_call_works_inside_a_running_loop() -> None:
 def test_an_interrupt_cancels_what_run_began() -> None:
     """As Ctrl-C does in a notebook: the rollouts do not go on behind the user's back."""
     code = f"""
-import threading, signal, os, time
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from gym_serve import Gym, Verdict, ResourcesServer
 import asyncio
 class Slow(ResourcesServer):
     async def verify(self):
         os.write(1, b"verifying ")
+        os.kill(os.getpid(), signal.SIGINT)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -150,7 +152,6 @@ graph = {graph()!r}
 graph["resources"] = {{"slow": {{"type": Slow}}}}
 graph["agents"] = {{"agent": {{"type": "simple_agent", "model": "policy", "resources": "slow"}}}}
 with Gym.from_graph(graph, ray=False) as gym:
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         gym.run([{{"prompt": "x"}}])
     except KeyboardInterrupt:

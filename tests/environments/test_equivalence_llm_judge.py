@@ -14,7 +14,7 @@ from gym_serve.environments.equivalence_llm_judge import EquivalenceLlmJudge
 from gym_serve.environments.equivalence_llm_judge.extraction import answer_text, last_match, question_text
 from gym_serve.servers import Response
 from gym_serve.testing import ScriptedReplies
-from gym_serve.types.errors import GymError, Overloaded, Unauthorized, VerifierFailed
+from gym_serve.types.errors import GymError, OperatorError, Overloaded, Unauthorized, VerifierFailed
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 TEMPLATE = "{question} / {expected_answer} / {generated_answer}"
@@ -116,9 +116,15 @@ async def test_the_answer_cannot_speak_for_the_judge() -> None:
     assert len(judge.prompts[0]) < 33_000
 
 
-@pytest.mark.parametrize("error", [Overloaded("queue", retry_after=3.0), Unauthorized("key")])
-async def test_a_judge_that_fails_gives_no_reward(error: GymError) -> None:
-    with pytest.raises(VerifierFailed) as caught:
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (Overloaded("queue", retry_after=3.0), VerifierFailed),
+        (Unauthorized("key"), OperatorError),  # no rollout could be scored: it stops the run
+    ],
+)
+async def test_a_judge_that_fails_gives_no_reward(error: GymError, failure: type[GymError]) -> None:
+    with pytest.raises(failure) as caught:
         await judged(Judge(error), {}, "x")
     assert caught.value.retry_after == error.retry_after
 
