@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gym_serve.deployments.chat_streams import streamed_chat, streamed_response
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
 from gym_serve.servers import ModelServer
-from gym_serve.servers.base import Operation
+from gym_serve.servers.base import Operation, missing_path
 from gym_serve.servers.model import PauseMode
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
@@ -36,7 +37,7 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["EngineModel"]
+__all__ = ["EngineModel", "missing_model"]
 
 _FORM = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -53,6 +54,12 @@ class _Pause(BaseModel):
     model_config = _FORM
 
     mode: PauseMode = "keep"
+
+
+def missing_model(setting: str, model: str) -> Iterator[str]:
+    """A sentence for `Server.preflight` if a setting names a folder that is not here."""
+    if model.startswith(("/", "./", "../", "~")):
+        yield from missing_path(setting, Path(model).expanduser())
 
 
 class EngineModel(ModelServer):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gym_serve.deployments.engine_model import EngineModel
+from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
@@ -38,6 +39,8 @@ __all__ = ["HFEngine"]
 class HFEngine(EngineModel):
     """A causal language model of ``transformers`` in the server's own process."""
 
+    requires: ClassVar[Mapping[str, str]] = {"torch": "gym-serve[hf]", "transformers": "gym-serve[hf]"}
+
     class Config(EngineModel.Config):
         """Settings of the engine."""
 
@@ -53,6 +56,13 @@ class HFEngine(EngineModel):
         """Generations that start together at most."""
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: also the folder of the model, if it names one."""
+        yield from super().preflight(config)
+        if config.model is not None:
+            yield from missing_model("model", config.model)
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)

@@ -14,14 +14,14 @@ of the replica's placement group each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from gym_serve.deployments.chat_streams import joined
-from gym_serve.deployments.engine_model import EngineModel
+from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.vllm_engine.engine_args import command_line, problem_of
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.servers.base import Operation
@@ -50,6 +50,8 @@ _STREAMING = ("stream", "stream_options")
 
 class VLLMEngine(EngineModel):
     """A model on vLLM in the server's own process."""
+
+    requires: ClassVar[Mapping[str, str]] = {"vllm": "gym-serve[vllm]"}
 
     class Config(EngineModel.Config):
         """Settings of the engine."""
@@ -83,6 +85,14 @@ class VLLMEngine(EngineModel):
             return given
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: also the folders of the model and its adapters, if it names some."""
+        yield from super().preflight(config)
+        yield from missing_model("model", config.model)
+        for name, folder in config.lora_adapters.items():
+            yield from missing_model(f"lora_adapters.{name}", folder)
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)

@@ -7,6 +7,7 @@ does not start, dies, or gets no time from the machine is a failure to try again
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -16,7 +17,7 @@ from gym_serve.environments.code_gen.prelude import PRELUDE
 from gym_serve.environments.code_gen.running import TestReport, run_tests
 from gym_serve.environments.code_gen.unit_tests import MAX_INPUT, UnitTests
 from gym_serve.metrics import MetricSpec, Score
-from gym_serve.sandbox import Limits, SandboxDied, SandboxName, SandboxPool, find_sandbox
+from gym_serve.sandbox import Limits, SandboxDied, SandboxName, SandboxPool, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import VerifierFailed
 
@@ -100,6 +101,12 @@ class CodeGen(ResourcesServer):
         """Keep the end of the program's standard error in ``metadata``."""
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether the sandbox works."""
+        yield from super().preflight(config)
+        yield from sandbox_problems(config.sandbox, config.packages)
 
     async def start(self) -> None:
         """Start the sandboxes; returns when they are ready.

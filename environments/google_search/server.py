@@ -6,6 +6,7 @@ page that cannot be had and a quota that is used up are answers that the model r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,6 +29,7 @@ from gym_serve.environments.google_search.pages import WebPages
 from gym_serve.environments.google_search.web import ERROR, LiveWeb, RecordedWeb, Web
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve.servers.base import missing_package, missing_path
 
 __all__ = ["BrowseResult", "GoogleSearch", "SearchRequest", "SearchResult", "SearchVerdict"]
 
@@ -107,6 +109,15 @@ class GoogleSearch(ResourcesServer):
             return self
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: the library for the text of pages, or the recorded answers."""
+        yield from super().preflight(config)
+        if config.mode != "replay":
+            yield from missing_package("trafilatura", "gym-serve[google_search]")
+        elif config.cassette is not None:
+            yield from missing_path("cassette", config.cassette)
 
     def __init__(self, *, web: Web | None = None, **settings: Any) -> None:
         super().__init__(**settings)

@@ -5,13 +5,13 @@ Whatever goes wrong on the way is an answer that the model reads (``Error: ...``
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Protocol
 
 from gym_serve.environments.google_search.cassette import Cassette
 from gym_serve.environments.google_search.custom_search import CustomSearch
 from gym_serve.environments.google_search.extraction import PageText
 from gym_serve.environments.google_search.pages import WebPages, checked_url
+from gym_serve.servers.base import missing_package
 from gym_serve.types.errors import GraphError, GymError, ToolFailed
 
 __all__ = ["ERROR", "LiveWeb", "RecordedWeb", "Web"]
@@ -56,8 +56,8 @@ class LiveWeb:
         Raises:
             GraphError: the library that extracts text is not installed.
         """
-        if importlib.util.find_spec("trafilatura") is None:
-            raise GraphError("google_search needs trafilatura: pip install 'gym-serve[google_search]'")
+        if problems := list(missing_package("trafilatura", "gym-serve[google_search]")):
+            raise GraphError(problems)
         await self._engine.start()
         await self._pages.start()
 

@@ -8,6 +8,7 @@ compared and found different, or that there is none.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt
@@ -17,7 +18,7 @@ from gym_serve.environments.math_with_code.session import ExecutionResult, Pytho
 from gym_serve.environments.math_with_judge.answers import boxed_gold, plain_numerals
 from gym_serve.environments.math_with_judge.pool import VerifierPool
 from gym_serve.metrics import MetricSpec, Score
-from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
+from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 
 __all__ = ["MathCodeRequest", "MathCodeVerdict", "MathWithCode"]
@@ -86,6 +87,12 @@ class MathWithCode(ResourcesServer):
         """Processes that run math-verify; read at the start only."""
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether the sandbox works."""
+        yield from super().preflight(config)
+        yield from sandbox_problems(config.sandbox, config.packages)
 
     Session = PythonSession
 

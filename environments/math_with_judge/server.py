@@ -7,6 +7,7 @@ judge that does not answer are failures to try again, never a 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
@@ -62,6 +63,7 @@ class MathWithJudge(ResourcesServer):
 
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
     restorable: ClassVar[bool] = True  # there is no state
+    requires: ClassVar[Mapping[str, str]] = {"math_verify": "gym-serve[math]"}
     metrics: ClassVar[MetricSpec] = MetricSpec(
         scores=(
             Score("symbolic_accuracy", field="library_reward"),

@@ -8,8 +8,10 @@ failure.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +26,7 @@ from gym_serve.environments.mcp.offered import OfferedTool, offered
 from gym_serve.environments.mcp.session import McpSession
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
 from gym_serve.servers.live_sessions import SessionCall
 from gym_serve.types.errors import InvalidRequest, ToolFailed
@@ -92,6 +95,17 @@ class McpEnvironment(ResourcesServer):
     config: Config
 
     Session = McpSession
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: the program of a server that speaks over stdio, and its folder."""
+        yield from super().preflight(config)
+        if config.cwd is not None:
+            yield from missing_path("cwd", config.cwd)
+        if config.command is not None and config.command[0] != "python":
+            program = config.command[0] if config.cwd is None else os.path.join(config.cwd, config.command[0])
+            if not any(map(shutil.which, (program, config.command[0]))) and "PATH" not in config.env:
+                yield f"command: there is no program {config.command[0]} where its replicas run"
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -7,6 +7,7 @@ is a zero, as it is the model's doing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from gym_serve.environments.reasoning_gym.extraction import answer_in
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
 from gym_serve.metrics import Breakdown, MetricSpec, Score
-from gym_serve.sandbox import Limits, SandboxName, find_sandbox
+from gym_serve.sandbox import Limits, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["ItemMetadata", "ReasoningGym", "ReasoningRequest", "ReasoningVerdict"]
@@ -78,6 +79,12 @@ class ReasoningGym(ResourcesServer):
         """A longer answer is wrong."""
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether the sandbox works."""
+        yield from super().preflight(config)
+        yield from sandbox_problems(config.sandbox, ("reasoning-gym",))
 
     async def start(self) -> None:
         """Start the processes; returns when the package is imported in them.

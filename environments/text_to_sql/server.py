@@ -8,6 +8,7 @@ decides on the others, as on a handful of rows a wrong query often gives the rig
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,7 +28,7 @@ from gym_serve.judging import (
     whole_text,
 )
 from gym_serve.metrics import MetricSpec, Score
-from gym_serve.sandbox import SandboxName, find_sandbox
+from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["SqlRequest", "SqlVerdict", "TextToSql"]
@@ -108,6 +109,13 @@ class TextToSql(ResourcesServer):
         """Memory of one query in MiB; read at the start only."""
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether the sandbox works."""
+        yield from super().preflight(config)
+        if config.check_execution:
+            yield from sandbox_problems(config.sandbox)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

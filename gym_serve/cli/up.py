@@ -11,9 +11,10 @@ from gym_serve.cli.graph_file import ApplicationOption, FileArgument, JsonOption
 from gym_serve.cli.printing import print_json
 from gym_serve.cli.target import stop
 from gym_serve.graph.loading import load_graph
+from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
 from gym_serve.routing.ports import HTTP_PORT, free_port
-from gym_serve.types.errors import GymError
+from gym_serve.types.errors import GraphError, GymError
 
 __all__ = ["ClusterOption", "up"]
 
@@ -58,6 +59,8 @@ def up(
         source = load_graph(file, overrides=set_ or (), application=application)
         graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
         if local_ray.use(address) is None:
+            if problems := problems_here(graph):
+                raise GraphError(problems, source=source.path)
             typer.echo("starting Ray ...", err=True)
             local_ray.start()
         local_ray.connect(address)

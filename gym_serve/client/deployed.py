@@ -19,17 +19,17 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from gym_serve.client.cluster import Cluster
 from gym_serve.client.connection import Connection, page, servers_health
-from gym_serve.graph.capacity import missing_resources
 from gym_serve.graph.deploy import GATEWAY, build
 from gym_serve.graph.health import reason
 from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
+from gym_serve.graph.preflight import preflight, problems_here
 from gym_serve.graph.replica import edge_to
 from gym_serve.graph.spec import Graph
 from gym_serve.graph.weights import update_weights
 from gym_serve.routing.failover import FailoverEdge
 from gym_serve.routing.handle import HandleEdge
-from gym_serve.routing.serve_compat import http_address, route_prefix
+from gym_serve.routing.serve_compat import http_address, route_prefix, running_version
 from gym_serve.servers.edge import Edge
 from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
@@ -137,9 +137,11 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> ClusterCon
 
     Raises:
         Conflict: another graph runs under the name.
-        GraphError: the cluster lacks resources that the graph needs; says which.
+        GraphError: the cluster, or this machine, lacks what the graph needs; says what.
         Unavailable: the graph did not start.
     """
+    if address is None and not ray.is_initialized() and (problems := problems_here(graph)):
+        raise GraphError(problems, source=source.path)
     cluster = Cluster(address)
     ours = False
     try:
@@ -197,18 +199,28 @@ def attach(name: str, address: str | None) -> ClusterConnection:
 def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -> None:
     """Deploy a graph on the connected cluster, or update it in place, and wait until it is ready.
 
+    What can be known is looked for before anything that runs is touched. Where an update fails all the same,
+    the version before it is deployed again, with the replicas of it that are left.
+
     Args:
         graph: the graph.
         name, prefix: name and route prefix of its application.
         source: its file, for the error.
 
     Raises:
-        GraphError: the cluster lacks resources that it needs; says which.
+        GraphError: the cluster lacks what it needs; says what.
         Unavailable: it did not start; says why.
     """
-    if missing := missing_resources(graph):
-        raise GraphError(missing, source=source)
-    _run(build(graph), name, prefix)
+    if problems := preflight(graph):
+        raise GraphError(problems, source=source)
+    before = running_version(name)
+    try:
+        _run(build(graph), name, prefix)
+    except Unavailable as error:
+        if before is None:
+            raise
+        before.restore()
+        raise Unavailable(f"{error.message}; the version before it serves again") from error
     _await_route(prefix)
 
 
@@ -262,8 +274,8 @@ def states(name: str) -> dict[str, JSON]:
 def _run(application: serve.Application, name: str, prefix: str) -> None:
     try:
         serve.run(application, name=name, route_prefix=prefix, logging_config={"enable_access_log": False})
-    except RuntimeError as error:
-        reasons = "; ".join(_reasons(name)) or str(error)
+    except (RuntimeError, TimeoutError, RayError) as error:
+        reasons = "; ".join(_reasons(name)) or " ".join(str(error).split())[:500]
         raise Unavailable(f"the graph {name!r} did not start: {reasons}") from error
 
 

@@ -12,7 +12,7 @@ from gym_serve.graph.deploy import deployed_options
 from gym_serve.graph.spec import SECTION_OF, Graph, Node
 from gym_serve.routing.serve_compat import most_resources, node_resources
 
-__all__ = ["missing_resources", "problems_of"]
+__all__ = ["bundles", "missing_resources", "problems_of"]
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _TYPE = "accelerator_type:"
@@ -22,7 +22,7 @@ Amounts = Mapping[str, float]
 
 def missing_resources(graph: Graph) -> list[str]:
     """What the connected cluster lacks for a graph: a line for each server and resource."""
-    nodes, growth = node_resources(), most_resources()
+    nodes, growth = list(node_resources().values()), most_resources()
     return list(problems_of(graph, [*nodes, growth] if growth else nodes))
 
 
@@ -35,7 +35,7 @@ def problems_of(graph: Graph, nodes: Sequence[Amounts]) -> Iterator[str]:
     """
     short: set[str] = set()
     for node in _deployed(graph):
-        for bundle in _bundles(node):
+        for bundle in bundles(node):
             for resource, amount in bundle.items():
                 most = max((n.get(resource, 0.0) for n in nodes), default=0.0)
                 if amount > most:
@@ -59,18 +59,19 @@ def _deployed(graph: Graph) -> Iterator[Node]:
     yield from (node for node in graph.nodes.values() if node.cls is not None)
 
 
-def _bundles(node: Node) -> list[dict[str, float]]:
+def bundles(node: Node) -> list[dict[str, float]]:
+    """What each replica of a server reserves; it runs in the first bundle."""
     options = deployed_options(node)
     actor = {resource: float(options.get(option) or 0) for resource, option in _OPTIONS.items()}
     actor |= {resource: float(amount) for resource, amount in (options.get("resources") or {}).items()}
     if kind := options.get("accelerator_type"):
         actor[f"{_TYPE}{kind}"] = 0.001
-    bundles = [dict(bundle) for bundle in options.get("placement_group_bundles") or [actor]]
-    return [{resource: amount for resource, amount in bundle.items() if amount} for bundle in bundles]
+    reserved = [dict(bundle) for bundle in options.get("placement_group_bundles") or [actor]]
+    return [{resource: amount for resource, amount in bundle.items() if amount} for bundle in reserved]
 
 
 def _sum(node: Node, resource: str) -> float:
-    return sum(bundle.get(resource, 0.0) for bundle in _bundles(node))
+    return sum(bundle.get(resource, 0.0) for bundle in bundles(node))
 
 
 def _replicas(node: Node) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 import ray
@@ -12,6 +13,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve import Deployment, context
 from ray.serve import config as serve_config
+from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
@@ -20,6 +22,7 @@ from ray.serve.schema import ApplicationStatus
 from gym_serve.types.errors import Unavailable
 
 __all__ = [
+    "RunningVersion",
     "autoscaling_config",
     "can_autoscale",
     "fast",
@@ -33,7 +36,9 @@ __all__ = [
     "node_resources",
     "request_limits",
     "route_prefix",
+    "running_version",
     "serve_is_running",
+    "started_ray",
     "with_version",
 ]
 
@@ -97,10 +102,16 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def node_resources() -> list[dict[str, float]]:
-    """What each node of the connected cluster has."""
+def node_resources() -> dict[str, dict[str, float]]:
+    """What each node of the connected cluster has, by its id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
+    return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+
+
+def started_ray() -> bool:
+    """Whether this process has started the Ray that it is connected to."""
+    node: Any = ray._private.worker._global_node
+    return node is not None and bool(node.is_head())
 
 
 def most_resources() -> dict[str, float] | None:
@@ -140,6 +151,58 @@ def _versioned(cls: Any) -> Any:
             cls.__setattr__(self, name, value)
 
     return type(cls.__name__, (cls,), {"__setattr__": __setattr__, "__module__": cls.__module__})
+
+
+@dataclass(frozen=True)
+class RunningVersion:
+    """The deployments of an application, as Serve's controller knows them.
+
+    Attributes:
+        application: its name.
+        deployments: what Serve was given for each.
+        ingress: name of the one that answers HTTP.
+        route: its path.
+    """
+
+    application: str
+    deployments: list[Deployment]
+    ingress: str
+    route: str
+
+    def restore(self) -> None:
+        """Deploy them again, in the place of what was deployed since, and wait until they run.
+
+        Replicas of these versions that still run go on.
+
+        Raises:
+            RuntimeError: they do not start any more.
+        """
+        given: dict[str, Any] = {
+            "name": self.application,
+            "route_prefix": self.route,
+            "logging_config": None,
+            "ingress_deployment_name": self.ingress,
+            "deployments": self.deployments,
+            "deployment_handles": {},
+            "external_scaler_enabled": False,
+        }
+        known = {field.name for field in fields(BuiltApplication)}
+        built = BuiltApplication(**{key: value for key, value in given.items() if key in known})
+        _client().deploy_applications([built])
+
+
+def running_version(application: str) -> RunningVersion | None:
+    """What runs as an application now; None if nothing does."""
+    known = ray.get(_client()._controller.list_deployments_internal.remote())
+    own = {id.name: info for id, (info, _) in known.items() if id.app_name == application}
+    deployments = [
+        Deployment(name, info.deployment_config, info.replica_config, info.version, _internal=True)
+        for name, info in own.items()
+    ]
+    for id, (_, route) in known.items():
+        if id.app_name == application and route is not None:
+            return RunningVersion(application, deployments, id.name, route)
+    return None
 
 
 def serve_is_running() -> bool:

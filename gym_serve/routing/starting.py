@@ -39,7 +39,7 @@ def try_twice(
         return start()
     except Exception as error:
         undo()
-        reason = " ".join(str(error).split())[:500].rstrip(".")
+        reason = " ".join(str(error).split())[:250].rstrip(".")
         raise Unavailable(
             f"{what} did not start, in two tries: {type(error).__name__}: {reason}. The machine may be too "
             "busy: try again later, or see Ray's logs, in session_latest/logs of its folder (/tmp/ray)"

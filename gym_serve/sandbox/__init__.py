@@ -20,6 +20,7 @@ from gym_serve.sandbox.providers import (
     Sandbox,
     SandboxName,
     find_sandbox,
+    sandbox_problems,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "SandboxPool",
     "SandboxedPython",
     "find_sandbox",
+    "sandbox_problems",
 ]

@@ -28,7 +28,15 @@ from gym_serve.sandbox.limits import Limits
 from gym_serve.sandbox.visible import PACKAGES, packages_of, python_and_libraries, shown_packages
 from gym_serve.types.errors import GraphError
 
-__all__ = ["VARIABLES", "Bubblewrap", "PlainProcess", "Sandbox", "SandboxName", "find_sandbox"]
+__all__ = [
+    "VARIABLES",
+    "Bubblewrap",
+    "PlainProcess",
+    "Sandbox",
+    "SandboxName",
+    "find_sandbox",
+    "sandbox_problems",
+]
 
 logger = logging.getLogger("gym_serve")
 
@@ -219,6 +227,17 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Sandbox:
             f"{needs}; {_NEXT_STEP}"
         )
     return bubblewrap
+
+
+def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[str]:
+    """Why `find_sandbox` would refuse, with the same arguments; nothing if it would not."""
+    if name == "process":
+        return []
+    try:
+        find_sandbox(name, packages)
+    except GraphError as error:
+        return error.problems
+    return []
 
 
 _NEXT_STEP = (

@@ -6,8 +6,10 @@ with its settings as keyword arguments and lists its operations; `Host` runs the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -15,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from gym_serve.servers.clients import Kind
 from gym_serve.servers.edge import Reply
 
-__all__ = ["Operation", "Server"]
+__all__ = ["Operation", "Server", "missing_package", "missing_path"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,23 @@ class Operation:
     request: Mapping[str, Any] | None = None
     response: Mapping[str, Any] | None = None
     method: str = "POST"
+
+
+def missing_package(module: str, package: str) -> Iterator[str]:
+    """A sentence for `Server.preflight` if a module cannot be imported here.
+
+    Args:
+        module: its name.
+        package: what to install for it.
+    """
+    if find_spec(module) is None:
+        yield f"{module} is not installed where its replicas run: pip install '{package}'"
+
+
+def missing_path(setting: str, path: str | Path) -> Iterator[str]:
+    """A sentence for `Server.preflight` if a setting names a file or a folder that is not here."""
+    if not Path(path).exists():
+        yield f"{setting}: there is no {path} where its replicas run"
 
 
 class Server:
@@ -62,6 +81,26 @@ class Server:
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         self.name = name or type(self).__name__
         self.config = type(self).Config(**settings)
+
+    requires: ClassVar[Mapping[str, str]] = {}
+    """Modules that it imports when it starts, with what to install: ``{"math_verify": "gym-serve[math]"}``.
+    Those that its own module imports need not be named."""
+
+    @classmethod
+    def preflight(cls, config: Any) -> Iterable[str]:
+        """What this machine lacks to run a server with these settings: packages, programs, files.
+
+        Called before a graph is deployed, where replicas would run, so that what cannot start takes the place
+        of nothing that runs. It only looks; by default for `requires`.
+
+        Args:
+            config: the settings, an object of `Config`.
+
+        Returns:
+            a sentence for each thing, with the next step.
+        """
+        for module, package in cls.requires.items():
+            yield from missing_package(module, package)
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

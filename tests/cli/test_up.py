@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from ray import serve
 from typer.testing import CliRunner
@@ -36,9 +37,17 @@ applications:
 """
 MODULE = """
 from gym_serve.deployments.scripted_model import ScriptedModel
+from gym_serve.environments.mcqa import Mcqa
 
 class Echo(ScriptedModel):
     pass
+
+class Broken(Mcqa):
+    async def start(self):
+        raise RuntimeError("the data is damaged")
+
+class Lacking(Mcqa):
+    requires = {"mcqa_data": "mcqa-data"}
 """
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -52,6 +61,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "RAY_TMPDIR": short, "COLUMNS": "200"}
     (tmp_path / "small.yaml").write_text(GRAPH)
+    for name in ("Broken", "Lacking"):
+        changed = GRAPH.replace("{type: mcqa}", f'{{type: "gs_up:{name}"}}')
+        (tmp_path / f"{name.lower()}.yaml").write_text(changed)
     (tmp_path / "gs_up.py").write_text(MODULE)
 
     def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -93,6 +105,19 @@ def test_from_up_to_down(run: Run) -> None:
     assert servers.keys() == {"policy", "mcqa", "agent", "gateway"}
     assert {state["status"] for state in servers.values()} == {"HEALTHY"}
     assert servers["agent"]["replicas"] == {"RUNNING": 1}
+
+    broken = run("up", "broken.yaml")
+    assert broken.returncode == 1
+    assert "RuntimeError: the data is damaged; the version before it serves again" in broken.stderr
+    lacking = run("up", "lacking.yaml")
+    assert lacking.returncode == 1
+    assert "resources.mcqa: mcqa_data is not installed where its replicas run" in lacking.stderr
+    row = {"responses_create_params": {"input": "?"}, "options": [{"A": "1"}], "expected_answer": "A"}
+    rollout = httpx.post(f"{url}/agent/run", json=row, timeout=60)
+    assert "failure" not in rollout.json(), rollout.text
+    again = run("status", "--json")
+    assert again.returncode == 0, again.stdout
+    assert json.loads(again.stdout)["ok"]
 
     logs = run("logs", "policy", "-n", 5)
     assert logs.returncode == 0, logs.stderr

@@ -164,7 +164,8 @@ def test_an_application_that_is_no_graph_is_left_alone(
 
 def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch, deleted: list[str]) -> None:
     running(monkeypatch)
-    monkeypatch.setattr(deployed, "missing_resources", lambda graph: [])
+    monkeypatch.setattr(deployed, "preflight", lambda graph: [])
+    monkeypatch.setattr(deployed, "running_version", lambda name: None)
 
     def run(application: Any, **options: Any) -> None:
         raise RuntimeError("no replica came up")
@@ -175,8 +176,8 @@ def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch,
     assert deleted == ["default"]
 
 
-def test_what_the_cluster_can_never_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployed, "missing_resources", lambda graph: ["models.policy.num_gpus: too many"])
+def test_what_lacks_something_is_not_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployed, "preflight", lambda graph: ["models.policy.num_gpus: too many"])
     monkeypatch.setattr(deployed, "build", lambda graph: pytest.fail("it was deployed"))
     with pytest.raises(GraphError, match=r"1 problem in graph\.yaml:\n.*models\.policy\.num_gpus: too many"):
         deployed.launch(RESOLVED, "default", "/", source="graph.yaml")

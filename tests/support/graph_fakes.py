@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,3 +98,11 @@ def problems(content: dict[str, Any], **options: Any) -> list[str]:
     with pytest.raises(GraphError) as caught:
         resolved(content, **options)
     return caught.value.problems
+
+
+class WithVariable(FakeModel):
+    """Says what it sees of its environment."""
+
+    @classmethod
+    def preflight(cls, config: Any) -> Iterator[str]:
+        yield f"GS_PREFLIGHT is {os.environ.get('GS_PREFLIGHT')!r}"

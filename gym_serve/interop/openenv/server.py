@@ -8,7 +8,7 @@ a model wrote that is no action costs a turn, not the episode, and too many of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
 import aiohttp
@@ -27,6 +27,7 @@ from gym_serve.interop.openenv.texts import (
     tool_result,
 )
 from gym_serve.servers import Operation, Reply, VerifyRequest
+from gym_serve.servers.base import missing_package
 from gym_serve.servers.context import current
 from gym_serve.servers.live_sessions import SessionCall
 from gym_serve.servers.tools import is_tool_name
@@ -97,6 +98,13 @@ class OpenEnv(GymnasiumServer):
             return self
 
     config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: OpenEnv, if the environment runs in the replica."""
+        yield from super().preflight(config)
+        if config.env is not None:
+            yield from missing_package("openenv", "gym-serve[openenv]")
 
     class Session(_Episode):
         """The state of an episode."""

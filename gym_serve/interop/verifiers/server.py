@@ -36,6 +36,7 @@ class Verifiers(ResourcesServer):
     """A taskset of verifiers: the reward is the sum of its tasks' weighted rewards."""
 
     reverify_mode: ClassVar[Literal["stateless", "unsupported", "unknown"]] = "unknown"
+    requires: ClassVar[Mapping[str, str]] = {"verifiers": "verifiers==0.4.0"}
 
     class Config(ResourcesServer.Config):
         """Settings of the environment; all are read at the start only."""

@@ -11,8 +11,8 @@ failure, and what the server raises there is one to be retried: never a reward o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar
 
 import httpx
 import orjson
@@ -48,6 +48,8 @@ _REPEATED = frozenset({"responses_create_params", "response"})  # with every def
 
 class NemoGym(ResourcesServer):
     """A NeMo Gym resources server, with its tools, its verifier and its sessions."""
+
+    requires: ClassVar[Mapping[str, str]] = {"nemo_gym": "nemo-gym==0.4.0"}
 
     class Config(ResourcesServer.Config):
         """Settings of the host; all are read at the start only."""
