@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
 from gym_serve import Gym
@@ -32,8 +34,21 @@ GRAPH: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def gym(deploy: Any) -> Gym:
-    running: Gym = deploy(GRAPH, name="collected")
+def endpoint() -> Iterator[ChatEndpoint]:
+    with ChatEndpoint("The answer is \\boxed{A}.") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gym(deploy: Any, endpoint: ChatEndpoint) -> Gym:
+    chat = {"type": "chat_model", "base_url": endpoint.url, "model": "m"}
+    behind = {"type": "simple_agent", "model": "chat", "resources": "mcqa", "inline": ["mcqa"]}
+    graph = {
+        **GRAPH,
+        "models": {**GRAPH["models"], "chat": chat},
+        "agents": {**GRAPH["agents"], "chat_agent": behind},
+    }
+    running: Gym = deploy(graph, name="collected")
     return running
 
 
@@ -64,6 +79,37 @@ def until(condition: Any) -> None:
 
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_refused_key_burns_no_row(gym: Gym, endpoint: ChatEndpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    asked = ("collect", ROWS, "--url", gym.url, "-o", out, "--repeats", 4, "--agent", "chat_agent")
+    total = 4 * len(example())
+    endpoint.refuses, endpoint.refuses_after = 401, 20
+    stopped = run(*asked, "--concurrency", 4)
+    assert stopped.returncode == 5, stopped.stderr
+    assert f"20 of {total} rollouts: 20 scored, 0 failed" in stopped.stdout
+    assert "HTTP 401: Incorrect API key" in stopped.stderr
+    assert (
+        f"{total - 20} rollouts stay open; fix it, then run the same command with --resume" in stopped.stderr
+    )
+    assert len(endpoint.requests) <= 24
+    assert (len(records(out)), records(tmp_path / "out_failures.jsonl")) == (20, [])
+    endpoint.refuses = 404
+    stopped = run(*asked, "--resume", "--max-failures", 2, "--concurrency", 1, "--json")
+    assert stopped.returncode == 5, stopped.stderr
+    report = json.loads(stopped.stdout)
+    assert report["fault"]["code"] == "endpoint_misconfigured"
+    assert report["rollouts"]["scored"] == 20
+    endpoint.refuses = 400
+    failed = run(*asked, "--resume")
+    assert failed.returncode == 3, failed.stderr
+    endpoint.refuses = None
+    done = run(*asked, "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    assert f"{total} of {total} rollouts: {total} scored, 0 failed" in done.stdout
+    assert set(keys(out).values()) == {1}
+    assert len(records(out)) == total
 
 
 def keys(path: Path) -> Counter[str]:

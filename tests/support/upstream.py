@@ -10,11 +10,17 @@ from aiohttp import web
 
 
 class ChatEndpoint:
-    """Answers every chat completion with ``text``; counts the requests."""
+    """Answers every chat completion with ``text``; counts the requests.
+
+    Attributes:
+        refuses: the status of every answer from request ``refuses_after`` on; None for none.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.requests: list[dict[str, Any]] = []
+        self.refuses: int | None = None
+        self.refuses_after = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -40,6 +46,8 @@ class ChatEndpoint:
 
     async def _complete(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
+        if self.refuses is not None and len(self.requests) > self.refuses_after:
+            return web.json_response({"error": {"message": "Incorrect API key"}}, status=self.refuses)
         message = {"role": "assistant", "content": self.text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
