@@ -24,7 +24,7 @@ from gym_serve.deployments.harness_agent.task import Harness, Task
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.servers.capture import Recording
 from gym_serve.servers.context import current, use
-from gym_serve.types.errors import GymError, Rejected
+from gym_serve.types.errors import GymError, OperatorError, Rejected
 
 __all__ = ["HarnessAgent"]
 
@@ -97,9 +97,13 @@ class HarnessAgent(AgentServer):
                 answer = await episode.stage("model", lambda: self._harness.run(task))
             except GymError:
                 await self._collect(episode, recording)
+                if isinstance(recording.failure, OperatorError):  # why the harness failed
+                    raise recording.failure from None
                 raise
             episode.fields["harness"] = answer
             await self._collect(episode, recording)
+            if recording.failure is not None:  # it gave up, and said that all is well
+                raise recording.failure
         finally:
             self._drop(recording)
 

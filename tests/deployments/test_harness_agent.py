@@ -6,8 +6,10 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
+import openai
 import pydantic
 import pytest
 from aiohttp import web
@@ -16,6 +18,7 @@ from gym_serve import Host, Model, ModelServer, Resources, ResourcesServer, Verd
 from gym_serve.deployments.harness_agent import HarnessAgent
 from gym_serve.routing.inline import InlineEdge
 from gym_serve.servers.edge import Call
+from gym_serve.types.errors import EndpointAccessDenied, GymError, Unavailable
 
 ROW = {"responses_create_params": {"input": "Count to two."}, "_ng_rollout_id": "7-0", "wanted": "two"}
 
@@ -115,8 +118,6 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 async def ask(task: dict[str, Any], *texts: str) -> None:
-    import openai
-
     client = openai.AsyncOpenAI(base_url=task["base_url"], api_key=task["api_key"], max_retries=0)
     async with client:
         conversation: list[Any] = []
@@ -207,6 +208,45 @@ async def test_a_server_that_fails(bench: Bench, work: Any, kind: str, detail: s
     assert detail in failure["detail"]
     # What it cost is known all the same.
     assert len(rollout.get("response", {}).get("output", [])) == items
+
+
+@pytest.mark.parametrize("error", [Unavailable("the engine is gone"), EndpointAccessDenied("expired")])
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_harness_that_gives_up_on_the_model_earns_no_zero(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: GymError, status: int
+) -> None:
+    async def work(task: dict[str, Any]) -> web.Response:
+        await ask(task, "First")
+        with monkeypatch.context() as patch, suppress(openai.APIStatusError):
+            patch.setattr(Counter, "responses", failing)
+            await ask(task, "First", "Second")
+        return web.json_response({}, status=status)
+
+    async def failing(self: Counter, body: dict[str, Any]) -> dict[str, Any]:
+        raise error
+
+    bench.work = work
+    rollout = await bench.run(url=f"{bench.url}/work")
+    failure = rollout["failure"]
+    expected = error.code if status == 200 or isinstance(error, EndpointAccessDenied) else "unavailable"
+    assert (failure["kind"], failure["stage"]) == (expected, "model")
+    assert (error.message in failure["detail"]) == (expected != "unavailable" or status == 200)
+    assert len(rollout["response"]["output"]) == 1
+
+
+async def test_a_call_that_is_made_again_is_no_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(task: dict[str, Any]) -> web.Response:
+        with monkeypatch.context() as patch, suppress(openai.APIStatusError):
+            patch.setattr(Counter, "responses", failing)
+            await ask(task, "First")
+        await ask(task, "First", "Second")
+        return web.json_response({})
+
+    async def failing(self: Counter, body: dict[str, Any]) -> dict[str, Any]:
+        raise Unavailable("for a moment")
+
+    bench.work = work
+    assert (await bench.run(url=f"{bench.url}/work"))["reward"] == 1.0
 
 
 @pytest.mark.parametrize(

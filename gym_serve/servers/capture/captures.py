@@ -7,7 +7,8 @@ are. A replica that dies takes its captures with it: `SessionLost`, and the roll
 
 What is recorded are whole answers. A call that failed, or that its harness gave up before the answer was
 whole (it hung up in the middle of a stream, which ends the generation), is in no trajectory: nobody knows
-what the model would have said. It is counted as ``unfinished``.
+what the model would have said. It is counted as ``unfinished``. Where the last call failed, and not because
+of what the harness asked, the capture tells that ``failure``: what the harness made of it is nobody's score.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gym_serve.servers.capture.trajectories import trajectories_of
 from gym_serve.servers.capture.tree import CallTree, with_bundle, without_tokens
 from gym_serve.servers.context import current, use
 from gym_serve.servers.sessions import OpenSession, SessionTable
-from gym_serve.types.errors import BadRequest, Overloaded
+from gym_serve.types.errors import BadRequest, GymError, OperatorError, Overloaded, Retryable
 from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Captures"]
@@ -36,6 +37,7 @@ class _Capture:
     affinity: str | None
     tree: CallTree = field(default_factory=CallTree)
     unfinished: int = 0
+    failure: GymError | None = None
 
 
 class Captures:
@@ -100,11 +102,15 @@ class Captures:
         try:
             with use(replace(current(), affinity=affinity, session=None)):
                 response = await ask({**params, "input": with_bundle(items, parent, begins)[len(head) :]})
+        except (OperatorError, Retryable) as error:
+            capture.failure = error
+            raise
         finally:
             session.running -= 1
             session.used = self._clock()
         tree.add(items, response, parent, begins)
         capture.unfinished -= 1
+        capture.failure = None
         return response
 
     def trajectories(self) -> JSON:
@@ -114,11 +120,12 @@ class Captures:
             SessionLost, SessionNotFound: there is no such capture (any more).
         """
         session = self._current()
-        nodes = session.state.tree.nodes
+        nodes, failure = session.state.tree.nodes, session.state.failure
         return {
             "id": session.id,
             "calls": len(nodes),
             "unfinished": session.state.unfinished,
+            "failure": None if failure is None else failure.to_body()["error"],
             "trajectories": trajectories_of(nodes),
         }
 

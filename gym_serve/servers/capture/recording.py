@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_serve.servers.clients import Model
-from gym_serve.types.errors import Unavailable
+from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
 __all__ = ["CLOSE", "OPEN", "TRAJECTORIES", "Recording"]
@@ -25,6 +25,9 @@ class Recording:
 
     def __init__(self, model: Model, id: str) -> None:
         self.id = id
+        self.failure: GymError | None = None
+        """What the last model call failed with, if it did and the request was not at fault; known once
+        `trajectories` were asked for."""
         self._model = model
 
     @classmethod
@@ -53,6 +56,9 @@ class Recording:
             SessionLost: the replica that held it died.
         """
         answer: Any = await self._model.fetch(TRAJECTORIES, {}, session=self.id)
+        if failure := answer.get("failure"):
+            self.failure = error_from_body(503, {"error": failure}, server=self._model.edge.server)
+            self.failure.stage = "model"
         found: list[JSON] = answer["trajectories"]
         return found
 
