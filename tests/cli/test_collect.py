@@ -271,7 +271,7 @@ def test_reverify_scores_again_where_the_verifier_can(gym: Gym, tmp_path: Path) 
     refused = run("reverify", stored, "--url", gym.url, "-o", tmp_path / "no.jsonl")
     assert refused.returncode == 1
     assert f"{stored}:1: weather cannot score a stored response" in refused.stderr
-    assert f"{stored}:2: response: missing" in refused.stderr
+    assert f"{stored}:2: `response` is missing" in refused.stderr
 
 
 @pytest.mark.parametrize(
