@@ -52,9 +52,7 @@ def improvise(params: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
         return [message("The tool says: " + " ".join(said))]
     tools = [t for t in params.get("tools") or [] if isinstance(t, dict) and t.get("type") == "function"]
     if tools and not any(i.get("type") == "function_call" for i in items):
-        return [
-            call(str(tools[0].get("name")), _arguments(tools[0].get("parameters") or {}, prompt_of(items)), 0)
-        ]
+        return [call(str(tools[0].get("name")), _arguments(tools[0].get("parameters"), prompt_of(items)), 0)]
     return [message("I do not know. \\boxed{0}")]
 
 
@@ -119,9 +117,12 @@ def _city(prompt: str) -> str:
     return words[-1] if words else "Paris"
 
 
-def _arguments(schema: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """Arguments that fit the required properties of a tool's schema, taken from the prompt."""
-    properties = schema.get("properties") or {}
+def _arguments(schema: Any, prompt: str) -> dict[str, Any]:
+    """Arguments that fit the required properties of a tool's schema, taken from the prompt.
+
+    The schema is the request's, so it may be anything.
+    """
+    properties, required = _object(_object(schema).get("properties")), _object(schema).get("required")
     numbers = [int(n) for n in re.findall(r"\d{1,9}", prompt)] or [1]
     picks: dict[str, Any] = {
         "string": _city(prompt),
@@ -132,11 +133,16 @@ def _arguments(schema: dict[str, Any], prompt: str) -> dict[str, Any]:
         "object": {},
     }
     arguments: dict[str, Any] = {}
-    for name in schema.get("required") or []:
-        prop = properties.get(name) or {}
+    for name in filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()):
+        prop = _object(properties.get(name))
         choices = prop.get("enum")
-        arguments[name] = choices[0] if choices else picks.get(str(prop.get("type")))
+        chosen = isinstance(choices, list) and choices
+        arguments[name] = choices[0] if chosen else picks.get(str(prop.get("type")))
     return arguments
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _last_outputs(items: list[dict[str, Any]]) -> list[str]:

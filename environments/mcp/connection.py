@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import httpx2
 from mcp import Client, MCPError
-from mcp.client.stdio import StdioServerParameters
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Tool
 
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 def by_process(server: StdioServerParameters) -> OpenClient:
     """A connection with a process of its own, which ends with it."""
-    return lambda: Client(server)
+    # The library's default is the stderr that was there when it was imported, which may be closed by now.
+    return lambda: Client(stdio_client(server, errlog=sys.stderr))
 
 
 def by_http(url: str, headers: dict[str, str]) -> OpenClient:

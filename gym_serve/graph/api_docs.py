@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from gym_serve.graph.spec import Node
+from gym_serve.graph.spec import SECTIONS, Node
 from gym_serve.graph.wire import SESSION_COOKIE, STREAMED
 from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
+from gym_serve.types import errors
+from gym_serve.types.rows import ROLLOUT, ROW
 
 __all__ = ["openapi", "page"]
 
 _DEFS = "#/$defs/"
 _NO_KEY = re.compile(r"[^A-Za-z0-9._-]")
 _OBJECT: dict[str, Any] = {"type": "object"}
-_ROW: dict[str, Any] = {
-    "type": "object",
-    "required": ["responses_create_params"],
-    "properties": {
-        "responses_create_params": _OBJECT,
-        "agent_ref": {"type": "object", "properties": {"name": {"type": "string"}}},
-    },
-}
+_TEXT: dict[str, Any] = {"type": "string"}
+
+
+def _named(properties: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """An object that has these properties; ``others`` is what further ones are."""
+    schema = {"type": "object", "required": [*properties], "properties": properties}
+    return schema if others is None else {**schema, "additionalProperties": others}
+
+
 _ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -49,21 +52,34 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+_RUN = {
+    "method": "POST",
+    "summary": "One episode, by the agent that the row names in agent_ref.name",
+    "response": ROLLOUT,
+}
 _ROOT: dict[str, dict[str, Any]] = {
-    "run": {
-        "method": "POST",
-        "summary": "One episode, by the agent that the row names in agent_ref.name",
-        "request": _ROW,
-        "response": _OBJECT,
+    "graph": {
+        "summary": "The graph: every server with its settings",
+        "response": _named({section: _named({}, _named({"type": _TEXT})) for section in SECTIONS}),
     },
-    "graph": {"summary": "The graph: every server with its settings", "response": _OBJECT},
     "health": {
         "summary": "State of every server; 503 names those that are not ready",
-        "response": _OBJECT,
+        "response": _named(
+            {"status": {"const": "ok"}, "servers": _named({}, _named({"state": {"const": "ready"}}))}
+        ),
     },
     "pressure": {
         "summary": "How busy every server is, which one limits the graph, and how many rollouts suit it",
-        "response": _OBJECT,
+        "response": _named(
+            {
+                "limiting": {"type": ["string", "null"]},
+                "because": {"type": ["string", "null"]},
+                "load": {"type": ["number", "null"], "minimum": 0},
+                "rollouts": {"type": "integer", "minimum": 0},
+                "concurrency": {"type": ["integer", "null"], "minimum": 1},
+                "servers": _named({}, _OBJECT),
+            }
+        ),
     },
     "global_config_dict_yaml": {
         "summary": "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string",
@@ -75,12 +91,46 @@ _ROOT: dict[str, dict[str, Any]] = {
     },
 }
 
-_MCP: dict[str, Any] = {
-    "method": "POST",
-    "summary": "The tools, for clients of the Model Context Protocol (streamable HTTP)",
-    "request": _OBJECT,
-    "response": _OBJECT,
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "each event of the stream",
+    "required": ["data"],
+    "properties": {"event": _TEXT, "data": _TEXT},
 }
+_RPC_ID = {"type": ["string", "integer"]}
+_RPC_ERROR: dict[str, Any] = _named(
+    {"jsonrpc": {"const": "2.0"}, "error": _named({"code": {"type": "integer"}, "message": _TEXT})}
+)
+_MCP: dict[str, dict[str, Any]] = {
+    "mcp": {
+        "method": "POST",
+        "summary": "The tools, for clients of the Model Context Protocol (streamable HTTP)",
+        "request": {
+            "type": "object",
+            "required": ["jsonrpc", "method"],
+            "properties": {
+                "jsonrpc": {"const": "2.0"},
+                "id": _RPC_ID,
+                "method": _TEXT,
+                "params": _OBJECT,
+            },
+        },
+        "response": {
+            "anyOf": [_named({"jsonrpc": {"const": "2.0"}, "id": _RPC_ID, "result": _OBJECT}), _RPC_ERROR]
+        },
+    },
+    "mcp/close": {"method": "DELETE", "summary": "Close the session of an MCP client", "response": _OBJECT},
+}
+"""What the gateway itself answers for a resources server, by operation."""
+
+_CODES: dict[int, list[str]] = {}
+for _error in map(vars(errors).__getitem__, errors.__all__):
+    if isinstance(_error, type) and not _error.__subclasses__():
+        _CODES.setdefault(_error.status, []).append(_error.code)
+
+_OF_A_SERVER = (400, 404, 409, 422, 424, 429, 500, 503, 504)
+_OF_EVERYONE = (403,)  # a web page of another origin
+_OF_A_PAGE = {"health": (503,), "pressure": (503, 504), "run": (*_OF_A_SERVER, 413)}
 
 
 def _header(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +144,10 @@ _PARAMETERS = {
     "session": _header(
         "x-session-id", f"from /seed_session; or the cookie {SESSION_COOKIE}", {"type": "string"}
     ),
+    "mcp_session": {
+        **_header("mcp-session-id", "the session that the handshake opened", {**_TEXT, "minLength": 1}),
+        "required": True,
+    },
     "rollout": {
         "name": "id",
         "in": "path",
@@ -102,38 +156,58 @@ _PARAMETERS = {
         "schema": {"type": "string"},
     },
 }
+_HEADERS: dict[str, Any] = {
+    "request_id": {"description": "names the request in logs", "required": True, "schema": _TEXT},
+    "session": {"description": "for the further calls of the session", "required": True, "schema": _TEXT},
+}
+_SESSION_OPENS = ("seed_session", "reset")
 
 
 def openapi(
-    root: str,
+    prefix: str,
     nodes: Mapping[str, Node],
     described: Mapping[str, Mapping[str, Any] | None],
     *,
+    default_agent: str | None = None,
     secured: bool = False,
 ) -> dict[str, Any]:
     """The OpenAPI 3.1 document.
 
     Args:
-        root: route prefix of the application.
+        prefix: of the application's routes.
         nodes: the servers.
         described: by server, the answer of its `DESCRIBE` operation; None if there was none.
+        default_agent: agent of the rows that name none.
         secured: whether requests need a bearer token.
     """
-    schemas: dict[str, Any] = {"Error": _ERROR}
-    paths = {f"/{route}": _path_item(None, route, operation, schemas) for route, operation in _ROOT.items()}
+    schemas: dict[str, Any] = {"Error": _ERROR, "McpError": {"anyOf": [_ERROR, _RPC_ERROR]}}
+    agents = [name for name, node in nodes.items() if node.kind == "agent"]
+    pages = {**_ROOT, "run": {**_RUN, "request": _row(agents, default_agent)}} if agents else _ROOT
+    paths = {f"/{route}": _path_item(None, route, operation, schemas) for route, operation in pages.items()}
     for name, operations in described.items():
-        for op, operation in (operations or {}).items():
+        faced = _MCP if operations and nodes[name].kind == "resources" else {}
+        for op, operation in {**(operations or {}), **faced}.items():
             item = _path_item(nodes[name], op, operation, schemas)
             paths.setdefault(f"/{name}/{_route(op)}", {}).update(item)
-        if operations and nodes[name].kind == "resources":
-            paths[f"/{name}/mcp"] = _path_item(nodes[name], "mcp", _MCP, schemas)
+    if secured:
+        for item in paths.values():
+            for operation in item.values():
+                operation["responses"]["401"] = {"$ref": "#/components/responses/401"}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "gym_serve", "version": "1"},
-        "servers": [{"url": root or "/"}],
+        "servers": [{"url": prefix or "/"}],
         "tags": [_tag(node, described.get(name)) for name, node in nodes.items()],
         "paths": paths,
-        "components": {"schemas": schemas, "parameters": _PARAMETERS},
+        "components": {
+            "schemas": schemas,
+            "parameters": _PARAMETERS,
+            "headers": _HEADERS,
+            "responses": {
+                str(status): _answer(", ".join(codes), {"$ref": "#/components/schemas/Error"})
+                for status, codes in sorted(_CODES.items())
+            },
+        },
     }
     if secured:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -167,6 +241,16 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
+def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
+    """A row, whose agent has to be one of the graph's."""
+    agent = {"type": "object", "properties": {"name": {"enum": [*agents]}}}
+    if default_agent is not None:
+        return {**ROW, "properties": {**ROW["properties"], "agent_ref": agent}}
+    agent["required"] = ["name"]
+    properties = {**ROW["properties"], "agent_ref": agent}
+    return {**ROW, "required": [*ROW["required"], "agent_ref"], "properties": properties}
+
+
 def _shown(operation: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of an operation: the schemas of its body and its answer."""
     sides = {"request": operation.get("requestBody"), "response": operation["responses"]["200"]}
@@ -182,6 +266,8 @@ def _route(op: str) -> str:
     """The path of an operation below its server; see `gym_serve.graph.routes`."""
     if op in (TRAJECTORIES, CLOSE):
         return f"{OPEN}/{{id}}"
+    if op in _MCP:
+        return "mcp"
     if op.startswith(f"{OPEN}/"):
         return f"{OPEN}/{{id}}/{op.removeprefix(f'{OPEN}/')}"
     return op.removeprefix("tools/")
@@ -197,25 +283,49 @@ def _path_item(
     parameters = ["request_id", "timeout", *(["session"] if node and node.kind == "resources" else [])]
     if "{id}" in _route(op):
         parameters.append("rollout")
-    content = _content(response or {})
+    if op == "mcp/close":
+        parameters.append("mcp_session")
+    done = _answer("OK", response or {})
     if op.removeprefix(f"{OPEN}/") in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        done["content"]["text/event-stream"] = {"schema": _EVENT}
+    if node and op in _SESSION_OPENS:
+        done["headers"]["X-Session-Id"] = {"$ref": "#/components/headers/session"}
     described: dict[str, Any] = {
         "operationId": key,
         "tags": [node.name] if node else [],
         "summary": str(operation.get("summary", "")),
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in parameters],
-        "responses": {
-            "200": {"description": "OK", "content": content},
-            "default": {
-                "description": "Failure",
-                "content": _content({"$ref": "#/components/schemas/Error"}),
-            },
-        },
+        "responses": {"200": done, **_failures(node, op, with_body=bool(request))},
     }
     if request:
         described["requestBody"] = {"required": True, "content": _content(request)}
     return {str(operation.get("method", "GET")).lower(): described}
+
+
+def _failures(node: Node | None, op: str, *, with_body: bool) -> dict[str, Any]:
+    """The answers of an operation that failed, by status."""
+    if op == "mcp":
+        refused = _answer(
+            "refused, by the graph or by the protocol", {"$ref": "#/components/schemas/McpError"}
+        )
+        own = dict.fromkeys(("400", "404", "406", "415", "422"), refused)
+        accepted = {"description": "a notification", "headers": _answer("", {})["headers"]}
+        return {"202": accepted, **_referred((403, 409, 413, 424, 429, 500, 503, 504)), **own}
+    if node is None:
+        return _referred((*_OF_EVERYONE, *_OF_A_PAGE.get(op, ())))
+    own = _referred((*_OF_EVERYONE, *_OF_A_SERVER, *((413,) if with_body else ())))
+    if node.url is None:
+        return own
+    return {**own, "default": _answer("what the remote server says", {})}
+
+
+def _referred(statuses: Iterable[int]) -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
+
+
+def _answer(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    headers = {"X-Request-Id": {"$ref": "#/components/headers/request_id"}}
+    return {"description": description, "headers": headers, "content": _content(schema)}
 
 
 def _content(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Gateway:
         if op == "mcp" and server in self._plan.nodes and self._plan.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
         route = find_route(request.method, path, self._plan.nodes)
-        if wrong := _wrong_method(request, route.method):
+        if wrong := _wrong_method(request, *filter(None, (route.method, route.beside))):
             return wrong
         body = await wire.body_of(request, self._plan.max_request_bytes)
         return await self._call(request, request_id, route, body)
@@ -314,6 +314,7 @@ class Gateway:
             _root(request),
             self._plan.nodes,
             dict(zip(self._edges, described, strict=True)),
+            default_agent=self._plan.default_agent,
             secured=self._access.secured,
         )
 

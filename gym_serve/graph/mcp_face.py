@@ -30,13 +30,13 @@ from mcp.types import (
     Tool,
 )
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Message
 
 from gym_serve.servers.edge import Call, Edge, Reply, encode
 from gym_serve.servers.host import DESCRIBE
 from gym_serve.servers.tools import is_tool_name
-from gym_serve.types.errors import GymError, NotFound, Retryable, SessionLost, SessionNotFound
+from gym_serve.types.errors import BadRequest, GymError, NotFound, Retryable, SessionLost, SessionNotFound
 
 __all__ = ["MCP_SESSION", "McpExchange"]
 
@@ -106,8 +106,13 @@ class McpExchange:
 
         async with manager.run():
             await manager.handle_request(request.scope, receive, send)
-        response = Response(b"".join(m.get("body", b"") for m in sent), sent[0]["status"])
-        response.raw_headers = [*sent[0].get("headers", [])]
+        said, status = b"".join(m.get("body", b"") for m in sent), sent[0]["status"]
+        headers = dict(sent[0].get("headers", []))
+        if status >= 400 and headers.get(b"content-type") != b"application/json":  # a sentence
+            refused = BadRequest(said.decode(), server=self._server)
+            return JSONResponse(refused.to_body(), status)
+        response = Response(said, status)
+        response.raw_headers = [*headers.items()]
         return response
 
     async def _open(self) -> None:

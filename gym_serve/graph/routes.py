@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 from gym_serve.graph.names import nearest
 from gym_serve.graph.spec import Node
+from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.host import GETS
+from gym_serve.servers.model import COUNT_TOKENS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.types.errors import NotFound
 
 __all__ = ["Route", "find_route"]
 
-_POSTS = frozenset({"run", "aggregate_metrics", "v1/responses", "v1/chat/completions", "v1/messages"})
+_POSTS = frozenset({"run", "aggregate_metrics", OPEN, COUNT_TOKENS, *PROTOCOLS})
 _IN_SESSION = frozenset({"verify", "step", "close", "close_session"})
 
 
@@ -33,6 +35,7 @@ class Route(NamedTuple):
         server: name of the server.
         op: its operation.
         method: HTTP method that the route takes.
+        beside: another one, which is another operation.
         in_session: whether the call goes to the replica that holds the client's session.
         session: the session that the path names.
     """
@@ -42,6 +45,7 @@ class Route(NamedTuple):
     method: str = "POST"
     in_session: bool = False
     session: str | None = None
+    beside: str | None = None
 
 
 def find_route(method: str, path: str, nodes: Mapping[str, Node]) -> Route:
@@ -76,5 +80,5 @@ def _in_capture(method: str, server: str, op: str) -> Route:
         in_v1 = f"{OPEN}/{called}"
         return Route(server, in_v1, "GET" if called in GETS else "POST", session=session)
     if method == "DELETE":
-        return Route(server, CLOSE, "DELETE", session=session)
-    return Route(server, TRAJECTORIES, "GET", session=session)
+        return Route(server, CLOSE, "DELETE", session=session, beside="GET")
+    return Route(server, TRAJECTORIES, "GET", session=session, beside="DELETE")

@@ -22,8 +22,18 @@ from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.episode import Episode
 from gym_serve.servers.limits import EpisodeOver, Limits
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
+from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import check_params, check_row, failed_rollout, with_prompt
+from gym_serve.types.rows import (
+    ROLLOUT,
+    ROW,
+    ROW_PARAMS,
+    VERIFIED,
+    check_params,
+    check_row,
+    failed_rollout,
+    with_prompt,
+)
 
 __all__ = ["AgentServer"]
 
@@ -120,23 +130,13 @@ class AgentServer(Server):
         return episode.response
 
     def operations(self) -> dict[str, Operation]:
-        row = {
-            "type": "object",
-            "required": ["responses_create_params"],
-            "properties": {"responses_create_params": {"type": "object"}},
-            "additionalProperties": True,
-        }
-        params = {"type": "object", "required": ["input"], "properties": {"input": {}}}
         return {
-            "run": Operation(self.run, "Run one episode of a row", row, {"type": "object"}),
+            "run": Operation(self.run, "Run one episode of a row", ROW, ROLLOUT),
             "v1/responses": Operation(
-                self.responses, "A whole episode as one Response", params, {"type": "object"}
+                self.responses, "A whole episode as one Response", ROW_PARAMS, schemas.RESPONSE
             ),
             "aggregate_metrics": Operation(
-                self.aggregate,
-                "Metrics over many rollouts",
-                {"type": "object", "properties": {"verify_responses": {"type": "array"}}},
-                {"type": "object"},
+                self.aggregate, "Metrics over many rollouts", VERIFIED, {"type": "object"}
             ),
         }
 

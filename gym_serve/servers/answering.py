@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from gym_serve.servers.context import Emit, current
 from gym_serve.servers.streaming import Streaming, plain, stream_chat, stream_messages, stream_responses
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.protocols import message_to_params, response_to_message
+from gym_serve.types.protocols import message_to_params, response_to_message, schemas
 from gym_serve.types.requests import JSON
 
 __all__ = ["PROTOCOLS", "Answering", "WireProtocol"]
@@ -35,18 +35,20 @@ class WireProtocol(NamedTuple):
 
     Attributes:
         summary: its name.
-        request: JSON schema of the body.
+        request, response: JSON schemas of the body and the answer.
         answer: answers a body, in parts where the caller takes them (`CallContext.emit`).
     """
 
     summary: str
     request: JSON
+    response: JSON
     answer: Callable[[Answering, Any], Awaitable[JSON]]
 
 
 async def _responses(model: Answering, body: Any) -> JSON:
-    if not isinstance(body, dict) or not isinstance(body.get("input"), str | list):
-        raise InvalidRequest("input: a string or a list of items is missing")
+    given = body.get("input") if isinstance(body, dict) else None
+    if not isinstance(given, str):
+        _check_list(given, "input", "a string or a list of items")
     if (emit := _emit(body)) is None:
         return await model.responses(plain(body))
     return await stream_responses(model, body, emit)
@@ -74,16 +76,20 @@ def _emit(body: JSON) -> Emit | None:
 
 
 def _check_messages(body: Any) -> None:
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise InvalidRequest("messages: a list of messages is missing")
+    _check_list(body.get("messages") if isinstance(body, dict) else None, "messages", "a list of messages")
 
 
-_INPUT = {"type": "object", "required": ["input"], "properties": {"input": {}}}
-_MESSAGES = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
+def _check_list(given: Any, key: str, wanted: str) -> None:
+    if not isinstance(given, list):
+        raise InvalidRequest(f"`{key}` must be {wanted}, got {type(given).__name__}")
+    for index, entry in enumerate(given):
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"`{key}[{index}]` must be an object, got {type(entry).__name__}")
+
 
 PROTOCOLS: Mapping[str, WireProtocol] = {
-    "v1/responses": WireProtocol("OpenAI Responses", _INPUT, _responses),
-    "v1/chat/completions": WireProtocol("OpenAI Chat Completions", _MESSAGES, _chat),
-    "v1/messages": WireProtocol("Anthropic Messages", _MESSAGES, _messages),
+    "v1/responses": WireProtocol("OpenAI Responses", schemas.PARAMS, schemas.RESPONSE, _responses),
+    "v1/chat/completions": WireProtocol("OpenAI Chat Completions", schemas.CHAT, schemas.COMPLETION, _chat),
+    "v1/messages": WireProtocol("Anthropic Messages", schemas.MESSAGES, schemas.MESSAGE, _messages),
 }
 """By operation."""

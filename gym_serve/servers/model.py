@@ -18,7 +18,7 @@ from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.capture.captures import Captures
 from gym_serve.servers.capture.recorded import RecordedModel
-from gym_serve.servers.capture.recording import CLOSE, OPEN, TRAJECTORIES
+from gym_serve.servers.capture.recording import CLOSE, OPEN, RECORDED, TRAJECTORIES
 from gym_serve.servers.edge import Reply
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.servers.usage import Prices
@@ -31,15 +31,17 @@ from gym_serve.types.protocols import (
     response_events,
     response_to_chat,
     responses_to_chat,
+    schemas,
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["ModelServer", "PauseMode"]
+__all__ = ["COUNT_TOKENS", "ModelServer", "PauseMode"]
 
 PauseMode = Literal["keep", "abort"]
 """What becomes of the generations that run: they go on with the new weights, or end as failed (retryable)."""
 
 COUNT_TOKENS = "v1/messages/count_tokens"
+"""The operation that counts the tokens of a prompt."""
 
 
 class ModelServer(Server):
@@ -135,25 +137,33 @@ class ModelServer(Server):
         return [self.name]
 
     def operations(self) -> dict[str, Operation]:
-        answer = {"type": "object"}
+        done = {"type": "object", "maxProperties": 0}
+        id_ = {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}}
         recorded = RecordedModel(self, self.captures)
         return {
             **{
-                op: Operation(partial(protocol.answer, self), protocol.summary, protocol.request, answer)
+                op: Operation(
+                    partial(protocol.answer, self), protocol.summary, protocol.request, protocol.response
+                )
                 for op, protocol in PROTOCOLS.items()
             },
             **{op: self._counting() for op in (COUNT_TOKENS, f"{OPEN}/{COUNT_TOKENS}")},
-            "v1/models": Operation(self._op_models, "The models of this server", None, answer, "GET"),
-            OPEN: Operation(self._op_open, "Record the calls of an external harness", None, answer),
-            TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, answer, "GET"),
-            CLOSE: Operation(self._op_close, "Drop what was recorded", None, answer, "DELETE"),
-            f"{OPEN}/v1/models": Operation(self._op_models, "The models of this server", None, answer, "GET"),
+            **{
+                op: Operation(answer, "The models of this server", None, schemas.MODELS, "GET")
+                for op, answer in (
+                    ("v1/models", self._op_models),
+                    (f"{OPEN}/v1/models", self._op_models_of_a_recording),
+                )
+            },
+            OPEN: Operation(self._op_open, "Record the calls of an external harness", None, id_),
+            TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, RECORDED, "GET"),
+            CLOSE: Operation(self._op_close, "Drop what was recorded", None, done, "DELETE"),
             **{
                 f"{OPEN}/{op}": Operation(
                     partial(protocol.answer, recorded),
                     f"{protocol.summary}, recorded",
                     protocol.request,
-                    answer,
+                    protocol.response,
                 )
                 for op, protocol in PROTOCOLS.items()
             },
@@ -165,9 +175,11 @@ class ModelServer(Server):
 
     def _counting(self) -> Operation:
         protocol = PROTOCOLS["v1/messages"]
-        answer = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}}
         return Operation(
-            self._op_count_tokens, f"Tokens of an {protocol.summary} request", protocol.request, answer
+            self._op_count_tokens,
+            f"Tokens of an {protocol.summary} request",
+            protocol.request,
+            schemas.TOKEN_COUNT,
         )
 
     async def _op_count_tokens(self, body: Any) -> JSON:
@@ -180,6 +192,10 @@ class ModelServer(Server):
         names = self.model_names()
         models = [{"id": name, "object": "model", "created": now, "owned_by": "gym_serve"} for name in names]
         return {"object": "list", "data": models}
+
+    async def _op_models_of_a_recording(self, body: Any) -> JSON:
+        self.captures.check()
+        return await self._op_models(body)
 
     async def _op_open(self, body: Any) -> Reply:
         id_ = self.captures.open()

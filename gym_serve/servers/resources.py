@@ -52,6 +52,7 @@ from gym_serve.types.errors import (
     VerifyFailed,
 )
 from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
+from gym_serve.types.rows import VERIFIED
 
 __all__ = ["ResourcesServer"]
 
@@ -240,7 +241,7 @@ class ResourcesServer(Server):
             "aggregate_metrics": Operation(
                 self._op_aggregate,
                 "Metrics over many verified rollouts",
-                {"type": "object", "properties": {"verify_responses": {"type": "array"}}},
+                VERIFIED,
                 {"type": "object"},
             ),
             "reverify_mode": Operation(

@@ -16,9 +16,14 @@ from gym_serve.types.errors import (
     OperatorError,
     Unauthorized,
 )
+from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON, parse
 
 __all__ = [
+    "ROLLOUT",
+    "ROW",
+    "ROW_PARAMS",
+    "VERIFIED",
     "ResponsesParams",
     "agent_name",
     "check_params",
@@ -89,6 +94,34 @@ class _Row(BaseModel):
 _OPERATOR_ERRORS: dict[str, type[OperatorError]] = {
     cls.code: cls for cls in (OperatorError, EndpointAccessDenied, EndpointMisconfigured, Unauthorized)
 }
+
+ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}
+"""JSON schema of `ResponsesParams`."""
+
+ROW: JSON = {
+    "type": "object",
+    "required": ["responses_create_params"],
+    "properties": {
+        "responses_create_params": ROW_PARAMS,
+        "agent_ref": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+}
+"""JSON schema of a row."""
+
+ROLLOUT: JSON = {
+    "type": "object",
+    "required": ["responses_create_params", "reward"],
+    "properties": {"reward": {"type": "number"}},
+}
+"""JSON schema of a rollout: its row, the response, the reward, and the verifier's fields."""
+
+VERIFIED: JSON = {
+    "type": "object",
+    "required": ["verify_responses"],
+    "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
+}
+"""JSON schema of the body of ``/aggregate_metrics``."""
+
 _ROW: TypeAdapter[Any] = TypeAdapter(_Row)
 _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 

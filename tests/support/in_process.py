@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +21,17 @@ from gym_serve.graph import gateway
 from gym_serve.graph.local import LocalGraph
 from gym_serve.graph.spec import Graph
 
-__all__ = ["InProcess", "listen"]
+__all__ = ["InProcess", "listen", "serving"]
 
 
-def listen(port: int = 0) -> socket.socket:
+def listen() -> socket.socket:
     """A socket of 127.0.0.1 that listens at once, so that nobody has to wait for the server behind it.
 
     Its protocol is named, as asyncio sets TCP_NODELAY only then. Without that each answer takes 40 ms, until
     Linux acknowledges the headers.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", port))
+    listening.bind(("127.0.0.1", 0))
     listening.listen()
     return listening
 
@@ -70,8 +72,46 @@ class InProcess:
         prefix = next((p for p in self._gateways if path == p or path.startswith(f"{p}/")), None)
         response: Response = PlainTextResponse("no graph has this prefix", 404)
         if prefix is not None:
-            response = await self._gateways[prefix].answer(Request({**scope, "root_path": prefix}, receive))
+            request = Request({**scope, "root_path": prefix}, receive)
+            response = await self._gateways[prefix].answer(request)
+            # As Serve's proxy does.
+            response.headers.setdefault("x-request-id", request.headers.get("x-request-id", ""))
         await response(scope, receive, send)
+
+
+@contextmanager
+def serving(graphs: Callable[[str], Mapping[str, Graph]]) -> Iterator[str]:
+    """Serve graphs from a thread of their own, for a client that blocks; the base URL.
+
+    Args:
+        graphs: gives them by route prefix, for the base URL.
+    """
+    with listen() as listening, _loop_of_a_thread() as loop:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        async def start() -> InProcess:
+            served = InProcess(graphs(url), listening)
+            await served.start()
+            return served
+
+        served = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        try:
+            yield url
+        finally:
+            asyncio.run_coroutine_threadsafe(served.stop(), loop).result()
+
+
+@contextmanager
+def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 class _Gateway(gateway.Gateway):

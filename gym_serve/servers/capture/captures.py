@@ -129,6 +129,14 @@ class Captures:
             "trajectories": trajectories_of(nodes),
         }
 
+    def check(self) -> None:
+        """Whether the capture of the current session is there.
+
+        Raises:
+            SessionLost, SessionNotFound: there is no such capture (any more).
+        """
+        self._current()
+
     def close(self) -> None:
         """Drop the capture of the current session; safe to call twice."""
         self._table.pop(current().session or "")

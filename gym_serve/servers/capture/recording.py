@@ -8,11 +8,22 @@ from gym_serve.servers.clients import Model
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
-__all__ = ["CLOSE", "OPEN", "TRAJECTORIES", "Recording"]
+__all__ = ["CLOSE", "OPEN", "RECORDED", "TRAJECTORIES", "Recording"]
 
 OPEN = "rollouts"
 TRAJECTORIES = "rollouts/trajectories"
 CLOSE = "rollouts/close"
+RECORDED: JSON = {
+    "type": "object",
+    "required": ["id", "calls", "unfinished", "trajectories"],
+    "properties": {
+        "id": {"type": "string"},
+        "calls": {"type": "integer", "minimum": 0},
+        "unfinished": {"type": "integer", "minimum": 0},
+        "trajectories": {"type": "array", "items": {"type": "object"}},
+    },
+}
+"""JSON schema of what was recorded."""
 
 
 class Recording:
