@@ -41,11 +41,25 @@ def pytest_unconfigure() -> None:
     _RAY_FOLDER.cleanup()
 
 
+THOROUGH = (
+    *("cli/test_init", "http/test_openapi", "rollouts/test_crashes", "rollouts/test_memory"),
+    *(f"environments/test_{name}" for name in ("code_gen", "every_verifier", "instruction_following")),
+    *(
+        f"environments/test_{name}"
+        for name in ("math_", "mcp_", "reasoning_gym", "same_rewards", "text_to_sql")
+    ),
+    *("sandbox/", "servers/test_sessions_many", "workers/"),
+)
+"""Tests that need no Ray and yet long: sandboxes, pools of workers, generated requests."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the cluster has the mark ``ray``; tests that start a Ray of their own carry it themselves."""
+    """Mark what uses the cluster, or takes long; tests that start a Ray themselves carry ``ray`` already."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
+        elif item.path.relative_to(TESTS).as_posix().startswith(THOROUGH):
+            item.add_marker("thorough")
 
 
 @pytest.fixture(scope="session")

@@ -136,8 +136,10 @@ def _arguments(schema: Any, prompt: str) -> dict[str, Any]:
     for name in filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()):
         prop = _object(properties.get(name))
         choices = prop.get("enum")
-        chosen = isinstance(choices, list) and choices
-        arguments[name] = choices[0] if chosen else picks.get(str(prop.get("type")))
+        if isinstance(choices, list) and choices:
+            arguments[name] = choices[0]
+        else:
+            arguments[name] = picks.get(str(prop.get("type")))
     return arguments
 
 

@@ -123,9 +123,11 @@ _MCP: dict[str, dict[str, Any]] = {
 }
 """What the gateway itself answers for a resources server, by operation."""
 
-_CODES: dict[int, list[str]] = {}
-for _error in map(vars(errors).__getitem__, errors.__all__):
-    if isinstance(_error, type) and not _error.__subclasses__():
+_CODES: dict[int, list[str]] = {errors.GymError.status: [errors.GymError.code]}
+"""Codes of the failures by their status; those of classes that only gather others are left out."""
+for _name in errors.__all__:
+    _error = getattr(errors, _name)
+    if isinstance(_error, type) and issubclass(_error, errors.GymError) and not _error.__subclasses__():
         _CODES.setdefault(_error.status, []).append(_error.code)
 
 _OF_A_SERVER = (400, 404, 409, 422, 424, 429, 500, 503, 504)
