@@ -219,11 +219,14 @@ def _running() -> dict[str, str]:
 
 
 def _forget_address(ray: LocalRay) -> None:
-    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there."""
-    address = Path(ray.folder, "ray_current_cluster")
+    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there.
+
+    It is known by its port: Ray writes the machine's own address where this command gave 127.0.0.1.
+    """
+    written = Path(ray.folder, "ray_current_cluster")
     with suppress(OSError):
-        if address.read_text() == ray.address:
-            address.unlink()
+        if written.read_text().strip().rpartition(":")[2] == ray.address.rpartition(":")[2]:
+            written.unlink()
 
 
 def _lock(descriptor: int) -> bool:
