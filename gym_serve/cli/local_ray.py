@@ -118,8 +118,8 @@ def _start() -> LocalRay:
     while not _answers(found):
         if process.poll() is not None or time.monotonic() > deadline:
             stop(found)
-            last = state.with_suffix(".log").read_text("utf-8", "replace")[-400:]
-            raise RuntimeError(f"the end of {state.with_suffix('.log')}: {last}")
+            said = state.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines() or [""]
+            raise RuntimeError(f"{said[-1]} (see {state.with_suffix('.log')})")
         time.sleep(0.5)
     return found
 

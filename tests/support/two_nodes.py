@@ -7,11 +7,13 @@ Prints one JSON object: by the name of the scenario, what came of it. The files 
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -54,7 +56,16 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    """The cluster, joined by this process and with Serve, until the block ends."""
+    """The cluster, joined by this process and with Serve, until the block ends.
+
+    Its Ray folder is its own, as it would otherwise write its address where any Ray program looks for one.
+    """
+    with TemporaryDirectory(prefix="gs", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        yield from _joined()
+
+
+def _joined() -> Iterator[TwoNodes]:
     cluster = TwoNodes()
     try:
         ray.init(address=cluster.address, log_to_driver=False)
