@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
     summary = orjson.loads((arguments.results / "rollouts.json").read_bytes())["summary"]
-    by_handle = [one for one in summary if one["edges"] == "handle"]
+    by_handle = [one for one in summary if one["transports"] == "replica"]
     cpu_ms = max(by_handle, key=lambda one: one["concurrency"])["cpu_ms"]
     kb = orjson.loads((arguments.results / "in_flight.json").read_bytes())["kb_per_rollout"]
     lines = [

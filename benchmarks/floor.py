@@ -1,11 +1,11 @@
-"""What an episode over inline edges costs its process, and how much of that is not gym_serve's.
+"""What an episode over inline transports costs its process, and how much of that is not gym_serve's.
 
     python -m benchmarks.floor [--concurrency 256] [--rollouts 2000] [--rounds 5]
 
 Three loops take turns in this process, without Ray, on uvloop as in a replica: the two model requests of
 an episode, made with aiohttp alone; the whole episode by hand (requests, JSON, tool, verifier, result) as
-plain code in one function; and agent, model and environment of gym_serve with inline edges. Prints the CPU
-of each in ms per rollout, as medians.
+plain code in one function; and agent, model and environment of gym_serve with inline transports. Prints the
+CPU of each in ms per rollout, as medians.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import uvloop
 
 from benchmarks.harness.reports import table
 from benchmarks.harness.work import model_behaviour, rows
-from gym_serve import Host, Model, Resources
+from gym_serve import EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers.edge import Call
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.garbage import collect_rarely
+from gym_serve.servers.transport import Call
 from gym_serve.testing.model_server import run_model_server
 
 _HEADERS = {"content-type": "application/json"}
@@ -97,12 +97,14 @@ class ByHand:
 @asynccontextmanager
 async def served(url: str) -> AsyncIterator[Rollout]:
     """The servers."""
-    model = Host(ChatModel(name="policy", base_url=f"{url}/v1", model="loopback"))
-    environment = Host(weather := SimpleWeather(name="weather"))
+    model = ServerRunner(ChatModel(name="policy", base_url=f"{url}/v1", model="loopback"))
+    environment = ServerRunner(weather := SimpleWeather(name="weather"))
     weather.takes_snapshots = False  # as in a replica
-    agent = Host(
+    agent = ServerRunner(
         SimpleAgent(
-            name="agent", model=Model(InlineEdge(model)), resources=Resources(InlineEdge(environment))
+            name="agent",
+            model=ModelClient(InlineTransport(model)),
+            resources=EnvironmentClient(InlineTransport(environment)),
         )
     )
     hosts = (model, environment, agent)
@@ -139,7 +141,7 @@ async def measured(url: str, arguments: argparse.Namespace) -> dict[str, float]:
         loops: dict[str, Rollout] = {
             "two requests by aiohttp": by_hand.requests,
             "the episode by hand": by_hand.episode,
-            "gym_serve, inline edges": servers,
+            "gym_serve, inline transports": servers,
         }
         for rollout in (by_hand.episode, servers):
             assert orjson.loads(await rollout(row))["reward"] == 1.0

@@ -1,6 +1,6 @@
 """Many rollouts in flight at the same moment: that all of them end well, and the memory that each one takes.
 
-    python -m benchmarks.in_flight [--rollouts 10000] [--edges handle|inline]
+    python -m benchmarks.in_flight [--rollouts 10000] [--transports replica|inline]
 
 All are started at once. The model takes so long for each answer that all of them wait in it at the same time:
 that is when memory is read, by process. What it was before, with 64 in flight, is taken off.
@@ -61,13 +61,15 @@ async def collect(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=10_000, help="how many")
-    parser.add_argument("--edges", choices=("handle", "inline"), default="handle", help="kind of edges")
+    parser.add_argument(
+        "--transports", choices=("replica", "inline"), default="replica", help="kind of transports"
+    )
     parser.add_argument("--latency-s", type=float, default=30.0, help="of the model, for each of two answers")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "in_flight.json")
     arguments = parser.parse_args()
     count = arguments.rollouts
     with run_model_server(model_behaviour(1000 * arguments.latency_s)) as model:
-        spec = graph(model.url, inline=arguments.edges == "inline", in_flight=count)
+        spec = graph(model.url, inline=arguments.transports == "inline", in_flight=count)
         with Gym.from_graph(spec, name="in_flight") as gym:
             census = Census({model.pid: "model server"}, "in_flight")
             _, before = asyncio.run(collect(gym, model, _WARM_UP, census))

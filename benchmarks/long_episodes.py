@@ -26,9 +26,9 @@ from benchmarks.harness.work import ROOT, model_behaviour, rows
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Model, Reply, Resources
-from gym_serve.servers.edge import encode
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
+from gym_serve.servers.transport import encode
 from gym_serve.testing.model_server import RunningModelServer, run_model_server
 
 
@@ -80,15 +80,15 @@ class Recorder:
                 turn.backend_to_model = (self._before["sent"] - before["sent"]) / 1e3
 
 
-class RecordedEdge(InlineEdge):
-    """An inline edge that tells a recorder what crosses it."""
+class RecordedEdge(InlineTransport):
+    """An inline transport that tells a recorder what crosses it."""
 
-    def __init__(self, host: Host, recorder: Recorder) -> None:
+    def __init__(self, host: ServerRunner, recorder: Recorder) -> None:
         super().__init__(host)
         self._recorder = recorder
 
     async def call(self, call: Call) -> Reply:
-        """See `Edge.call`."""
+        """See `Transport.call`."""
         self._recorder.starts(call)
         reply = await super().call(call)
         self._recorder.ended(call, reply)
@@ -98,14 +98,17 @@ class RecordedEdge(InlineEdge):
 async def episode(backend: RunningModelServer, max_steps: int, recorder: Recorder) -> dict[str, Any]:
     """The rollout of one episode."""
     settings = {"base_url": f"{backend.url}/v1", "model": "loopback", "return_token_ids": True}
-    model, environment = Host(ChatModel(name="policy", **settings)), Host(SimpleWeather(name="weather"))
+    model, environment = (
+        ServerRunner(ChatModel(name="policy", **settings)),
+        ServerRunner(SimpleWeather(name="weather")),
+    )
     agent = SimpleAgent(
         name="agent",
-        model=Model(RecordedEdge(model, recorder)),
-        resources=Resources(RecordedEdge(environment, recorder)),
+        model=ModelClient(RecordedEdge(model, recorder)),
+        resources=EnvironmentClient(RecordedEdge(environment, recorder)),
         max_steps=max_steps,
     )
-    hosts = (model, environment, Host(agent))
+    hosts = (model, environment, ServerRunner(agent))
     for host in hosts:
         await host.start()
     rollout = await agent.run({**rows(1)[0], "_ng_rollout_id": "0-0"})

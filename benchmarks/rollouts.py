@@ -1,6 +1,6 @@
-"""Rollouts per second, latency, CPU and memory of one-tool episodes, over every kind of edge.
+"""Rollouts per second, latency, CPU and memory of one-tool episodes, over every kind of transport.
 
-    python -m benchmarks.rollouts [--edges handle,inline,http,reference] [--concurrency 1,64,256,1024]
+    python -m benchmarks.rollouts [--transports replica,inline,http,reference] [--concurrency 1,64,256,1024]
 
 All set-ups run side by side, and take turns in every round, so that what else runs on the machine hits them
 alike; figures are medians over the rounds. The model is an HTTP server on loopback that answers at once.
@@ -21,11 +21,11 @@ from benchmarks.harness.model_time import model_time_ms
 from benchmarks.harness.reports import machine, medians, save, table
 from benchmarks.harness.rounds import Setup, measure
 from benchmarks.harness.work import ROOT, model_behaviour
-from benchmarks.setups import EDGES, EdgeName, setups
+from benchmarks.setups import TRANSPORTS, TransportName, setups
 from gym_serve.testing.model_server import run_model_server
 
 _HEADER = (
-    "edges",
+    "transports",
     "concurrency",
     "rollouts/s",
     "p50 ms",
@@ -41,7 +41,7 @@ _HEADER = (
 class Round(NamedTuple):
     """The figures of one round; see `measure`."""
 
-    edges: str
+    transports: str
     concurrency: int
     figures: dict[str, Any]
 
@@ -74,45 +74,45 @@ def summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """The medians of every set-up at every concurrency."""
     figures: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for one in rounds:
-        figures[one.edges, one.concurrency].append(one.figures)
+        figures[one.transports, one.concurrency].append(one.figures)
     return [
-        {"edges": edges, "concurrency": concurrency, **medians(of_both)}
-        for (edges, concurrency), of_both in figures.items()
+        {"transports": transports, "concurrency": concurrency, **medians(of_both)}
+        for (transports, concurrency), of_both in figures.items()
     ]
 
 
 def kb_per_rollout_in_flight(rounds: Sequence[Round]) -> dict[str, float]:
-    """What resident memory grew by from the lowest to the highest concurrency, by kind of edges.
+    """What resident memory grew by from the lowest to the highest concurrency, by kind of transports.
 
     In the first round: heaps that have grown once do not shrink.
     """
     grown = {}
-    for edges in dict.fromkeys(one.edges for one in rounds):
-        first = {one.concurrency: one for one in reversed(rounds) if one.edges == edges}
+    for transports in dict.fromkeys(one.transports for one in rounds):
+        first = {one.concurrency: one for one in reversed(rounds) if one.transports == transports}
         low, high = first[min(first)], first[max(first)]
         if high.concurrency > low.concurrency:
             more = high.figures["rss_mb"]["total"] - low.figures["rss_mb"]["total"]
-            grown[edges] = round(1000 * more / (high.concurrency - low.concurrency), 1)
+            grown[transports] = round(1000 * more / (high.concurrency - low.concurrency), 1)
     return grown
 
 
 def markdown(summary: Sequence[dict[str, Any]]) -> str:
     """The table of a summary."""
     reference = {
-        one["concurrency"]: one["rollouts_per_second"] for one in summary if one["edges"] == "reference"
+        one["concurrency"]: one["rollouts_per_second"] for one in summary if one["transports"] == "reference"
     }
     lines = []
-    for one in sorted(summary, key=lambda one: (one["concurrency"], EDGES.index(one["edges"]))):
+    for one in sorted(summary, key=lambda one: (one["concurrency"], TRANSPORTS.index(one["transports"]))):
         rate, beside = one["rollouts_per_second"], reference.get(one["concurrency"])
         ratio = "" if beside is None else f"{rate / beside:.0%}"
         costs = (one["cpu_ms"]["total"], one["pss_mb"]["total"], ratio, one.get("overhead_ms", ""))
-        lines.append((one["edges"], one["concurrency"], rate, *one["latency_ms"].values(), *costs))
+        lines.append((one["transports"], one["concurrency"], rate, *one["latency_ms"].values(), *costs))
     return table(_HEADER, lines)
 
 
-def edge_names(text: str) -> list[EdgeName]:
-    """Kinds of edges, with commas between them."""
-    found = [edge for edge in EDGES if edge in text.split(",")]
+def transport_names(text: str) -> list[TransportName]:
+    """Kinds of transports, with commas between them."""
+    found = [transport for transport in TRANSPORTS if transport in text.split(",")]
     if len(found) != len(text.split(",")):
         raise ValueError(text)
     return found
@@ -125,7 +125,9 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--edges", type=edge_names, default=list(EDGES), help=f"some of {','.join(EDGES)}")
+    parser.add_argument(
+        "--transports", type=transport_names, default=list(TRANSPORTS), help=f"some of {','.join(TRANSPORTS)}"
+    )
     parser.add_argument("--concurrency", type=numbers, default=[1, 64, 256, 1024], help="rollouts in flight")
     parser.add_argument("--rollouts", type=int, default=2000, help="rollouts of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds")
@@ -137,7 +139,7 @@ def main() -> None:
     result: dict[str, Any] = {"machine": machine(), "settings": settings}
     with (
         run_model_server(model_behaviour(arguments.latency_ms)) as model,
-        setups(arguments.edges, model, agent_replicas=arguments.agent_replicas) as found,
+        setups(arguments.transports, model, agent_replicas=arguments.agent_replicas) as found,
     ):
         rounds = run(found, arguments, model.url)
     summary = summarize(rounds)

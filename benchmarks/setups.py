@@ -1,4 +1,4 @@
-"""What the work is done with: graphs over each kind of edge, and the reference."""
+"""What the work is done with: graphs over each kind of transport, and the reference."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from benchmarks.reference.collecting import collect
 from gym_serve import Gym
 from gym_serve.testing.model_server import RunningModelServer
 
-__all__ = ["EDGES", "EdgeName", "setups"]
+__all__ = ["TRANSPORTS", "TransportName", "setups"]
 
-EdgeName = Literal["handle", "inline", "http", "reference"]
+TransportName = Literal["replica", "inline", "http", "reference"]
 """``handle``: every server is a deployment. ``inline``: model and environment run inside the agent's
 replicas. ``http``: ``POST /run`` against the gateway of the first. ``reference``: the work by hand."""
 
-EDGES: tuple[EdgeName, ...] = get_args(EdgeName)
+TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 
 
 class GymSetup:
     """A graph.
 
     Args:
-        name: kind of its edges.
+        name: kind of its transports.
         gym: collects from it.
         census: its processes.
     """
@@ -70,15 +70,15 @@ class ReferenceSetup:
 
 @contextmanager
 def setups(
-    edges: Sequence[EdgeName], model: RunningModelServer, *, agent_replicas: int = 1
+    transports: Sequence[TransportName], model: RunningModelServer, *, agent_replicas: int = 1
 ) -> Iterator[list[Setup]]:
-    """Everything that is to be compared, running side by side, in the order of ``edges``."""
+    """Everything that is to be compared, running side by side, in the order of ``transports``."""
     named = {model.pid: "model server"}
     gyms: dict[str, Gym] = {}
     found: list[Setup] = []
     with ExitStack() as stack:
-        for edge in edges:
-            if edge == "reference":
+        for transport in transports:
+            if transport == "reference":
                 environment_url, pid = stack.enter_context(child("benchmarks.reference.environment"))
                 named[pid] = "weather"
                 agent_url, pid = stack.enter_context(
@@ -87,12 +87,12 @@ def setups(
                 named[pid] = "agent"
                 found.append(ReferenceSetup(agent_url, Census(named)))
                 continue
-            application = "inline" if edge == "inline" else "handle"
+            application = "inline" if transport == "inline" else "replica"
             if application not in gyms:
-                spec = graph(model.url, inline=edge == "inline", agent_replicas=agent_replicas)
+                spec = graph(model.url, inline=transport == "inline", agent_replicas=agent_replicas)
                 gyms[application] = stack.enter_context(Gym.from_graph(spec, name=application))
             gym = gyms[application]
-            if edge == "http":
+            if transport == "http":
                 gym = stack.enter_context(Gym.connect(gym.url))
-            found.append(GymSetup(edge, gym, Census(named, application)))
+            found.append(GymSetup(transport, gym, Census(named, application)))
         yield found

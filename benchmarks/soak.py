@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.harness.reports import machine
 from gym_serve import Gym, Progress
-from gym_serve.rollouts import Collection, EngineOptions, Report, collect
+from gym_serve.rollouts import Collection, Report, RunnerOptions, collect
 from gym_serve.rollouts.records import read_records
 
 Collect = Callable[..., Awaitable[Report]]
@@ -66,7 +66,7 @@ async def score(row: dict[str, Any]) -> dict[str, Any]:
 async def collect_in_process(
     rows: Iterator[dict[str, Any]], output: Path, *, concurrency: int, progress: Callable[[Progress], None]
 ) -> Report:
-    collection = Collection(run=score, engine=EngineOptions(concurrency=concurrency))
+    collection = Collection(run=score, engine=RunnerOptions(concurrency=concurrency))
     return await collect(rows, output, collection, progress=progress)
 
 

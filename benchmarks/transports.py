@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 
 from gym_serve.routing.rpc import Address, Channel, Listener
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 BODY = b"x" * 1000
 Echo = Callable[[], Awaitable[Any]]
@@ -155,7 +155,7 @@ async def compare(port: int, address: Address, calls: int, rounds: int) -> dict[
             return float(await handle_cpu.remote())
 
         ways: dict[str, tuple[Echo, Cpu]] = {
-            "handle": (lambda: handle.remote(BODY), replica_cpu),  # type: ignore[arg-type, return-value]
+            "replica": (lambda: handle.remote(BODY), replica_cpu),  # type: ignore[arg-type, return-value]
             "grpc": (lambda: unary(BODY), other_cpu),
             "grpc stream": (stream_echo(grpc_channel.stream_stream("/echo/stream")()), other_cpu),
             "websocket": (lambda: channel.call(call), other_cpu),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.verifiers [--answers 2000] [--programs 400] [--executions 400] [--concurrency 256]
 
-No Ray: each environment is called through a `Host`, as a replica calls it, all verifications at once up to
-the concurrency. Every answer and every program is right, so a reward of 0 is a *false zero*, and a failure
-is counted with the reason. Three parts:
+No Ray: each environment is called through a `ServerRunner`, as a replica calls it, all verifications at
+once up to the concurrency. Every answer and every program is right, so a reward of 0 is a *false zero*, and a
+failure is counted with the reason. Three parts:
 
 - math: right answers in many forms (benchmarks/harness/right_answers.py), `math_with_judge` without a judge;
 - execution: ``print(1)`` in a fresh sandbox each, as many at a time as there are cores;
@@ -33,7 +33,7 @@ from benchmarks.harness.right_answers import right_answers
 from gym_serve.environments.code_gen import CodeGen
 from gym_serve.environments.math_with_judge import MathWithJudge
 from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox
-from gym_serve.servers import Call, Host, ResourcesServer
+from gym_serve.servers import Call, ResourcesServer, ServerRunner
 from gym_serve.types.errors import GraphError, GymError
 
 JSON = dict[str, Any]
@@ -77,7 +77,7 @@ def programs(count: int) -> list[tuple[str, JSON]]:
 
 async def rewards(server: ResourcesServer, work: Sequence[tuple[str, JSON]], concurrency: int) -> JSON:
     """Verify all of the work on a server that is started for it."""
-    host = Host(server)
+    host = ServerRunner(server)
     await server.start()
     try:
         slots = asyncio.Semaphore(concurrency)

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.servers import Episode, Model, Response
+from gym_serve.servers import Episode, ModelClient, Response
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON, message_text
 
@@ -76,7 +76,7 @@ class RefinementAgent(SimpleAgent):
         """The reward that ends the episode, unless the verifier says ``needs_correction``."""
         critique_fields: tuple[str, ...] = ("correction_prompt",)
         """Fields of the verdict to look for a critique in, the first one with a text counts."""
-        critic: Model | None = None
+        critic: ModelClient | None = None
         """A model that writes the critique where the verifier does not. It sees the task and the answer."""
         critic_prompt: str = _CRITIC
         """The critic's system prompt."""

@@ -23,8 +23,8 @@ from gym_serve.deployments.connections import Answer, Connections, PassedOn, Req
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
 from gym_serve.servers.context import CallContext
-from gym_serve.servers.edge import trimmed
 from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.transport import trimmed
 from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
 
 __all__ = ["Upstream"]

@@ -89,7 +89,7 @@ class HarnessAgent(AgentServer):
             episode.row,
             config.gateway_url + recording.path,
             config.gateway_token,
-            f"{config.gateway_url}/{config.resources.edge.server}",
+            f"{config.gateway_url}/{config.resources.transport.server}",
             episode.session,
         )
         try:
@@ -111,7 +111,7 @@ class HarnessAgent(AgentServer):
         trajectories = await episode.stage("model", recording.trajectories)
         for trajectory in trajectories:
             usage = trajectory["response"]["usage"]
-            episode.meter.record("model", self.config.model.edge.server, usage, trajectory["calls"])
+            episode.meter.record("model", self.config.model.transport.server, usage, trajectory["calls"])
         if trajectories:
             main, *branches = trajectories
             episode.adopt(main["response"])

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pydantic import SecretStr
 
 from gym_serve.deployments.harness_agent.task import Task, masked
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON
 

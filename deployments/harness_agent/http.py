@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from gym_serve.deployments.harness_agent.task import Task, masked
 from gym_serve.deployments.retries import redirected
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     EndpointAccessDenied,
     EndpointMisconfigured,

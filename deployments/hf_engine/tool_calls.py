@@ -5,7 +5,7 @@ What does not fit this form stays in the text: it is the policy's own mistake, f
 
 from __future__ import annotations
 
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from gym_serve.deployments.remote_agent.checking import asked, rollout_of
 from gym_serve.deployments.remote_agent.http import RemoteHttp
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.servers import Episode, Model, Resources
+from gym_serve.servers import EnvironmentClient, Episode, ModelClient
 from gym_serve.types.errors import GymError, Unavailable
 from gym_serve.types.protocols import check_response
 from gym_serve.types.requests import JSON
@@ -62,9 +62,9 @@ class RemoteAgent(SimpleAgent):
         """Headers of every request: ``Authorization`` and the like."""
         max_answer_mb: int = Field(64, ge=1)
         """Megabytes of an answer at most."""
-        model: Model | None = None  # type: ignore[assignment]  # an external agent has a model of its own
+        model: ModelClient | None = None  # type: ignore[assignment]  # an external agent has a model of its own
         """Not used: the agent has its own."""
-        resources: Resources | None = None  # type: ignore[assignment]
+        resources: EnvironmentClient | None = None  # type: ignore[assignment]
         """The environment, for ``protocol: responses``."""
 
         @model_validator(mode="after")

@@ -20,7 +20,7 @@ from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import redirected, retry_after
 from gym_serve.servers.context import current
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     DeadlineExceeded,
     EndpointAccessDenied,

@@ -1,7 +1,7 @@
 """`scripted_model`: a policy without a model, for first runs and for tests.
 
 Deterministic: what it answers depends on its seed, the request and the episode's affinity key
-(the rollout id), never on time, order or replica. So a rollout is the same over every edge, and
+(the rollout id), never on time, order or replica. So a rollout is the same over every transport, and
 its repeats differ.
 """
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.deployments.user_simulator_agent.user import SimulatedUser, spoken
-from gym_serve.servers import Episode, Model
+from gym_serve.servers import Episode, ModelClient
 from gym_serve.types.requests import JSON
 
 __all__ = ["UserSimulatorAgent"]
@@ -42,7 +42,7 @@ class UserSimulatorAgent(SimpleAgent):
     class Config(SimpleAgent.Config):
         """Settings of the conversation. ``max_steps`` and ``max_empty_turns`` hold for each answer."""
 
-        user: Model
+        user: ModelClient
         """The model that plays the user."""
         persona: str = _PERSONA
         """The user's system prompt. The row's ``user_scenario``, a text or an object, is added."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_serve.servers import Model
+from gym_serve.servers import ModelClient
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON, message_text
@@ -31,7 +31,7 @@ class SimulatedUser:
         transcript: the conversation as the user sees it; no training tokens.
     """
 
-    def __init__(self, model: Model, persona: str, params: JSON) -> None:
+    def __init__(self, model: ModelClient, persona: str, params: JSON) -> None:
         self._model = model
         self._params = params
         self.transcript: list[JSON] = [{"role": "system", "content": persona}]

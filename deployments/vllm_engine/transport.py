@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from gym_serve.deployments.event_stream import is_event_stream, read_events
-from gym_serve.servers.edge import encode
 from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable, error_from_body
 from gym_serve.types.protocols import is_context_overflow
 

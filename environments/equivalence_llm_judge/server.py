@@ -27,7 +27,7 @@ from gym_serve.judging import (
     open_cache,
 )
 from gym_serve.metrics import MetricSpec, Score
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = ["EquivalenceLlmJudge", "EquivalenceRequest", "EquivalenceVerdict", "TemplateMetadata"]
@@ -77,7 +77,7 @@ class EquivalenceLlmJudge(ResourcesServer):
     class Config(JudgeSettings):
         """Settings of the environment."""
 
-        judge: Model
+        judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{expected_answer}``, ``{generated_answer}`` and ``{question}``."""

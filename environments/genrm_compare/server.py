@@ -29,7 +29,7 @@ from gym_serve.environments.genrm_compare.aggregation import (
 from gym_serve.environments.genrm_compare.messages import PRINCIPLE, MessageFormat, comparison_request
 from gym_serve.environments.genrm_compare.scores import RANKING_MIDPOINT, Scores, parse_scores
 from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
-from gym_serve.servers import CompareRequest, Model, ResourcesServer, Response, Verdict, VerifyRequest
+from gym_serve.servers import CompareRequest, ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.servers import Comparison as GroupRewards
 from gym_serve.types.requests import JSON
 
@@ -44,7 +44,7 @@ class GenrmCompare(ResourcesServer):
     class Config(ResourcesServer.Config):
         """Settings of the environment."""
 
-        genrm: Model
+        genrm: ModelClient
         """The generative reward model."""
         genrm_responses_create_params: dict[str, Any] = Field(default_factory=dict)
         """Responses body of each call, less ``input``: temperature, max_output_tokens, ..."""

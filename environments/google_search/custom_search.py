@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from gym_serve.environments.google_search.retrying import with_retries
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Overloaded, ToolFailed, Unavailable
 
 __all__ = ["ENDPOINT", "CustomSearch"]

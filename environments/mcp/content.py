@@ -14,7 +14,7 @@ from mcp.types import (
     TextResourceContents,
 )
 
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 
 __all__ = ["body_of", "text_of"]
 

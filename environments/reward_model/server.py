@@ -20,7 +20,7 @@ from gym_serve.environments.reward_model.scores import (
     scoring_request,
 )
 from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["RewardModel", "RewardVerdict"]
 
@@ -43,7 +43,7 @@ class RewardModel(ResourcesServer):
     class Config(ResourcesServer.Config):
         """Settings of the environment."""
 
-        reward_model: Model
+        reward_model: ModelClient
         """The model: a ``pooling_model``, or a ``vllm_engine`` with ``runner: pooling``."""
         head: Head = "scalar"
         """What it has at its end: one number (``/pooling``), or classes (``/classify``)."""

@@ -29,7 +29,7 @@ from gym_serve.judging import (
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
-from gym_serve.servers import Model, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
 
 __all__ = ["SqlRequest", "SqlVerdict", "TextToSql"]
 
@@ -88,7 +88,7 @@ class TextToSql(ResourcesServer):
     class Config(JudgeSettings):
         """Settings of the environment."""
 
-        judge: Model
+        judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{first_answer}`` and ``{second_answer}``, and maybe ``{sql_dialect}``,

@@ -16,7 +16,7 @@ from gym_serve.cli.target import AddressOption, AttachOption, RayOption, Target,
 from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
-    from gym_serve.client.driver import RolloutOptions
+    from gym_serve.client.rollout_client import RolloutOptions
     from gym_serve.rollouts import Budget
 
 __all__ = [
@@ -188,13 +188,13 @@ def _check(
     target: Target, rows: Path, output: Path, options: RolloutOptions, budget: Budget, *, resume: bool
 ) -> None:
     """Look at rows and output before a graph is started, which takes its time."""
-    from gym_serve.client.driver import Driver
+    from gym_serve.client.rollout_client import RolloutClient
     from gym_serve.rollouts import Collection, check_run, prices_of
 
     if (graph := target.resolved()) is None:
         return
     public = graph.public()
-    driver = Driver(public, graph.default_agent, _no_edge, graph, str(target.graph))
+    driver = RolloutClient(public, graph.default_agent, _no_edge, graph, str(target.graph))
     collection = Collection(
         run=driver.run,
         expansion=driver.expansion(options),

@@ -32,7 +32,7 @@ from gym_serve.types.rows import agent_name, with_prompt
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
-    from gym_serve.servers.edge import Call, Edge, Reply
+    from gym_serve.servers.transport import Call, Reply, Transport
 
 __all__ = ["play"]
 
@@ -111,48 +111,48 @@ def play(
 
 async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript) -> JSON:
     from gym_serve.graph.local import LocalGraph
-    from gym_serve.servers.clients import Agent
+    from gym_serve.servers.clients import AgentClient
 
     node = graph.nodes[agent]
     model, environment = node.references.get("model"), node.references.get("resources")
 
-    def around(edge: Edge) -> Edge:
-        if edge.server == model:
-            return _Watched(edge, transcript.asked, transcript.answered)
-        return _Watched(edge, after=transcript.tool) if edge.server == environment else edge
+    def around(transport: Transport) -> Transport:
+        if transport.server == model:
+            return _Watched(transport, transcript.asked, transcript.answered)
+        return _Watched(transport, after=transcript.tool) if transport.server == environment else transport
 
     local = LocalGraph(graph, around)
     await local.start()
     try:
         transcript.prompt(row)
-        return await Agent(local.edge(agent)).run(row)
+        return await AgentClient(local.transport(agent)).run(row)
     finally:
         await local.stop()
 
 
 class _Watched:
-    """An edge whose calls are told ``before`` they are made, and ``after`` with reply and seconds."""
+    """A transport whose calls are told ``before`` they are made, and ``after`` with reply and seconds."""
 
     def __init__(
         self,
-        edge: Edge,
+        transport: Transport,
         before: Callable[[Call], None] = lambda call: None,
         after: Callable[[Call, Reply, float], None] = lambda call, reply, seconds: None,
     ) -> None:
-        self.server = edge.server
-        self._edge = edge
+        self.server = transport.server
+        self._transport = transport
         self._before = before
         self._after = after
 
     async def call(self, call: Call) -> Reply:
         self._before(call)
         start = time.perf_counter()
-        reply = await self._edge.call(call)
+        reply = await self._transport.call(call)
         self._after(call, reply, time.perf_counter() - start)
         return reply
 
     async def close(self) -> None:
-        await self._edge.close()
+        await self._transport.close()
 
 
 class _Transcript:

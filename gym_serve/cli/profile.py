@@ -113,7 +113,7 @@ def _print_json(found: RewardProfile, summary: ProfileSummary, problems: Problem
         **summary._asdict(),
         "train_next": [task.task_index for task in summary.train_next],
         "solved_at": found.solved_at,
-        "reward_edges": found.edges,
+        "reward_edges": found.transports,
         "agents": [asdict(row) for row in found.agents()],
         "problems": problems.kept,
     }
@@ -151,7 +151,7 @@ def _print(run: Path | None, found: RewardProfile, summary: ProfileSummary) -> N
     typer.echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
     indices = [task.task_index for task in summary.train_next]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
-    low, high = found.edges[0], found.edges[-1]
+    low, high = found.transports[0], found.transports[-1]
     print_table(
         ("task", "agent", "solved", "mean", "std", f"rewards {low:g}..{high:g}", "prompt"),
         ([*_cells(task), shortened(prompts.get(task.task_index, ""))] for task in summary.train_next),

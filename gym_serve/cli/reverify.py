@@ -66,7 +66,7 @@ def reverify(
     target = Target(graph, attach, url, address, auth_token, set_ or (), application)
     # Only now, so that --help and a wrong option need no Ray.
     from gym_serve.cli.carrying import carry_out, conclude
-    from gym_serve.rollouts import Collection, EngineOptions, Expansion, collect
+    from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
 
     try:
         with target.open() as gym, ThreadPoolExecutor(concurrency) as threads:
@@ -74,7 +74,7 @@ def reverify(
             collection = Collection(
                 run=verifiers.score,
                 expansion=Expansion(limit=limit),
-                engine=EngineOptions(concurrency=concurrency, attempts=3),
+                engine=RunnerOptions(concurrency=concurrency, attempts=3),
                 check=verifiers.check,
                 graph={"resources": gym.graph.get("resources") or {}},
                 aggregate=verifiers.aggregate,

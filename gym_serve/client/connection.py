@@ -15,8 +15,8 @@ import orjson
 from gym_serve.client import loop
 from gym_serve.graph.local import LocalGraph
 from gym_serve.graph.spec import Graph
-from gym_serve.routing.http import HttpEdge
-from gym_serve.servers.edge import Edge
+from gym_serve.routing.http import HttpTransport
+from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import BadRequest, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
@@ -50,8 +50,8 @@ class Connection:
         self.default_agent = default_agent
         self.graph = graph
 
-    def edge(self, server: str) -> Edge:
-        """A new edge to a server; whoever asked for it closes it."""
+    def transport(self, server: str) -> Transport:
+        """A new transport to a server; whoever asked for it closes it."""
         raise NotImplementedError
 
     async def health(self) -> JSON:
@@ -102,8 +102,8 @@ class LocalConnection(Connection):
         self._local = LocalGraph(graph)
         loop.wait(self._local.start())
 
-    def edge(self, server: str) -> Edge:
-        return self._local.edge(server)
+    def transport(self, server: str) -> Transport:
+        return self._local.transport(server)
 
     async def health(self) -> JSON:
         return await self._local.health()
@@ -132,8 +132,8 @@ class HttpConnection(Connection):
         self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         super().__init__(url, loop.wait(page(f"{url}/graph", self._headers)), url)
 
-    def edge(self, server: str) -> Edge:
-        return HttpEdge(server, f"{self.url}/{server}", self._headers)
+    def transport(self, server: str) -> Transport:
+        return HttpTransport(server, f"{self.url}/{server}", self._headers)
 
     async def health(self) -> JSON:
         return await servers_health(self.url, self._headers)

@@ -24,14 +24,14 @@ from gym_serve.graph.health import reason
 from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.preflight import preflight, problems_here
-from gym_serve.graph.replica import edge_to
+from gym_serve.graph.replica import transport_to
 from gym_serve.graph.spec import Graph
 from gym_serve.graph.weights import update_weights
-from gym_serve.routing.failover import FailoverEdge
-from gym_serve.routing.handle import HandleEdge
+from gym_serve.routing.failover import FailoverTransport
+from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.serve_compat import http_address, route_prefix, running_version
-from gym_serve.servers.edge import Edge
 from gym_serve.servers.model import PauseMode
+from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
@@ -72,13 +72,13 @@ class ClusterConnection(Connection):
         self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         self._changed: dict[str, JSON] = {}
 
-    def edge(self, server: str) -> Edge:
+    def transport(self, server: str) -> Transport:
         self._join()
         section = next(section for section, servers in self.public.items() if server in servers)
         if self.graph is not None and self.graph.nodes[server].url is not None:
-            return edge_to(self.graph.nodes[server], None)
-        reached = HandleEdge(server, DeploymentHandle(server, self.name))
-        return FailoverEdge(reached) if section == "resources" else reached
+            return transport_to(self.graph.nodes[server], None)
+        reached = ReplicaTransport(server, DeploymentHandle(server, self.name))
+        return FailoverTransport(reached) if section == "resources" else reached
 
     async def health(self) -> JSON:
         return await servers_health(self.url, self._headers)

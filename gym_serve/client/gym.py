@@ -21,7 +21,7 @@ from typing_extensions import Self, Unpack
 from gym_serve.client import loop
 from gym_serve.client.awaitables import awaitables
 from gym_serve.client.connection import Connection, HttpConnection, LocalConnection
-from gym_serve.client.driver import Driver, RolloutOptions
+from gym_serve.client.rollout_client import RolloutClient, RolloutOptions
 from gym_serve.graph import GraphSource, GraphSpec, load_graph, resolve
 from gym_serve.graph.spec import SECTIONS
 from gym_serve.rollouts import (
@@ -42,8 +42,8 @@ from gym_serve.rollouts import (
     refuse,
     stream,
 )
-from gym_serve.servers.edge import Call, Edge, encode
 from gym_serve.servers.model import PauseMode
+from gym_serve.servers.transport import Call, Transport, encode
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
 
@@ -62,8 +62,10 @@ class Gym:
         self.graph = connection.public
         self._connection = connection
         self._default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
-        self._edges: dict[str, Edge] = {}
-        self._driver = Driver(self.graph, self._default_agent, self._edge, connection.graph, self.name)
+        self._transports: dict[str, Transport] = {}
+        self._driver = RolloutClient(
+            self.graph, self._default_agent, self._transport, connection.graph, self.name
+        )
 
     def __repr__(self) -> str:
         servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
@@ -357,7 +359,7 @@ class Gym:
         Raises:
             NotFound: no such server.
             DeadlineExceeded: the time is over.
-            GymError: any other failure of the server or of the edge.
+            GymError: any other failure of the server or of the transport.
         """
         return loop.wait(self._call(server, op, body, timeout))
 
@@ -367,7 +369,7 @@ class Gym:
 
     async def _call(self, server: str, op: str, body: Any, timeout: float | None) -> Any:
         content = b"" if body is None else encode(body)
-        return (await self._edge(server).call(Call(op, content, timeout=timeout))).json()
+        return (await self._transport(server).call(Call(op, content, timeout=timeout))).json()
 
     # Its models
 
@@ -478,21 +480,21 @@ class Gym:
         await self.ashutdown()
 
     async def _close_edges(self) -> None:
-        while self._edges:
-            await self._edges.popitem()[1].close()
+        while self._transports:
+            await self._transports.popitem()[1].close()
 
     def _check(self, server: str) -> None:
         names = [name for kind in ("models", "resources", "agents") for name in self.graph.get(kind) or {}]
         if server not in names:
             raise NotFound(f"no server {server!r} in {self.name}; it has {', '.join(names)}")
 
-    def _edge(self, server: str) -> Edge:
-        if server not in self._edges:
+    def _transport(self, server: str) -> Transport:
+        if server not in self._transports:
             self._check(server)
-            self._edges.setdefault(
-                server, self._connection.edge(server)
+            self._transports.setdefault(
+                server, self._connection.transport(server)
             )  # of two threads, both have the same one
-        return self._edges[server]
+        return self._transports[server]
 
 
 def _joined(connect: Callable[[], Connection]) -> Gym:

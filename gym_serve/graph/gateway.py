@@ -1,6 +1,6 @@
 """`Gateway`: the HTTP face of a graph, and the ingress of its application.
 
-It knows names and edges, nothing of what servers do and none of their classes, so that it runs
+It knows names and transports, nothing of what servers do and none of their classes, so that it runs
 where their packages are not installed. A call is passed on as bytes and its reply is passed back
 (`gym_serve.graph.wire`). What it adds is HTTP: routes, bearer tokens, request ids, deadlines,
 sessions, streams, the API documentation, and NeMo Gym's head-server routes.
@@ -33,13 +33,13 @@ from gym_serve.graph.health import health
 from gym_serve.graph.names import nearest
 from gym_serve.graph.options import GatewayOptions
 from gym_serve.graph.pressure import pressure, reports_of
-from gym_serve.graph.replica import edge_to
+from gym_serve.graph.replica import transport_to
 from gym_serve.graph.routes import Route, find_route
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
-from gym_serve.servers.edge import Call, Edge, Reply, encode
-from gym_serve.servers.host import DESCRIBE
+from gym_serve.servers.runner import DESCRIBE
+from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import (
     BadRequest,
     GraphError,
@@ -135,7 +135,9 @@ class Gateway:
         self._plan = plan
         self._access = Access(plan.auth_tokens, insecure=plan.insecure)
         self._public: Mapping[str, Any] = {}
-        self._edges: dict[str, Edge] = {n: edge_to(node, handles.get(n)) for n, node in plan.nodes.items()}
+        self._transports: dict[str, Transport] = {
+            n: transport_to(node, handles.get(n)) for n, node in plan.nodes.items()
+        }
         self._look: asyncio.Task[dict[str, dict[str, Any]]] | None = None
         self._looked = 0.0
         self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
@@ -200,15 +202,15 @@ class Gateway:
             affinity = None  # what opens a session with such a key is an episode of this graph
         body, streamed = wire.unstreamed(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
-        node, edge = self._plan.nodes[server], self._edges[server]
+        node, transport = self._plan.nodes[server], self._transports[server]
         remote = node.url is not None
         if streamed is not None and node.kind == "model" and not remote:
-            opened = await open_stream(edge, call._replace(body=encode(streamed)))
+            opened = await open_stream(transport, call._replace(body=encode(streamed)))
             if isinstance(opened, Response):
                 return opened
             reply = opened
         else:
-            reply = await _reply_of(edge, call)
+            reply = await _reply_of(transport, call)
         path = f"{_root(request)}/{server}"
         if reply.status >= 400:
             response = wire.answer(_typed(server, op, reply) if remote else reply)
@@ -242,7 +244,7 @@ class Gateway:
             raise NotFound(f"{error}: MCP needs pip install 'gym-serve[mcp]' on the cluster") from error
         session = wire.session_of(request, named)
         timeout = wire.timeout_of(request)
-        exchange = face.McpExchange(server, self._edges[server], session, request_id, timeout)
+        exchange = face.McpExchange(server, self._transports[server], session, request_id, timeout)
         body = await wire.body_of(request, self._plan.max_request_bytes)
         response: Response = await exchange.answer(request, body)
         if exchange.session is not None and exchange.session != session:
@@ -309,11 +311,11 @@ class Gateway:
         return HTMLResponse(api_docs.page(await self._describe(request)))
 
     async def _describe(self, request: Request) -> dict[str, Any]:
-        described = await asyncio.gather(*map(self._operations, self._edges))
+        described = await asyncio.gather(*map(self._operations, self._transports))
         return api_docs.openapi(
             _root(request),
             self._plan.nodes,
-            dict(zip(self._edges, described, strict=True)),
+            dict(zip(self._transports, described, strict=True)),
             default_agent=self._plan.default_agent,
             secured=self._access.secured,
         )
@@ -321,7 +323,7 @@ class Gateway:
     async def _operations(self, server: str) -> dict[str, Any] | None:
         """The operations of a server; None where it does not say: it is down, or a foreign one."""
         try:
-            reply = await self._edges[server].call(Call(DESCRIBE, timeout=_DESCRIBE_SECONDS))
+            reply = await self._transports[server].call(Call(DESCRIBE, timeout=_DESCRIBE_SECONDS))
             operations = reply.json()
         except GymError:
             return None
@@ -349,14 +351,14 @@ _PAGES = {
 }
 
 
-async def _reply_of(edge: Edge, call: Call) -> Reply:
+async def _reply_of(transport: Transport, call: Call) -> Reply:
     """The reply to a call; seeding a session that is lost opens another one."""
     try:
-        return await edge.call(call)
+        return await transport.call(call)
     except SessionLost:
         if call.op != _SEED:
             raise
-        return await edge.call(call._replace(session=None))
+        return await transport.call(call._replace(session=None))
 
 
 def _root(request: Request) -> str:

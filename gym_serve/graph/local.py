@@ -1,8 +1,8 @@
 """`LocalGraph`: a graph in this process, without Ray.
 
-Every server has one `Host`, as it has in a replica, and is reached by the inline edge; a server of
-``type: http`` is reached by its URL. So an episode runs the same code as on a cluster, and gives the same
-trajectory. What it has not: replicas, autoscaling, GPUs that are set aside, and HTTP routes.
+Every server has one `ServerRunner`, as it has in a replica, and is reached by the inline transport; a
+server of ``type: http`` is reached by its URL. So an episode runs the same code as on a cluster, and gives
+the same trajectory. What it has not: replicas, autoscaling, GPUs that are set aside, and HTTP routes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gym_serve.graph.spec import Graph, Node
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.clients import CLIENTS, Client
-from gym_serve.servers.edge import Edge
-from gym_serve.servers.host import Host
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import GraphError, GymError, Unavailable
 from gym_serve.types.requests import JSON
 
@@ -29,26 +29,28 @@ class LocalGraph:
 
     Args:
         graph: the graph.
-        around: wraps the edge to each server, for one who watches the calls.
+        around: wraps the transport to each server, for one who watches the calls.
 
     Raises:
         GraphError: servers have options that need a cluster; names all of them.
     """
 
-    def __init__(self, graph: Graph, around: Callable[[Edge], Edge] = lambda edge: edge) -> None:
+    def __init__(
+        self, graph: Graph, around: Callable[[Transport], Transport] = lambda transport: transport
+    ) -> None:
         problems = [p for node in graph.nodes.values() if (p := _needs_cluster(node)) is not None]
         if problems:
             raise GraphError(problems)
         self._graph = graph
-        self._hosts: dict[str, Host] = {}
-        self._edges: dict[str, Edge] = {}
-        self._started: list[Host] = []
+        self._hosts: dict[str, ServerRunner] = {}
+        self._transports: dict[str, Transport] = {}
+        self._started: list[ServerRunner] = []
         for name in graph.order():  # each after those that it calls
-            self._edges[name] = around(self._construct(graph.nodes[name]))
+            self._transports[name] = around(self._construct(graph.nodes[name]))
 
-    def edge(self, server: str) -> Edge:
-        """The edge to a server, by its name."""
-        return self._edges[server]
+    def transport(self, server: str) -> Transport:
+        """The transport to a server, by its name."""
+        return self._transports[server]
 
     async def start(self) -> None:
         """Start the servers, each after those that it calls.
@@ -74,12 +76,12 @@ class LocalGraph:
         """Stop the servers, each before those that it calls, and close the connections."""
         while self._started:
             await self._started.pop().stop()
-        for edge in self._edges.values():
-            await edge.close()
+        for transport in self._transports.values():
+            await transport.close()
 
     async def health(self) -> JSON:
         """State of every server, by name, as in ``/health``."""
-        return {name: await self._state(name) for name in self._edges}
+        return {name: await self._state(name) for name in self._transports}
 
     async def _state(self, name: str) -> JSON:
         if name not in self._hosts:
@@ -90,22 +92,22 @@ class LocalGraph:
             return {"state": "unhealthy", "message": f"{type(error).__name__}: {error}"}
         return {"state": "ready"}
 
-    def _construct(self, node: Node) -> Edge:
+    def _construct(self, node: Node) -> Transport:
         if node.url is not None:
             # Here, as its HTTP client takes longer to import than a small graph takes to start.
-            from gym_serve.routing.http import HttpEdge
+            from gym_serve.routing.http import HttpTransport
 
             headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-            return HttpEdge(node.name, node.url, headers, node.unavailable_tools)
+            return HttpTransport(node.name, node.url, headers, node.unavailable_tools)
         assert node.cls is not None  # every other node has a class
         server = node.cls(name=node.name, **node.connected(self._client))
         if isinstance(server, ResourcesServer):
             server.takes_snapshots = False  # its sessions cannot outlive this process
-        host = self._hosts[node.name] = Host(server)
-        return InlineEdge(host)
+        host = self._hosts[node.name] = ServerRunner(server)
+        return InlineTransport(host)
 
     def _client(self, target: str) -> Client:
-        return CLIENTS[self._graph.nodes[target].kind](self._edges[target])
+        return CLIENTS[self._graph.nodes[target].kind](self._transports[target])
 
 
 def _needs_cluster(node: Node) -> str | None:

@@ -33,9 +33,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message
 
-from gym_serve.servers.edge import Call, Edge, Reply, encode
-from gym_serve.servers.host import DESCRIBE
+from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import BadRequest, GymError, NotFound, Retryable, SessionLost, SessionNotFound
 
 __all__ = ["MCP_SESSION", "McpExchange"]
@@ -51,7 +51,7 @@ class McpExchange:
 
     Args:
         server: name of the resources server.
-        edge: how to reach it.
+        transport: how to reach it.
         session: the session that the request belongs to, if it names one.
         request_id: names the request in logs.
         timeout: seconds that the client waits, None for no limit.
@@ -61,11 +61,11 @@ class McpExchange:
     """
 
     def __init__(
-        self, server: str, edge: Edge, session: str | None, request_id: str, timeout: float | None
+        self, server: str, transport: Transport, session: str | None, request_id: str, timeout: float | None
     ) -> None:
         self.session = session
         self._server = server
-        self._edge = edge
+        self._transport = transport
         self._request_id = request_id
         self._timeout = timeout
         self._gone: GymError | None = None
@@ -116,7 +116,7 @@ class McpExchange:
         return response
 
     async def _open(self) -> None:
-        reply = await self._edge.call(self._to("seed_session", b"{}"))
+        reply = await self._transport.call(self._to("seed_session", b"{}"))
         if reply.status >= 500 or reply.status == 429:
             reply.json()  # raises
         # A server that needs a row refuses: its tools can be looked at all the same.
@@ -126,7 +126,7 @@ class McpExchange:
         self, context: ServerRequestContext[Any], params: PaginatedRequestParams | None
     ) -> ListToolsResult:
         try:
-            reply = await self._edge.call(Call(DESCRIBE, timeout=_DESCRIBE_SECONDS))
+            reply = await self._transport.call(Call(DESCRIBE, timeout=_DESCRIBE_SECONDS))
             operations = reply.json()
         except GymError as error:
             raise MCPError(INTERNAL_ERROR, f"{self._server} lists no tools: {error.message}") from None
@@ -147,7 +147,9 @@ class McpExchange:
         if not is_tool_name(params.name):
             raise MCPError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
         try:
-            reply = await self._edge.call(self._to(f"tools/{params.name}", encode(params.arguments or {})))
+            reply = await self._transport.call(
+                self._to(f"tools/{params.name}", encode(params.arguments or {}))
+            )
             self.session = reply.session or self.session
             if reply.status >= 400:
                 reply.json()  # raises

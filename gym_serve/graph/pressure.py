@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gym_serve.graph.spec import Node
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Undelivered, Unreachable
-from gym_serve.servers.edge import Call
+from gym_serve.servers.transport import Call
 from gym_serve.types.requests import JSON
 
 __all__ = ["PRESSURE", "pressure", "report", "reports_of"]

@@ -1,7 +1,7 @@
 """`Replica`: the Serve deployment class around every server of a graph.
 
 It constructs the server from its node, gives it a client for every reference, and passes calls to
-its `Host`. Servers named in ``inline`` are constructed in the same process, with hosts of their own.
+its `ServerRunner`. Servers named in ``inline`` are constructed in the same process, with hosts of their own.
 
 Calls come by the replica's own `Listener`, not through Serve. A replica that Serve stops (scale-in,
 a redeploy) *drains*: it takes no new work, and ends when its calls and sessions have ended, or its
@@ -23,20 +23,20 @@ from gym_serve.graph.spec import Node
 from gym_serve.graph.weights import CurrentWeights
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.autoscaling import CALLS, SESSIONS
-from gym_serve.routing.failover import FailoverEdge
-from gym_serve.routing.handle import HandleEdge
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.failover import FailoverTransport
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.rpc import Directory, Listener
 from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
 from gym_serve.servers.clients import CLIENTS, Client
-from gym_serve.servers.edge import Call, Edge, Reply
 from gym_serve.servers.garbage import collect_rarely
-from gym_serve.servers.host import Host
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GraphError
 
-__all__ = ["Replica", "ServerPlan", "edge_to"]
+__all__ = ["Replica", "ServerPlan", "transport_to"]
 
 _DRAIN_SECONDS = 0.5  # between two looks whether a draining replica is done
 
@@ -54,18 +54,18 @@ class ServerPlan:
     nodes: Mapping[str, Node]
 
 
-def edge_to(node: Node, handle: DeploymentHandle[Any] | None) -> Edge:
-    """The edge to a server that is not inline."""
+def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
+    """The transport to a server that is not inline."""
     if node.url is not None:
-        # Here, as most replicas have no such edge: its HTTP client is a tenth of their start-up.
-        from gym_serve.routing.http import HttpEdge
+        # Here, as most replicas have no such transport: its HTTP client is a tenth of their start-up.
+        from gym_serve.routing.http import HttpTransport
 
         headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-        return HttpEdge(node.name, node.url, headers, node.unavailable_tools)
+        return HttpTransport(node.name, node.url, headers, node.unavailable_tools)
     if handle is None:
         raise GraphError(f"{node.name}: no deployment handle")
-    edge = HandleEdge(node.name, handle)
-    return FailoverEdge(edge) if node.kind == "resources" else edge
+    transport = ReplicaTransport(node.name, handle)
+    return FailoverTransport(transport) if node.kind == "resources" else transport
 
 
 class Replica:
@@ -84,9 +84,9 @@ class Replica:
         context = serve.get_replica_context()
         self._application = context.app_name
         self._replica = context.replica_id.unique_id
-        self._hosts: list[Host] = []
-        self._edges: list[Edge] = []
-        self._started: list[Host] = []
+        self._hosts: list[ServerRunner] = []
+        self._transports: list[Transport] = []
+        self._started: list[ServerRunner] = []
         self._draining = False
         if not may_report_load():  # Serve looks for the hook on the instance, once it is constructed
             self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
@@ -135,8 +135,8 @@ class Replica:
             await self._directory.remove(self._replica)
         for host in reversed(getattr(self, "_started", [])):
             await host.stop()
-        for edge in getattr(self, "_edges", []):
-            await edge.close()
+        for transport in getattr(self, "_transports", []):
+            await transport.close()
 
     def _dispatch(self, call: Call) -> Coroutine[Any, Any, Reply]:
         if call.op == PRESSURE:  # answered at once: it is asked for when the queue is full
@@ -160,26 +160,28 @@ class Replica:
                 return  # nobody will come back for the sessions
             await asyncio.sleep(_DRAIN_SECONDS)
 
-    def _construct(self, name: str) -> Host:
+    def _construct(self, name: str) -> ServerRunner:
         node = self._plan.nodes[name]
         assert node.cls is not None  # a remote server has no replica
 
         def client(target: str) -> Client:
-            return CLIENTS[self._plan.nodes[target].kind](self._edge(target, inline=target in node.inline))
+            return CLIENTS[self._plan.nodes[target].kind](
+                self._transport(target, inline=target in node.inline)
+            )
 
         settings = node.connected(client)
         if issubclass(node.cls, ResourcesServer | ModelServer):
             settings["replica"] = self._replica
-        host = Host(node.cls(name=name, **settings))
+        host = ServerRunner(node.cls(name=name, **settings))
         self._hosts.append(host)
         return host
 
-    def _edge(self, target: str, *, inline: bool) -> Edge:
+    def _transport(self, target: str, *, inline: bool) -> Transport:
         if inline:
             host = self._construct(target)
             if isinstance(host.server, ResourcesServer):
                 host.server.takes_snapshots = False
-            return InlineEdge(host)
-        edge = edge_to(self._plan.nodes[target], self._handles.get(target))
-        self._edges.append(edge)
-        return edge
+            return InlineTransport(host)
+        transport = transport_to(self._plan.nodes[target], self._handles.get(target))
+        self._transports.append(transport)
+        return transport

@@ -17,8 +17,8 @@ from gym_serve.graph.names import nearest
 from gym_serve.graph.spec import Node
 from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
-from gym_serve.servers.host import GETS
 from gym_serve.servers.model import COUNT_TOKENS
+from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.types.errors import NotFound
 

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gym_serve.graph.wire import STREAM_HEADERS
-from gym_serve.servers.edge import Call, Edge, Reply
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GymError
 from gym_serve.types.protocols import chat_sse, error_message, responses_sse
 
@@ -24,14 +24,14 @@ __all__ = ["open_stream"]
 _BEHIND = 64
 
 
-async def open_stream(edge: Edge, call: Call) -> StreamingResponse | Reply:
+async def open_stream(transport: Transport, call: Call) -> StreamingResponse | Reply:
     """The answer of a call, or its reply where no part came before that.
 
     Raises:
-        GymError: the edge could not deliver the call.
+        GymError: the transport could not deliver the call.
     """
     parts: asyncio.Queue[bytes | Reply | GymError] = asyncio.Queue(_BEHIND)
-    task = asyncio.create_task(_run(edge, call._replace(emit=parts.put), parts))
+    task = asyncio.create_task(_run(transport, call._replace(emit=parts.put), parts))
     try:
         first = await parts.get()
     except BaseException:
@@ -42,9 +42,9 @@ async def open_stream(edge: Edge, call: Call) -> StreamingResponse | Reply:
     return first if isinstance(first, Reply) else _Stream(call.op, first, parts, task)
 
 
-async def _run(edge: Edge, call: Call, parts: asyncio.Queue[bytes | Reply | GymError]) -> None:
+async def _run(transport: Transport, call: Call, parts: asyncio.Queue[bytes | Reply | GymError]) -> None:
     try:
-        end: Reply | GymError = await edge.call(call)
+        end: Reply | GymError = await transport.call(call)
     except GymError as error:
         end = error
     except Exception as error:

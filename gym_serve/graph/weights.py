@@ -18,9 +18,9 @@ import ray
 
 from gym_serve.graph.kept_weights import Kept, keep, kept, settle
 from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
-from gym_serve.servers.edge import Call, Reply, encode
-from gym_serve.servers.host import Host
 from gym_serve.servers.model import ModelServer, PauseMode
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
 
 __all__ = ["CurrentWeights", "update_weights"]
@@ -50,7 +50,7 @@ class CurrentWeights:
         host: runs the replica's server.
     """
 
-    def __init__(self, application: str, host: Host) -> None:
+    def __init__(self, application: str, host: ServerRunner) -> None:
         self._application = application
         self._host = host
         self._loaded = 0

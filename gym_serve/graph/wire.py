@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_serve.servers.capture import OPEN
-from gym_serve.servers.edge import Reply, encode
+from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, TooLarge, Unavailable
 from gym_serve.types.protocols import (
     chat_chunks,

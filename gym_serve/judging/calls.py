@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from gym_serve.judging.cache import VerdictCache
-from gym_serve.servers.clients import Model
+from gym_serve.servers.clients import ModelClient
 from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, OperatorError, VerifierFailed
 from gym_serve.types.requests import JSON
 
@@ -52,7 +52,7 @@ class JudgeCalls:
 
     async def ask(
         self,
-        model: Model,
+        model: ModelClient,
         request: JSON,
         read: Callable[[JSON], V | None],
         *,
@@ -88,7 +88,7 @@ class JudgeCalls:
             return answer
 
     async def _asked(
-        self, model: Model, request: JSON, read: Callable[[JSON], V | None], protocol: Protocol
+        self, model: ModelClient, request: JSON, read: Callable[[JSON], V | None], protocol: Protocol
     ) -> Answer[V]:
         async with self._slots:
             response = await _called(model, protocol, request)
@@ -103,7 +103,7 @@ def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
         return None
 
 
-async def _called(model: Model, protocol: Protocol, request: JSON) -> JSON:
+async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON:
     try:
         if protocol == "responses":
             return await model.responses(request)

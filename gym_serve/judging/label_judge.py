@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from gym_serve.judging.calls import Answer, JudgeCalls
 from gym_serve.judging.prompts import check_labels, judge_messages
 from gym_serve.judging.verdicts import final_text, label_of
-from gym_serve.servers.clients import Model
+from gym_serve.servers.clients import ModelClient
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 
@@ -54,7 +54,7 @@ class LabelJudge:
         ValueError: neither the prompt nor the system message mentions a label, see `check_labels`.
     """
 
-    models: Sequence[Model]
+    models: Sequence[ModelClient]
     calls: JudgeCalls
     prompt_template: str
     labels: Sequence[str]

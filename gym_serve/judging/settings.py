@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from gym_serve.judging.cache import CacheSettings, VerdictCache
 from gym_serve.judging.prompts import check_labels
-from gym_serve.servers.clients import Model
+from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.resources import ResourcesServer
 
 __all__ = ["JudgeSettings", "open_cache"]
@@ -21,7 +21,7 @@ class JudgeSettings(ResourcesServer.Config):
     A subclass gives `judge_prompt_template` a default, and checks its fields.
     """
 
-    judge: Model | None = None
+    judge: ModelClient | None = None
     """The model that judges."""
     judge_system_message: str | None = None
     """Message before each prompt."""
@@ -33,7 +33,7 @@ class JudgeSettings(ResourcesServer.Config):
     """The judge's verdict "equal"."""
     judge_not_equal_label: str = Field("[[A!=B]]", min_length=2)
     """The judge's verdict "not equal"."""
-    further_judges: list[Model] = Field(default_factory=list)
+    further_judges: list[ModelClient] = Field(default_factory=list)
     """Models that vote beside ``judge``; more than half of all votes decide, and a tie is "not equal"."""
     judge_votes: PositiveInt = 1
     """How often each judge is asked the same."""

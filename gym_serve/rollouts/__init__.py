@@ -12,7 +12,6 @@ knows Ray: an episode is a function.
 
 from gym_serve.rollouts.backoff import Backoff
 from gym_serve.rollouts.collecting import Collection, Report, check_run, collect
-from gym_serve.rollouts.engine import EngineOptions, Run, jobs_of, stream
 from gym_serve.rollouts.expansion import Expansion, expand
 from gym_serve.rollouts.grouping import Group, GroupOptions
 from gym_serve.rollouts.groups import groups
@@ -24,6 +23,7 @@ from gym_serve.rollouts.problems import refuse
 from gym_serve.rollouts.progress import Progress
 from gym_serve.rollouts.prompts import PromptTemplate
 from gym_serve.rollouts.rows import Rows
+from gym_serve.rollouts.runner import Run, RunnerOptions, jobs_of, stream
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.spending import Budget, Spending, Spent, prices_of
 
@@ -31,7 +31,6 @@ __all__ = [
     "Backoff",
     "Budget",
     "Collection",
-    "EngineOptions",
     "Expansion",
     "Group",
     "GroupOptions",
@@ -43,6 +42,7 @@ __all__ = [
     "Report",
     "Rows",
     "Run",
+    "RunnerOptions",
     "Spending",
     "Spent",
     "check_run",

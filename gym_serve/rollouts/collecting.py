@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gym_serve.metrics import STATISTICS_ONLY
-from gym_serve.rollouts.engine import Engine, EngineOptions, Run, jobs_of
 from gym_serve.rollouts.expansion import Expansion
 from gym_serve.rollouts.group_stage import GroupStage
 from gym_serve.rollouts.groups import Compare
@@ -27,6 +26,7 @@ from gym_serve.rollouts.journal import Journal
 from gym_serve.rollouts.outputs import Outputs
 from gym_serve.rollouts.progress import Progress, Tally
 from gym_serve.rollouts.rows import Rows
+from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, jobs_of
 from gym_serve.rollouts.spending import Budget, Spending, Spent
 from gym_serve.rollouts.steps import in_steps
 from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
@@ -59,7 +59,7 @@ class Collection:
 
     run: Run
     expansion: Expansion = field(default_factory=Expansion)
-    engine: EngineOptions = field(default_factory=lambda: EngineOptions(attempts=3))
+    engine: RunnerOptions = field(default_factory=lambda: RunnerOptions(attempts=3))
     check: Callable[[JSON], None] = lambda row: None
     graph: JSON = field(default_factory=dict)
     comparing: Callable[[], Awaitable[Compare | None]] | None = None
@@ -259,7 +259,7 @@ async def _run(
         if spending.exhausted:
             engine.drain()
 
-    engine = Engine(
+    engine = RolloutRunner(
         jobs_of(left(), lambda row: journal.failed_attempts(row, attempts) or (0, 0)),
         collection.run,
         collection.engine,

@@ -15,7 +15,6 @@ from array import array
 from collections.abc import Callable, Generator, Iterator
 
 from gym_serve.rollouts.comparing import VERIFY_REWARD, without_comparison
-from gym_serve.rollouts.engine import EngineOptions
 from gym_serve.rollouts.grouping import Group
 from gym_serve.rollouts.groups import Compare, compared
 from gym_serve.rollouts.header import RUN_ID
@@ -24,10 +23,11 @@ from gym_serve.rollouts.outputs import Outputs, sync_directory, writing
 from gym_serve.rollouts.pool import Pool
 from gym_serve.rollouts.problems import Problems
 from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.runner import RunnerOptions
 from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import key_of, rollout_index, task_index
 from gym_serve.rollouts.steps import in_steps
-from gym_serve.servers.usage import USAGE_FIELD, Meter
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import OperatorError
 from gym_serve.types.requests import JSON
 
@@ -56,7 +56,7 @@ class GroupStage:
         self,
         outputs: Outputs,
         run: str,
-        options: EngineOptions,
+        options: RunnerOptions,
         spending: Spending,
         stop: asyncio.Event | None = None,
     ) -> None:
@@ -135,7 +135,7 @@ class GroupStage:
 
     async def _compare_all(self, compare: Compare, file: RecordFile, told: Callable[[int], None]) -> None:
         groups, left = self._groups(), self._left()
-        pool: Pool[int, tuple[Group, Meter]] = Pool()
+        pool: Pool[int, tuple[Group, UsageMeter]] = Pool()
         running, group = 0, await _next(groups)
         try:
             told(left)
@@ -157,8 +157,8 @@ class GroupStage:
         stopped = self._stop is not None and self._stop.is_set()
         return stopped or self.fault is not None or self._spending.exhausted is not None
 
-    async def _compare(self, group: Group, compare: Compare) -> tuple[Group, Meter]:
-        used = Meter()
+    async def _compare(self, group: Group, compare: Compare) -> tuple[Group, UsageMeter]:
+        used = UsageMeter()
 
         def spend(record: JSON) -> None:
             self._spending.add(record)
@@ -170,7 +170,7 @@ class GroupStage:
             self.fault = error
             return without_comparison(group, error), used
 
-    def _settle(self, group: Group, used: Meter, file: RecordFile) -> None:
+    def _settle(self, group: Group, used: UsageMeter, file: RecordFile) -> None:
         if not group.usable:
             self.problems.add(f"task {group.task_index}: {group.reason}")
             return

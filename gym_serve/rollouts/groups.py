@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
 from gym_serve.rollouts.comparing import compare_request, with_comparison, without_comparison
-from gym_serve.rollouts.engine import Engine, EngineOptions, Run
 from gym_serve.rollouts.grouping import Group, GroupBook, GroupOptions
+from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.spending import Spending
 from gym_serve.rollouts.stamps import is_failure
-from gym_serve.servers.usage import USAGE_FIELD, Meter
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
 from gym_serve.types.requests import JSON
 
@@ -25,7 +25,7 @@ __all__ = ["Compare", "compared", "groups"]
 
 logger = logging.getLogger("gym_serve")
 
-Compare = Callable[[JSON, JSON, Meter], Awaitable[JSON | None]]
+Compare = Callable[[JSON, JSON, UsageMeter], Awaitable[JSON | None]]
 """Takes a group's row, the body of ``POST /compare``, and a meter that counts what models use for it: its
 answer; None where the environment has none."""
 
@@ -34,7 +34,7 @@ async def groups(
     jobs: Iterator[list[Job]],
     run: Run,
     options: GroupOptions,
-    engine_options: EngineOptions,
+    engine_options: RunnerOptions,
     compare: Compare | None = None,
     *,
     spending: Spending | None = None,
@@ -44,7 +44,7 @@ async def groups(
     Leaving it cancels what still runs.
 
     Raises:
-        OperatorError: a setting is wrong that all rollouts need; see `EngineOptions.max_failures`. That of a
+        OperatorError: a setting is wrong that all rollouts need; see `RunnerOptions.max_failures`. That of a
             comparison is raised at once.
 
     Args:
@@ -86,7 +86,7 @@ async def groups(
                 comparing += 1
                 engine.aside(compared(group, compare, engine_options, spend), after)
 
-    engine = Engine(
+    engine = RolloutRunner(
         jobs,
         run,
         engine_options,
@@ -116,7 +116,7 @@ async def groups(
 
 
 async def compared(
-    group: Group, compare: Compare, options: EngineOptions, spend: Callable[[JSON], None]
+    group: Group, compare: Compare, options: RunnerOptions, spend: Callable[[JSON], None]
 ) -> Group:
     """A settled group with the rewards of ``compare``; where that fails for good, see `without_comparison`.
 
@@ -131,7 +131,7 @@ async def compared(
     """
     failed = 0
     while True:
-        meter = Meter()
+        meter = UsageMeter()
         try:
             comparing = compare(group.row, compare_request(group), meter)
             answer = await asyncio.wait_for(comparing, options.patience)

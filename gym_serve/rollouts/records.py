@@ -19,7 +19,7 @@ from typing_extensions import Self
 from gym_serve.rollouts.compression import CORRUPT, codec_of
 from gym_serve.rollouts.outputs import lock, writing
 from gym_serve.rollouts.rows import MAX_ROW_BYTES
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON

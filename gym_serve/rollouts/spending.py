@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gym_serve.servers.usage import USAGE_FIELD, Meter, Prices
+from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
@@ -80,13 +80,13 @@ class Spending:
     def __init__(self, prices: Mapping[str, Prices] | None = None, budget: Budget | None = None) -> None:
         self._prices = prices or {}
         self._budget = budget or Budget()
-        self._meter = Meter()
+        self._meter = UsageMeter()
         self._tokens = 0
         self._cost = 0.0
 
     def add(self, record: JSON) -> None:
         """Count an attempt: a rollout, or anything else that tells its ``model_usage``."""
-        attempt = Meter()
+        attempt = UsageMeter()
         attempt.merge(record.get(USAGE_FIELD))
         response = record.get("response")
         if USAGE_FIELD not in record and isinstance(response, dict) and response.get("usage"):

@@ -19,7 +19,7 @@ from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.rollouts.outputs import Outputs, replacing
 from gym_serve.rollouts.records import read_records
 from gym_serve.rollouts.stamps import key_of
-from gym_serve.servers.usage import USAGE_FIELD, Meter
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
@@ -79,7 +79,7 @@ class _Agent:
     """The rollouts of one agent."""
 
     def __init__(self, spec: MetricSpec, *, keep: bool) -> None:
-        self.meter = Meter()
+        self.meter = UsageMeter()
         self._aggregator = Aggregator(spec)
         self._scored: dict[int, JSON] = {}
         self._failed: dict[int, JSON] = {}

@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from gym_serve.routing.metering import Meter
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.routing.metering import LoadMeter
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 
 __all__ = ["Admission"]
@@ -39,7 +39,7 @@ class Admission:
     ) -> None:
         self.running = 0
         self.unbound = 0
-        self.meter = Meter()
+        self.meter = LoadMeter()
         self._dispatch = dispatch
         self._limits = limits
         self._queue: deque[asyncio.Future[None]] = deque()

@@ -5,8 +5,8 @@ replica. Each replica reports its load instead (`CALLS`, `SESSIONS`), and the po
 Serve's own policy in the place of the requests that it counts. So all options of ``autoscaling`` keep the
 meaning that Serve gives them: target, bounds, factors, delays, window.
 
-A deployment that was scaled to zero is woken by the request that Serve does see (`HandleEdge`), which waits
-in Serve's queue; down to zero it goes when its load was 0 for the whole window.
+A deployment that was scaled to zero is woken by the request that Serve does see (`ReplicaTransport`), which
+waits in Serve's queue; down to zero it goes when its load was 0 for the whole window.
 
 Serve pickles this module by value, and runs the policies in its controller: it imports Ray only.
 """

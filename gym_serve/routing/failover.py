@@ -1,10 +1,10 @@
-"""`FailoverEdge`: a session whose replica dies goes on in another one, from its last acknowledged state.
+"""`FailoverTransport`: a session whose replica dies goes on in another one, from its last acknowledged state.
 
-It stands before any other edge to a resources server. Every reply brings the state in which the call left
-the session, and the edge holds the last one. When a call finds the session lost, the state is restored
-through the same edge, which chooses a replica that lives, and the call runs again there: as it was not
-acknowledged, the state is the one before it. Callers may go on with the id they have; replies bring the
-new one. A session of which no state is held is lost.
+It stands before any other transport to a resources server. Every reply brings the state in which the call
+left the session, and the transport holds the last one. When a call finds the session lost, the state is
+restored through the same transport, which chooses a replica that lives, and the call runs again there: as
+it was not acknowledged, the state is the one before it. Callers may go on with the id they have; replies
+bring the new one. A session of which no state is held is lost.
 
 A call that loses its replica again and again may be what kills it: it is run again only so often.
 """
@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gym_serve.routing.held_states import Held, HeldStates, split_token
-from gym_serve.servers.edge import Call, Edge, Reply, encode
+from gym_serve.routing.snapshot_cache import Held, SnapshotCache, split_token
 from gym_serve.servers.snapshots import RESTORE, restore_request
+from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import GymError, Retryable, SessionLost
 
-__all__ = ["FailoverEdge"]
+__all__ = ["FailoverTransport"]
 
 _CLOSE = "close_session"
 _RERUNS = 2
@@ -27,28 +27,28 @@ _PATIENCE_SECONDS = 60.0  # for a replica to restore in: starting a new one take
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 2.0  # seconds between two tries to restore
 
 
-class FailoverEdge:
+class FailoverTransport:
     """Keeps the sessions of a resources server alive when its replicas die.
 
     Args:
-        edge: reaches the server; calls without a session go to any replica that lives.
+        transport: reaches the server; calls without a session go to any replica that lives.
         max_bytes: bound of the states that are held; those not used for longest are dropped first.
         ttl: seconds without a call after which a state is dropped.
     """
 
-    def __init__(self, edge: Edge, *, max_bytes: int = 1 << 28, ttl: float = 3600.0) -> None:
-        self.server = edge.server
-        self.states = HeldStates(max_bytes, ttl)
-        self._edge = edge
+    def __init__(self, transport: Transport, *, max_bytes: int = 1 << 28, ttl: float = 3600.0) -> None:
+        self.server = transport.server
+        self.states = SnapshotCache(max_bytes, ttl)
+        self._transport = transport
 
     async def call(self, call: Call) -> Reply:
-        """See `Edge.call`.
+        """See `Transport.call`.
 
         Raises:
             SessionLost: no state of the session is held, a stale one is, or it could not be restored.
         """
         if call.session is None:
-            return self._kept(call, await self._edge.call(call))
+            return self._kept(call, await self._transport.call(call))
         session_id, version = split_token(call.session)
         held = self.states.get(session_id)
         deadline = None if call.timeout is None else time.monotonic() + call.timeout
@@ -66,12 +66,12 @@ class FailoverEdge:
         return reply if call.op == _CLOSE else self._kept(call, reply)
 
     async def close(self) -> None:
-        """Close the edge behind this one."""
-        await self._edge.close()
+        """Close the transport behind this one."""
+        await self._transport.close()
 
     async def _deliver(self, call: Call) -> Reply:
         """Make a call; that its session is lost is raised, whoever said it."""
-        reply = await self._edge.call(call)
+        reply = await self._transport.call(call)
         if reply.status == SessionLost.status and (lost := self._loss(reply)) is not None:
             raise lost
         return reply
@@ -108,7 +108,9 @@ class FailoverEdge:
         while True:
             left = max(0.0, last - time.monotonic())
             try:
-                reply = await self._edge.call(Call(RESTORE, body, request_id=call.request_id, timeout=left))
+                reply = await self._transport.call(
+                    Call(RESTORE, body, request_id=call.request_id, timeout=left)
+                )
                 reply.json()
                 return reply.session or ""
             except GymError as error:

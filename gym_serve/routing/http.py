@@ -1,4 +1,4 @@
-"""The HTTP edge: any URL with the routes of docs/formats.md (another cluster, NeMo Gym)."""
+"""The HTTP transport: any URL with the routes of docs/formats.md (another cluster, NeMo Gym)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import httpx_aiohttp
 import orjson
 
 from gym_serve.servers.answering import PROTOCOLS
-from gym_serve.servers.edge import Call, Reply
-from gym_serve.servers.host import GETS
+from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import (
     DeadlineExceeded,
     EndpointMisconfigured,
@@ -25,10 +25,10 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 
-__all__ = ["HttpEdge"]
+__all__ = ["HttpTransport"]
 
 
-class HttpEdge:
+class HttpTransport:
     """Reaches any URL with the routes of docs/formats.md: another cluster, another language, NeMo Gym.
 
     Args:
@@ -52,7 +52,7 @@ class HttpEdge:
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Edge.call`."""
+        """See `Transport.call`."""
         if self._client is None:
             # trust_env: the proxies of the environment. No cookie is kept: sessions are per call, and an
             # episode that seeds with the cookie of another one would share its session.

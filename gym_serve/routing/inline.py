@@ -1,29 +1,29 @@
-"""The inline edge: an instance inside the caller's process, reached without any hop."""
+"""The inline transport: an instance inside the caller's process, reached without any hop."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
 from typing import Any
 
-from gym_serve.servers.edge import Call, Reply
-from gym_serve.servers.host import Host
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Call, Reply
 
-__all__ = ["InlineEdge"]
+__all__ = ["InlineTransport"]
 
 
-class InlineEdge:
+class InlineTransport:
     """Reaches an instance inside this process.
 
     Args:
         host: runs the instance.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ServerRunner) -> None:
         self.server = host.server.name
         self.host = host
 
     def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        """See `Edge.call`."""
+        """See `Transport.call`."""
         return self.host.dispatch(call)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """`Members`: the replicas of a deployment that take new work, as Serve tells this process.
 
-One per deployment and process: `MemberRouter` writes it and the handle edges read it.
+One per deployment and process: `MemberRouter` writes it and the replica transports read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Meter`: how busy this process was within the last seconds. It owns no task; the clocks are given."""
+"""`LoadMeter`: how busy this process was within the last seconds. It owns no task; the clocks are given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Meter"]
+__all__ = ["LoadMeter"]
 
 _WINDOW_SECONDS = 10
 
@@ -21,7 +21,7 @@ class _Second:
         self.refused = 0
 
 
-class Meter:
+class LoadMeter:
     """Counts answers, and the CPU time between them.
 
     Args:

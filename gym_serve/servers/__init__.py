@@ -2,33 +2,33 @@
 
 from gym_serve.servers.agent import AgentServer
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.clients import Agent, Model, Resources
-from gym_serve.servers.edge import Call, Edge, Reply
+from gym_serve.servers.clients import AgentClient, EnvironmentClient, ModelClient
 from gym_serve.servers.episode import Episode
-from gym_serve.servers.host import Host
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
+from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.tools import ToolSpec, tool
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.requests import CompareRequest, Comparison, Response, Verdict, VerifyRequest
 
 __all__ = [
-    "Agent",
+    "AgentClient",
     "AgentServer",
     "Call",
     "CompareRequest",
     "Comparison",
-    "Edge",
+    "EnvironmentClient",
     "Episode",
-    "Host",
-    "Model",
+    "ModelClient",
     "ModelServer",
     "Operation",
     "Reply",
-    "Resources",
     "ResourcesServer",
     "Response",
     "Server",
+    "ServerRunner",
     "ToolSpec",
+    "Transport",
     "Verdict",
     "VerifyRequest",
     "tool",

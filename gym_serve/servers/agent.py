@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.clients import Model, Resources
+from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.episode import Episode
@@ -50,9 +50,9 @@ class AgentServer(Server):
     class Config(Server.Config):
         """Settings of every agent. Times are in seconds."""
 
-        model: Model
+        model: ModelClient
         """The policy."""
-        resources: Resources
+        resources: EnvironmentClient
         """The environment: tools and verifier."""
         episode_timeout: float = 3600.0
         """Deadline of a whole episode."""

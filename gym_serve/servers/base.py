@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from gym_serve.servers.clients import Kind
-from gym_serve.servers.edge import Reply
+from gym_serve.servers.transport import Reply
 
 __all__ = ["Operation", "Server", "missing_package", "missing_path"]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that a server can be asked to do, on every edge and over HTTP.
+    """One thing that a server can be asked to do, on every transport and over HTTP.
 
     Attributes:
         handler: takes the decoded body, returns something that JSON can hold, or a `Reply`.

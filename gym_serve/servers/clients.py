@@ -1,7 +1,7 @@
-"""The other servers of a graph, as a server sees them: `Model`, `Resources` and `Agent`.
+"""The other servers of a graph, as a server sees them: `ModelClient`, `EnvironmentClient` and `AgentClient`.
 
 A setting annotated with one of these types is a *reference*. In a graph file its value is the
-name of a server of that kind; the server is constructed with a client over the edge to it. In a
+name of a server of that kind; the server is constructed with a client over the transport to it. In a
 unit test it is any object with the same methods, wrapped by nothing.
 """
 
@@ -14,12 +14,12 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import Call, Edge, Reply, encode
+from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_usage
 from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, Unavailable
 from gym_serve.types.protocols import check_completion, check_response
 
-__all__ = ["CLIENTS", "Agent", "Client", "Kind", "Model", "Resources"]
+__all__ = ["CLIENTS", "AgentClient", "Client", "EnvironmentClient", "Kind", "ModelClient"]
 
 Kind = Literal["model", "resources", "agent"]
 
@@ -30,23 +30,23 @@ class Client:
     """A reference to a server, and the calls that it answers.
 
     Args:
-        edge: how to reach it.
+        transport: how to reach it.
     """
 
     kind: ClassVar[Kind]
 
-    def __init__(self, edge: Edge) -> None:
-        self.edge = edge
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
 
     async def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """Call an operation in the current context, within its deadline.
 
         Raises:
-            GymError: where the edge could not deliver the call; a failure of the server itself
+            GymError: where the transport could not deliver the call; a failure of the server itself
                 is in the reply.
         """
         context = current()
-        return await self.edge.call(
+        return await self.transport.call(
             Call(
                 op,
                 b"" if body is None else encode(body),
@@ -69,7 +69,7 @@ class Client:
         try:
             return reply.json()
         except GymError as error:
-            error.server = error.server or self.edge.server
+            error.server = error.server or self.transport.server
             raise
 
     def _answered(self, op: str, answer: Any) -> None:
@@ -96,7 +96,7 @@ class Client:
         return value
 
 
-class Model(Client):
+class ModelClient(Client):
     """A model server."""
 
     kind = "model"
@@ -125,16 +125,16 @@ class Model(Client):
         except NotFound as error:  # the graph, or a URL in it, names a server of another kind
             raise EndpointMisconfigured(error.message, server=error.server) from None
         except Unavailable as error:
-            error.server = error.server or self.edge.server
+            error.server = error.server or self.transport.server
             raise
         return answer
 
     def _answered(self, op: str, answer: Any) -> None:
         if op in _METERED:
-            record_usage(self.edge.server, answer.get("usage") if isinstance(answer, dict) else None)
+            record_usage(self.transport.server, answer.get("usage") if isinstance(answer, dict) else None)
 
 
-class Resources(Client):
+class EnvironmentClient(Client):
     """A resources server: the tools and the verifier of an environment, with sessions."""
 
     kind = "resources"
@@ -159,7 +159,7 @@ class Resources(Client):
         verdict = await self.fetch("verify", {**row, "response": response}, session=session)
         if not isinstance(verdict, dict) or not isinstance(verdict.get("reward"), int | float):
             raise Unavailable(
-                f"the verifier answered no reward: {str(verdict)[:200]}", server=self.edge.server
+                f"the verifier answered no reward: {str(verdict)[:200]}", server=self.transport.server
             )
         merge_usage(verdict.pop(USAGE_FIELD, None))
         return verdict
@@ -173,7 +173,7 @@ class Resources(Client):
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
 
 
-class Agent(Client):
+class AgentClient(Client):
     """An agent server."""
 
     kind = "agent"
@@ -189,5 +189,5 @@ class Agent(Client):
         return response
 
 
-CLIENTS: dict[Kind, type[Client]] = {cls.kind: cls for cls in (Model, Resources, Agent)}
+CLIENTS: dict[Kind, type[Client]] = {cls.kind: cls for cls in (ModelClient, EnvironmentClient, AgentClient)}
 """The client of each kind of server."""

@@ -1,6 +1,6 @@
 """What travels with a call besides its body: request id, session, affinity and time left.
 
-A deadline is a moment on this process's monotonic clock; what crosses an edge is the number of
+A deadline is a moment on this process's monotonic clock; what crosses a transport is the number of
 seconds left, because clocks of two machines differ.
 """
 

@@ -13,13 +13,13 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from gym_serve.servers.clients import Model, Resources
+from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.limits import EpisodeOver, Limits, shortened, written_bytes
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
-from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
+from gym_serve.servers.transport import Reply, encode
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -67,15 +67,15 @@ class Episode:
     def __init__(
         self,
         row: JSON,
-        model: Model,
-        resources: Resources,
+        model: ModelClient,
+        resources: EnvironmentClient,
         timeouts: Mapping[str, float],
         limits: Limits = Limits(),  # noqa: B008  # a constant
     ) -> None:
         self.row = row
         self.items: list[JSON] = []
         self.session: str | None = None
-        self.meter = Meter()
+        self.meter = UsageMeter()
         self.fields: JSON = {}
         self._model = model
         self._resources = resources

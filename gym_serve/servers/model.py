@@ -19,8 +19,8 @@ from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.capture.captures import Captures
 from gym_serve.servers.capture.recorded import RecordedModel
 from gym_serve.servers.capture.recording import CLOSE, OPEN, RECORDED, TRAJECTORIES
-from gym_serve.servers.edge import Reply
 from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.protocols import (

@@ -26,7 +26,6 @@ from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
 from gym_serve.servers.author_errors import author_error
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import Reply, encode
 from gym_serve.servers.live_sessions import LiveSessions, SessionCall
 from gym_serve.servers.sessions import OpenSession
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
@@ -40,7 +39,8 @@ from gym_serve.servers.tools import (
     hints_of,
     tools_of,
 )
-from gym_serve.servers.usage import USAGE_FIELD, Meter, metering
+from gym_serve.servers.transport import Reply, encode
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
 from gym_serve.types.errors import (
     CompareFailed,
     GymError,
@@ -357,7 +357,7 @@ class ResourcesServer(Server):
 
     async def _op_compare(self, body: Any) -> Reply:
         request: CompareRequest = parse(_COMPARE_REQUEST, body, "request")
-        meter = Meter()
+        meter = UsageMeter()
         try:
             with metering(meter, "compare"):
                 comparison = await self._rewards_of(request)

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from gym_serve.servers.usage import Meter
+from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import SessionLost, SessionNotFound
 
 __all__ = ["OpenSession", "SessionTable", "replica_of"]
@@ -46,7 +46,7 @@ class OpenSession(Generic[S]):
     running: int = 0
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    meter: Meter = field(default_factory=Meter)
+    meter: UsageMeter = field(default_factory=UsageMeter)
     row: Any = None
     quiet: asyncio.Event | None = None
     of_client: bool = False

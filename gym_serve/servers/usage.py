@@ -1,7 +1,7 @@
 """What model calls use: tokens by stage of the episode and by model server.
 
-A `Meter` collects what happens under it, wherever in the code a model is called: a client of a model server
-records every answer. An agent meters its episode; a resources server meters each session and hands the
+A `UsageMeter` collects what happens under it, wherever in the code a model is called: a client of a model
+server records every answer. An agent meters its episode; a resources server meters each session and hands the
 counts to the agent with the verdict, or where there is none, when the session is closed: a judge's tokens
 are the episode's too. A call that failed tells no usage and is not counted; one whose backend tells none is
 counted as ``unreported``, not as zero.
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["COUNTS", "USAGE_FIELD", "Meter", "Prices", "merge_usage", "metering", "record_usage"]
+__all__ = ["COUNTS", "USAGE_FIELD", "Prices", "UsageMeter", "merge_usage", "metering", "record_usage"]
 
 USAGE_FIELD = "model_usage"
 """Field of a rollout, of a verdict on its way to it, and of a group's comparison: ``{stage: {server: {count:
@@ -49,7 +49,7 @@ class Prices(BaseModel):
         return (fresh * self.input + cached * cached_input + counts["output_tokens"] * self.output) / _MILLION
 
 
-class Meter:
+class UsageMeter:
     """Counts of model calls."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Meter:
             total[name] += count
 
 
-_METER: ContextVar[tuple[Meter, str] | None] = ContextVar("gym_serve_meter", default=None)
+_METER: ContextVar[tuple[UsageMeter, str] | None] = ContextVar("gym_serve_meter", default=None)
 
 
 class metering:
@@ -121,7 +121,7 @@ class metering:
 
     __slots__ = ("_current", "_token")
 
-    def __init__(self, meter: Meter, stage: str) -> None:
+    def __init__(self, meter: UsageMeter, stage: str) -> None:
         self._current = (meter, stage)
 
     def __enter__(self) -> None:
@@ -139,7 +139,7 @@ def record_usage(server: str, usage: Any, calls: int = 1) -> None:
 
 
 def merge_usage(usage: Any) -> None:
-    """Count what another meter counted with the meter under which this runs; see `Meter.merge`."""
+    """Count what another meter counted with the meter under which this runs; see `UsageMeter.merge`."""
     if (current := _METER.get()) is not None:
         current[0].merge(usage)
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from gym_serve.servers import Call, Host, Reply, ResourcesServer
-from gym_serve.servers.edge import encode
+from gym_serve.servers import Call, Reply, ResourcesServer, ServerRunner
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON, Verdict
 from gym_serve.types.rows import with_prompt
@@ -45,7 +45,7 @@ class TestClient:
     def __init__(self, environment: ResourcesServer, *, timeout: float = 60.0) -> None:
         self.environment = environment
         self.timeout = timeout
-        self._host = Host(environment)
+        self._host = ServerRunner(environment)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="TestClient", daemon=True)
 

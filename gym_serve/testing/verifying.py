@@ -3,7 +3,7 @@
     results = asyncio.run(check_fixtures(MyEnvironment, load_fixtures("fixtures.jsonl")))
     assert [result.problems for result in results if result.problems] == []
 
-The environment is called as in a graph, by a `Host`. Where it has settings that name model servers, a
+The environment is called as in a graph, by a `ServerRunner`. Where it has settings that name model servers, a
 stand-in is put that gives the replies of the case and no others.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_serve.graph.settings import check, references_of
-from gym_serve.servers import Call, Host, Reply, ResourcesServer, Response
-from gym_serve.servers.edge import encode
+from gym_serve.servers import Call, Reply, ResourcesServer, Response, ServerRunner
+from gym_serve.servers.transport import encode
 from gym_serve.testing.fixtures import Fixture, Kind, expectation_problems
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest
 from gym_serve.types.requests import JSON
@@ -107,7 +107,7 @@ async def check_fixtures(
         InvalidRequest: the settings do not fit; all of their problems.
     """
     judge = ScriptedReplies()
-    bench = _Bench(Host(_server(environment, settings or {}, judge)), judge, timeout)
+    bench = _Bench(ServerRunner(_server(environment, settings or {}, judge)), judge, timeout)
     await bench.host.start()
     try:
         return [await bench.check(fixture) for fixture in fixtures]
@@ -136,7 +136,7 @@ def _server(
 class _Bench:
     """A running environment, with the judge that stands in."""
 
-    def __init__(self, host: Host, judge: ScriptedReplies, timeout: float | None) -> None:
+    def __init__(self, host: ServerRunner, judge: ScriptedReplies, timeout: float | None) -> None:
         self.host = host
         self.judge = judge
         self.timeout = timeout

@@ -113,7 +113,7 @@ class GymError(Exception):
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
     def to_body(self) -> dict[str, Any]:
-        """The JSON body of this error on every edge."""
+        """The JSON body of this error on every transport."""
         error: dict[str, Any] = {
             "code": self.code,
             "message": self.message,

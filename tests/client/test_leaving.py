@@ -95,15 +95,15 @@ def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.Mon
 def test_the_graph_is_taken_down_also_where_a_connection_does_not_close(
     monkeypatch: pytest.MonkeyPatch, deleted: list[str]
 ) -> None:
-    class Edge:
+    class Transport:
         server = "policy"
 
         async def close(self) -> None:
             raise RuntimeError("the cluster is gone")
 
-    monkeypatch.setattr(ClusterConnection, "edge", lambda self, server: Edge())
+    monkeypatch.setattr(ClusterConnection, "transport", lambda self, server: Transport())
     leaving = a_gym()
-    leaving._edge("policy")
+    leaving._transport("policy")
     with pytest.raises(RuntimeError, match="the cluster is gone"):
         leaving.shutdown()
     leaving.shutdown()

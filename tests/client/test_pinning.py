@@ -15,7 +15,7 @@ from support.pinned import Pinned, SlowModel
 
 from gym_serve import Gym
 from gym_serve.client import loop
-from gym_serve.servers.clients import Resources
+from gym_serve.servers.clients import EnvironmentClient
 
 SESSIONS, CALLS = 200, 5
 
@@ -55,7 +55,7 @@ async def interleaved(open_one: Any, touch: Any) -> Counter[int]:
 
 
 def test_by_handle(gym: Gym) -> None:
-    resources = Resources(gym._edge("env"))
+    resources = EnvironmentClient(gym._transport("env"))
 
     async def open_one(key: str) -> tuple[str, str | None, int]:
         session, fields = await resources.seed_session({"key": key})

@@ -1,4 +1,4 @@
-"""`Gym.from_graph(..., ray=False)`: a graph in this process. `tests/edges` compares its trajectories."""
+"""`Gym.from_graph(..., ray=False)`: a graph in this process. `tests/transports` compares its trajectories."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gym_serve.deployments.engine_model import EngineModel
-from gym_serve.servers.edge import Call, encode
-from gym_serve.servers.host import Host
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Call, encode
 from gym_serve.types.errors import BadRequest, Unavailable
 
 
@@ -70,7 +70,7 @@ async def test_a_call_carries_tokens_and_the_version_it_began_with() -> None:
 async def test_it_counts_the_tokens_of_a_request(tokens: bool) -> None:
     body = {"max_tokens": 9, "system": "ab", "messages": [{"role": "user", "content": "c"}]}
     for op in ("v1/messages/count_tokens", "rollouts/v1/messages/count_tokens"):
-        reply = await Host(Echo(return_token_ids=tokens)).dispatch(Call(op, encode(body)))
+        reply = await ServerRunner(Echo(return_token_ids=tokens)).dispatch(Call(op, encode(body)))
         assert reply.json() == {"input_tokens": len("b$c$") + 1}
 
 
@@ -114,7 +114,7 @@ async def test_updates_are_off_unless_asked_for() -> None:
 
 async def test_operations_of_weights() -> None:
     engine = Echo(weight_updates=True)
-    host = Host(engine)
+    host = ServerRunner(engine)
     calls = [
         ("weights/pause", {"mode": "abort"}),
         ("weights/update", {"path": "/w", "version": "2"}),

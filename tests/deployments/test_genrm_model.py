@@ -10,7 +10,7 @@ import pytest
 from support.upstream import ChatEndpoint
 
 from gym_serve.deployments.genrm_model import GenrmModel
-from gym_serve.servers import Call, Host
+from gym_serve.servers import Call, ServerRunner
 from gym_serve.types.errors import BadRequest
 
 HISTORY = [{"role": "user", "content": "Write."}]
@@ -22,19 +22,19 @@ PAIR: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-async def genrm() -> AsyncIterator[tuple[ChatEndpoint, Host]]:
+async def genrm() -> AsyncIterator[tuple[ChatEndpoint, ServerRunner]]:
     with ChatEndpoint("scores") as endpoint:
-        host = Host(GenrmModel(name="genrm", base_url=endpoint.url, model="m"))
+        host = ServerRunner(GenrmModel(name="genrm", base_url=endpoint.url, model="m"))
         await host.start()
         yield endpoint, host
         await host.stop()
 
 
-async def asked(host: Host, op: str, body: dict[str, Any]) -> Any:
+async def asked(host: ServerRunner, op: str, body: dict[str, Any]) -> Any:
     return (await host.dispatch(Call(op, json.dumps(body).encode()))).json()
 
 
-async def test_the_pair_follows_the_conversation(genrm: tuple[ChatEndpoint, Host]) -> None:
+async def test_the_pair_follows_the_conversation(genrm: tuple[ChatEndpoint, ServerRunner]) -> None:
     endpoint, host = genrm
     response = await asked(host, "v1/responses", {"input": [*HISTORY, *PAIR], "max_output_tokens": 9})
     assert response["output"][0]["content"][0]["text"] == "scores"
@@ -49,14 +49,14 @@ async def test_the_pair_follows_the_conversation(genrm: tuple[ChatEndpoint, Host
     assert body["max_tokens"] == 9
 
 
-async def test_chat_takes_any_role(genrm: tuple[ChatEndpoint, Host]) -> None:
+async def test_chat_takes_any_role(genrm: tuple[ChatEndpoint, ServerRunner]) -> None:
     endpoint, host = genrm
     messages = [*HISTORY, {"role": "response_1", "content": "A"}]
     await asked(host, "v1/chat/completions", {"messages": messages})
     assert endpoint.requests[0]["messages"] == messages
 
 
-async def test_input_without_a_pair(genrm: tuple[ChatEndpoint, Host]) -> None:
+async def test_input_without_a_pair(genrm: tuple[ChatEndpoint, ServerRunner]) -> None:
     endpoint, host = genrm
     await asked(host, "v1/responses", {"input": "Hi"})
     assert [m["role"] for m in endpoint.requests[0]["messages"]] == ["user"]

@@ -14,10 +14,18 @@ import pydantic
 import pytest
 from aiohttp import web
 
-from gym_serve import Host, Model, ModelServer, Resources, ResourcesServer, Verdict, VerifyRequest
+from gym_serve import (
+    EnvironmentClient,
+    ModelClient,
+    ModelServer,
+    ResourcesServer,
+    ServerRunner,
+    Verdict,
+    VerifyRequest,
+)
 from gym_serve.deployments.harness_agent import HarnessAgent
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers.edge import Call
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import EndpointAccessDenied, GymError, Unavailable
 
 ROW = {"responses_create_params": {"input": "Count to two."}, "_ng_rollout_id": "7-0", "wanted": "two"}
@@ -67,7 +75,7 @@ class Bench:
     """A graph in this process, with a gateway for the captured calls alone, and a harness behind a URL."""
 
     def __init__(self) -> None:
-        self.model, self.resources = Host(Counter(name="policy")), Host(Wanted(name="env"))
+        self.model, self.resources = ServerRunner(Counter(name="policy")), ServerRunner(Wanted(name="env"))
         self.work: Callable[[dict[str, Any]], Awaitable[web.Response]] = idle
         self.authorized: list[str | None] = []
 
@@ -93,12 +101,12 @@ class Bench:
     async def run(self, **settings: Any) -> dict[str, Any]:
         agent = HarnessAgent(
             name="agent",
-            model=Model(InlineEdge(self.model)),
-            resources=Resources(InlineEdge(self.resources)),
+            model=ModelClient(InlineTransport(self.model)),
+            resources=EnvironmentClient(InlineTransport(self.resources)),
             gateway_url=self.url,
             **{"gateway_token": "token-1", **settings},
         )
-        host = Host(agent)
+        host = ServerRunner(agent)
         await host.start()
         try:
             reply = await host.dispatch(Call("run", json.dumps(ROW).encode()))

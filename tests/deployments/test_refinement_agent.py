@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from gym_serve import (
-    Host,
+    EnvironmentClient,
     InvalidRequest,
-    Resources,
     ResourcesServer,
+    ServerRunner,
     Verdict,
     VerifierFailed,
     VerifyRequest,
@@ -20,7 +20,7 @@ from gym_serve import (
 from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.single_turn_agent import SingleTurnAgent
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "How much is 6 * 7?"}, "wanted": "42"}
 
@@ -84,12 +84,14 @@ class Sums(ResourcesServer):
 
 
 def refining(model: Any, env: Sums, **settings: Any) -> RefinementAgent:
-    return RefinementAgent(model=model, resources=Resources(InlineEdge(Host(env))), **settings)
+    return RefinementAgent(
+        model=model, resources=EnvironmentClient(InlineTransport(ServerRunner(env))), **settings
+    )
 
 
 async def test_one_call_and_its_tool_calls_are_the_answer() -> None:
     env, model = Sums(), Fake([say("42"), call("ring")])
-    agent = SingleTurnAgent(model=model, resources=Resources(InlineEdge(Host(env))))
+    agent = SingleTurnAgent(model=model, resources=EnvironmentClient(InlineTransport(ServerRunner(env))))
     rollout = await agent.run(ROW)
     assert [item["type"] for item in rollout["response"]["output"]] == ["message", "function_call"]
     assert (rollout["reward"], rollout["rung"]) == (1.0, 0)

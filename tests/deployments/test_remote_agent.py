@@ -13,10 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gym_serve import GymError, Host, InvalidRequest, Resources, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import (
+    EnvironmentClient,
+    GymError,
+    InvalidRequest,
+    ResourcesServer,
+    ServerRunner,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 from gym_serve.deployments.remote_agent import RemoteAgent
 from gym_serve.deployments.remote_agent.checking import rollout_of
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": "go"},
@@ -48,7 +57,10 @@ class Bells(ResourcesServer):
 @contextlib.asynccontextmanager
 async def remote(url: str, env: Bells | None = None, **options: Any) -> AsyncIterator[RemoteAgent]:
     if env is not None:
-        options |= {"protocol": "responses", "resources": Resources(InlineEdge(Host(env)))}
+        options |= {
+            "protocol": "responses",
+            "resources": EnvironmentClient(InlineTransport(ServerRunner(env))),
+        }
     agent = RemoteAgent(name="agent", url=url, **options)
     await agent.start()
     try:

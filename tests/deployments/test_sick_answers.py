@@ -8,14 +8,22 @@ from typing import Any
 import orjson
 import pytest
 
-from gym_serve import Agent, Host, Model, Resources, ResourcesServer, Verdict, VerifyRequest
+from gym_serve import (
+    AgentClient,
+    EnvironmentClient,
+    ModelClient,
+    ResourcesServer,
+    ServerRunner,
+    Verdict,
+    VerifyRequest,
+)
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.judging import JudgeCalls, label_of
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
 
 JSON = dict[str, Any]
@@ -407,10 +415,12 @@ async def test_an_episode_is_a_failure_and_no_zero(backend: Any, answer: Any) ->
     backend.replies = [(200, answer)]
     model = ChatModel(name="policy", base_url=backend.url, model="m", max_retries=0)
     agent = SimpleAgent(
-        name="agent", model=Model(InlineEdge(Host(model))), resources=Resources(InlineEdge(Host(Zero())))
+        name="agent",
+        model=ModelClient(InlineTransport(ServerRunner(model))),
+        resources=EnvironmentClient(InlineTransport(ServerRunner(Zero()))),
     )
     await model.start()
-    rollout = await Agent(InlineEdge(Host(agent))).run({"responses_create_params": ASK})
+    rollout = await AgentClient(InlineTransport(ServerRunner(agent))).run({"responses_create_params": ASK})
     await model.stop()
     assert rollout["mask_sample"]
     failure = rollout["failure"]
@@ -428,7 +438,7 @@ class Told:
         self.answer = answer
 
     async def call(self, call: Any) -> Any:
-        from gym_serve.servers.edge import Reply
+        from gym_serve.servers.transport import Reply
 
         return Reply(200, orjson.dumps(self.answer))
 
@@ -438,7 +448,7 @@ class Told:
 
 @named([answer for answer in RESPONSES if not isinstance(answer, bytes)])
 async def test_models_behind_http_and_judges(answer: Any) -> None:
-    model = Model(Told(answer))
+    model = ModelClient(Told(answer))
     with pytest.raises(Unavailable) as caught:
         await model.responses(ASK)
     assert caught.value.server == "judge"
@@ -450,4 +460,6 @@ async def test_models_behind_http_and_judges(answer: Any) -> None:
 @named([answer for answer in COMPLETIONS if not isinstance(answer, bytes)])
 async def test_judges_that_chat(answer: Any) -> None:
     with pytest.raises(VerifierFailed, match="the judge failed"):
-        await JudgeCalls(1).ask(Model(Told(answer)), CHAT, lambda said: "A", protocol="chat_completions")
+        await JudgeCalls(1).ask(
+            ModelClient(Told(answer)), CHAT, lambda said: "A", protocol="chat_completions"
+        )

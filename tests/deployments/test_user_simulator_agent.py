@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from gym_serve import Host, Overloaded, Resources, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import (
+    EnvironmentClient,
+    Overloaded,
+    ResourcesServer,
+    ServerRunner,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 
 ASKING = {"role": "user", "content": "A table, please."}
 ROW: dict[str, Any] = {"responses_create_params": {"instructions": "Book tables.", "input": [ASKING]}}
@@ -63,7 +71,7 @@ class Tables(ResourcesServer):
 
 
 def talk(policy: Any, user: Any, env: Tables | None = None, **settings: Any) -> UserSimulatorAgent:
-    resources = Resources(InlineEdge(Host(env or Tables())))
+    resources = EnvironmentClient(InlineTransport(ServerRunner(env or Tables())))
     return UserSimulatorAgent(model=policy, user=user, resources=resources, **settings)
 
 

@@ -30,8 +30,8 @@ from support.sandboxes import AVAILABLE
 from gym_serve.environments.equivalence_llm_judge import extraction
 from gym_serve.environments.mcqa import output_regex
 from gym_serve.graph.settings import references_of
-from gym_serve.servers import Call, Host, ResourcesServer, VerifyRequest
-from gym_serve.servers.edge import encode
+from gym_serve.servers import Call, ResourcesServer, ServerRunner, VerifyRequest
+from gym_serve.servers.transport import encode
 
 JSON = dict[str, Any]
 
@@ -245,7 +245,7 @@ def started(environment: type[ResourcesServer], settings: JSON) -> ResourcesServ
     return environment(**{**models, **settings})
 
 
-async def verdict_of(host: Host, row: JSON, output: list[Any]) -> JSON:
+async def verdict_of(host: ServerRunner, row: JSON, output: list[Any]) -> JSON:
     """The verdict on an answer, in a session of its own; a failure is raised."""
     seeded = await host.dispatch(Call("seed_session", encode(row)))
     seeded.json()
@@ -260,7 +260,7 @@ async def verdict_of(host: Host, row: JSON, output: list[Any]) -> JSON:
         await host.dispatch(Call("close_session", b"", seeded.session))
 
 
-async def problem_of(host: Host, row: JSON, output: list[Any]) -> str | None:
+async def problem_of(host: ServerRunner, row: JSON, output: list[Any]) -> str | None:
     """What is wrong with the verdict on an answer, if anything."""
     try:
         verdict = await verdict_of(host, row, output)
@@ -279,7 +279,7 @@ def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction, "_SEARCH_SECONDS", 0.1)
 
 
-async def complaints(host: Host, work: list[tuple[str, JSON, list[Any]]]) -> dict[str, str]:
+async def complaints(host: ServerRunner, work: list[tuple[str, JSON, list[Any]]]) -> dict[str, str]:
     """What is wrong with the verdicts on answers to rows, or with what they cost; several at a time."""
     todo = iter(work)
     problems: dict[str, str] = {}
@@ -305,7 +305,7 @@ async def complaints(host: Host, work: list[tuple[str, JSON, list[Any]]]) -> dic
 async def test_no_answer_is_a_failure_or_expensive(entry: EntryPoint) -> None:
     environment = entry.load()
     case = CASES.get(entry.name, Case())
-    host = Host(started(environment, case.settings))
+    host = ServerRunner(started(environment, case.settings))
     rows = [*examples(environment)[: case.num_examples], *case.rows]
     work = [
         (f"row {number}, {name}", row, output)
@@ -342,7 +342,7 @@ class Naive(ResourcesServer):
     [("raise", {"raise"}), ("hold", {"event loop", "CPU time"}), ("allocate", {"memory"}), ("x", set())],
 )
 async def test_a_verifier_that_is_naive_is_found_out(text: str, found: set[str]) -> None:
-    host = Host(Naive())
+    host = ServerRunner(Naive())
     work: list[tuple[str, JSON, list[Any]]] = [(text, {}, said(text)), *[("y", {}, said("y"))] * 9]
     complained = (await complaints(host, work)).keys()
     assert found <= complained <= found | {"event loop", "CPU time"}
@@ -350,7 +350,7 @@ async def test_a_verifier_that_is_naive_is_found_out(text: str, found: set[str])
 
 async def test_a_group_of_hostile_answers_is_compared() -> None:
     environment = next(entry for entry in ENVIRONMENTS if entry.name == "genrm_compare").load()
-    host = Host(
+    host = ServerRunner(
         started(environment, {"group_style_penalty_coeff": 1.0, "group_answer_length_penalty_coeff": 1.0})
     )
     outputs = [output for name, output in answers({}, ())]

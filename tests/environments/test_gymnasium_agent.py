@@ -10,8 +10,8 @@ pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
 
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.environments.gymnasium import GymnasiumServer, Step
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host, Operation, Resources, VerifyRequest
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import EnvironmentClient, Operation, ServerRunner, VerifyRequest
 from gym_serve.types.errors import Overloaded
 
 ROW = {"responses_create_params": {"input": "Count to three."}, "note": "kept"}
@@ -70,7 +70,7 @@ class Model:
 
 
 async def episode(server: Counter, model: Model, **settings: Any) -> dict[str, Any]:
-    resources = Resources(InlineEdge(Host(server)))
+    resources = EnvironmentClient(InlineTransport(ServerRunner(server)))
     agent = GymnasiumAgent(model=model, resources=resources, **settings)
     return await agent.run(ROW)
 
@@ -134,6 +134,8 @@ async def test_an_agent_in_the_place_of_a_model() -> None:
         async def step(self, request: VerifyRequest, session: Any) -> Step:
             return Step(terminated=True)
 
-    agent = GymnasiumAgent(model=Model("1"), resources=Resources(InlineEdge(Host(Free()))))
+    agent = GymnasiumAgent(
+        model=Model("1"), resources=EnvironmentClient(InlineTransport(ServerRunner(Free())))
+    )
     response = await agent.responses({"input": "Count."})
     assert [item["role"] for item in response["output"]] == ["assistant"]

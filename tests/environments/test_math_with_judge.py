@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import gym_serve.environments.math_with_judge as package
 from gym_serve.environments.math_with_judge import MathWithJudge
-from gym_serve.servers import Call, Host
+from gym_serve.servers import Call, ServerRunner
 from gym_serve.types.errors import BadRequest, GymError, Overloaded, VerifierFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # starting a worker for each test takes long
@@ -60,7 +60,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.server = MathWithJudge(should_use_judge=False, num_workers=1)
-        self.host = Host(self.server)
+        self.host = ServerRunner(self.server)
 
     def reset(self) -> None:
         self.judge = ScriptedJudge()
@@ -286,7 +286,7 @@ async def test_a_slow_right_answer_is_right(bench: Bench) -> None:
 
 async def test_no_false_zeros_under_load() -> None:
     server = MathWithJudge(should_use_judge=False, num_workers=2, library_verifier_timeout_seconds=60)
-    host = Host(server)
+    host = ServerRunner(server)
     await host.start()
     gate = asyncio.Semaphore(64)
 

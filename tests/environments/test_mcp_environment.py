@@ -20,8 +20,8 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.mcp import McpEnvironment
 from gym_serve.environments.mcp.content import body_of
 from gym_serve.environments.mcp.session import McpSession
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host, Model, Resources, Verdict, VerifyRequest
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import EnvironmentClient, ModelClient, ServerRunner, Verdict, VerifyRequest
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed, Unavailable
 
 WAREHOUSE: dict[str, Any] = {"command": ["python", "-m", "gym_serve.environments.mcp.warehouse"]}
@@ -237,10 +237,12 @@ async def test_a_subclass_asks_the_server() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_a_row_without_tools_gets_those_of_the_server(own: bool) -> None:
-    environment = Host(McpEnvironment(**WAREHOUSE, connection="replica"))
-    model = Host(ScriptedModel())
+    environment = ServerRunner(McpEnvironment(**WAREHOUSE, connection="replica"))
+    model = ServerRunner(ScriptedModel())
     await environment.start()
-    agent = SimpleAgent(model=Model(InlineEdge(model)), resources=Resources(InlineEdge(environment)))
+    agent = SimpleAgent(
+        model=ModelClient(InlineTransport(model)), resources=EnvironmentClient(InlineTransport(environment))
+    )
     row: dict[str, Any] = {"responses_create_params": {"input": "What is there?"}, "expected_answer": "6"}
     if own:
         row["responses_create_params"]["tools"] = [

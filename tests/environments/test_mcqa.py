@@ -7,7 +7,7 @@ import pytest
 
 import gym_serve.environments.mcqa as package
 from gym_serve.environments.mcqa import Mcqa
-from gym_serve.servers import Call, Host
+from gym_serve.servers import Call, ServerRunner
 from gym_serve.types.errors import GymError
 
 FOLDER = Path(package.__file__).parent
@@ -22,7 +22,7 @@ def said(text: str) -> list[dict[str, Any]]:
 
 
 async def verify(row: dict[str, Any], output: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
-    host = Host(Mcqa(**config))
+    host = ServerRunner(Mcqa(**config))
     reply = await host.dispatch(Call("verify", json.dumps({**row, "response": {"output": output}}).encode()))
     verdict: dict[str, Any] = reply.json()
     return verdict
@@ -94,7 +94,7 @@ async def test_the_expected_letter_is_normalized(expected: str) -> None:
 
 
 async def test_a_stored_response_can_be_scored_again() -> None:
-    reply = await Host(Mcqa()).dispatch(Call("reverify_mode"))
+    reply = await ServerRunner(Mcqa()).dispatch(Call("reverify_mode"))
     assert reply.json() == "stateless"
 
 

@@ -16,8 +16,8 @@ from support.environments import Bench, called, examples, fixture_problems, said
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.environments.reward_model import RewardModel
 from gym_serve.environments.reward_model.scores import conversation_of, read_score
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Model
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, ModelClient, ServerRunner
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, Unavailable, VerifierFailed
 
 ROW = {"responses_create_params": {"input": "Hi?", "instructions": "Be kind."}}
@@ -65,15 +65,17 @@ async def vllm() -> AsyncIterator[VLLM]:
 
 
 @pytest.fixture
-async def model(vllm: VLLM) -> AsyncIterator[Host]:
-    host = Host(PoolingModel(name="scorer", base_url=vllm.url, model="rm", api_key="k", max_retries=0))  # type: ignore[attr-defined]
+async def model(vllm: VLLM) -> AsyncIterator[ServerRunner]:
+    host = ServerRunner(
+        PoolingModel(name="scorer", base_url=vllm.url, model="rm", api_key="k", max_retries=0)
+    )  # type: ignore[attr-defined]
     await host.start()
     yield host
     await host.stop()
 
 
-def scored(model: Host, **settings: Any) -> Bench:
-    return Bench(RewardModel(reward_model=Model(InlineEdge(model)), **settings))
+def scored(model: ServerRunner, **settings: Any) -> Bench:
+    return Bench(RewardModel(reward_model=ModelClient(InlineTransport(model)), **settings))
 
 
 async def test_fixtures() -> None:
@@ -84,7 +86,7 @@ def test_examples() -> None:
     assert len(examples(RewardModel)) >= 5
 
 
-async def test_a_scalar_head(vllm: VLLM, model: Host) -> None:
+async def test_a_scalar_head(vllm: VLLM, model: ServerRunner) -> None:
     verdict = await scored(model, scale=0.5, offset=1.0).verify(ROW, said("four"))
     used = {"calls": 1, "unreported": 0, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 0}
     assert verdict == {
@@ -108,7 +110,7 @@ async def test_a_scalar_head(vllm: VLLM, model: Host) -> None:
     }
 
 
-async def test_classes(vllm: VLLM, model: Host) -> None:
+async def test_classes(vllm: VLLM, model: ServerRunner) -> None:
     for index, reward in ((1, 0.04), (0, 0.96)):
         verdict = await scored(model, head="classes", class_index=index).verify(ROW, said("four"))
         assert verdict["reward"] == pytest.approx(reward)
@@ -119,11 +121,11 @@ async def test_classes(vllm: VLLM, model: Host) -> None:
 
 
 @pytest.mark.parametrize(("text", "reward"), [("a" * 9, 5.0), ("", 1.0), ("abc", 3.0)])
-async def test_the_reward_is_clipped(model: Host, text: str, reward: float) -> None:
+async def test_the_reward_is_clipped(model: ServerRunner, text: str, reward: float) -> None:
     assert (await scored(model, clip=(1.0, 5.0)).verify(ROW, said(text)))["reward"] == reward
 
 
-async def test_the_same_is_asked_once(vllm: VLLM, model: Host, tmp_path: Any) -> None:
+async def test_the_same_is_asked_once(vllm: VLLM, model: ServerRunner, tmp_path: Any) -> None:
     bench = scored(model, cache={"path": str(tmp_path / "scores.db"), "model": "rm-1"})
     rewards = [(await bench.verify(ROW, said(text)))["reward"] for text in ("a", "bb", "a")]
     assert rewards == [1.0, 2.0, 1.0]
@@ -152,13 +154,15 @@ def test_what_the_model_is_shown() -> None:
         (web.json_response({"error": {"message": "maximum context length"}}, status=400), VerifierFailed),
     ],
 )
-async def test_a_model_that_fails(vllm: VLLM, model: Host, failure: Any, error: type[GymError]) -> None:
+async def test_a_model_that_fails(
+    vllm: VLLM, model: ServerRunner, failure: Any, error: type[GymError]
+) -> None:
     vllm.failures.append(failure)
     with pytest.raises(error):
         await scored(model).verify(ROW, said("four"))
 
 
-async def test_the_model_server_alone(vllm: VLLM, model: Host) -> None:
+async def test_the_model_server_alone(vllm: VLLM, model: ServerRunner) -> None:
     reply = await model.dispatch(
         Call("pooling", json.dumps({"input": [1, 2], "messages": [{"content": "x"}]}).encode())
     )

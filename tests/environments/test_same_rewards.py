@@ -1,7 +1,7 @@
 """Every environment that ships: two runs of its rows with the scripted policy give the same rewards.
 
 Each run has servers of its own, and all rows of it run at once: a reward that depends on what was loaded
-first, on chance or on the clock differs. (`tests/edges` has the same over the other edges.)
+first, on chance or on the clock differs. (`tests/transports` has the same over the other transports.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from support.everything import JUDGE, OFFLINE, Everything, rows, shipped
 pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning_gym")
 
-from gym_serve import Host, Model, Resources
+from gym_serve import EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.graph.classes import find_class
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 
 NEEDS_A_SERVER = {"mcp", "reward_model"}
 GUESSED = {"gymnasium"}  # the policy has no script for it
@@ -26,11 +26,11 @@ GUESSED = {"gymnasium"}  # the policy has no script for it
 
 async def run(name: str) -> list[Any]:
     """The rewards, or failures, of six rows with two rollouts each."""
-    judge = Model(InlineEdge(Host(ScriptedModel(script=JUDGE["script"]))))
+    judge = ModelClient(InlineTransport(ServerRunner(ScriptedModel(script=JUDGE["script"]))))
     settings = {key: judge if value == "judge" else value for key, value in OFFLINE[name].items()}
-    env = Host(find_class("resources", settings.pop("type", name))(name=name, **settings))
-    policy = Model(InlineEdge(Host(ScriptedModel(name="policy"))))
-    agent = Everything(model=policy, environments={name: Resources(InlineEdge(env))})
+    env = ServerRunner(find_class("resources", settings.pop("type", name))(name=name, **settings))
+    policy = ModelClient(InlineTransport(ServerRunner(ScriptedModel(name="policy"))))
+    agent = Everything(model=policy, environments={name: EnvironmentClient(InlineTransport(env))})
     await env.start()
     try:
         tasks = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import gym_serve.environments.simple_weather as package
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
-from gym_serve.servers import Call, Host, Reply
+from gym_serve.servers import Call, Reply, ServerRunner
 from gym_serve.types.errors import GymError, InvalidRequest
 
 FOLDER = Path(package.__file__).parent
@@ -23,7 +23,7 @@ class Episode:
     """One session of an environment."""
 
     def __init__(self) -> None:
-        self.host = Host(SimpleWeather())
+        self.host = ServerRunner(SimpleWeather())
         self.session: str | None = None
 
     async def call(self, op: str, body: Any) -> Any:
@@ -101,7 +101,7 @@ async def test_arguments_that_are_refused(arguments: dict[str, Any]) -> None:
 
 
 async def test_a_stored_response_cannot_be_scored_again() -> None:
-    assert (await Host(SimpleWeather()).dispatch(Call("reverify_mode"))).json() == "unsupported"
+    assert (await ServerRunner(SimpleWeather()).dispatch(Call("reverify_mode"))).json() == "unsupported"
 
 
 def test_the_weather_never_changes() -> None:

@@ -20,8 +20,8 @@ from gym_serve.graph import gateway as gateway_module
 from gym_serve.graph.gateway import Gateway, GatewayPlan
 from gym_serve.graph.routes import find_route
 from gym_serve.graph.spec import GraphSpec, Node
-from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.tools import RESERVED
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GraphError, NotFound, Overloaded, SessionLost, Unauthorized
 
 NODES = {
@@ -55,7 +55,7 @@ BODIES = st.binary(max_size=20) | st.builds(orjson.dumps, JSON | OBJECTS) | st.j
 
 
 class Table:
-    """An edge that answers every call alike and keeps the calls."""
+    """A transport that answers every call alike and keeps the calls."""
 
     def __init__(self, answer: Reply | BaseException) -> None:
         self.server = "table"
@@ -86,7 +86,7 @@ def ask(
     no_handles: Any = dict.fromkeys(NODES, SimpleNamespace(deployment_id=deployment))
     gateway = Gateway(plan or GatewayPlan(NODES), no_handles)
     table = Table(answer)
-    gateway._edges = dict.fromkeys(NODES, table)
+    gateway._transports = dict.fromkeys(NODES, table)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}

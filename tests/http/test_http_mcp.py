@@ -147,7 +147,7 @@ def test_a_request_that_is_too_large(http: httpx.Client) -> None:
 
 
 class Answers:
-    """An edge that gives its replies one after the other."""
+    """A transport that gives its replies one after the other."""
 
     server = "shop"
 
@@ -167,24 +167,24 @@ class Answers:
 
 
 async def exchange(
-    edge: Answers, body: Any, session: str | None = None
+    transport: Answers, body: Any, session: str | None = None
 ) -> tuple[dict[str, Any], httpx.Headers, McpExchange]:
     async def receive() -> dict[str, Any]:
         raise AssertionError("the body was read before")
 
     headers = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"h")]
     scope = {"type": "http", "method": "POST", "path": "/shop/mcp", "query_string": b"", "headers": headers}
-    made = McpExchange("shop", edge, session, "r", 5.0)
+    made = McpExchange("shop", transport, session, "r", 5.0)
     response = await made.answer(Request(scope, receive), json.dumps(body).encode())
     return json.loads(response.body), httpx.Headers(response.raw_headers), made
 
 
 async def test_a_server_that_needs_a_row_gives_no_session() -> None:
-    edge = Answers(Reply.failed(InvalidRequest("orders: missing")))
-    body, headers, made = await exchange(edge, begin())
+    transport = Answers(Reply.failed(InvalidRequest("orders: missing")))
+    body, headers, made = await exchange(transport, begin())
     assert body["result"]["serverInfo"]["name"] == "shop"
     assert "mcp-session-id" not in headers
-    assert (made.session, edge.calls[0].op) == (None, "seed_session")
+    assert (made.session, transport.calls[0].op) == (None, "seed_session")
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), Overloaded("full")])
@@ -205,10 +205,10 @@ async def test_a_server_that_cannot_be_had_begins_nothing(error: GymError) -> No
     ],
 )
 async def test_a_failure_that_is_no_tools_is_the_protocols(error: GymError, code: int, raised: bool) -> None:
-    edge = Answers(error if raised else Reply.failed(error))
-    body, _, _ = await exchange(edge, call("order"), "shop.1")
+    transport = Answers(error if raised else Reply.failed(error))
+    body, _, _ = await exchange(transport, call("order"), "shop.1")
     assert (body["error"]["code"], body["error"]["message"]) == (code, error.message)
-    assert (edge.calls[0].session, edge.calls[0].timeout) == ("shop.1", 5.0)
+    assert (transport.calls[0].session, transport.calls[0].timeout) == ("shop.1", 5.0)
 
 
 @pytest.mark.parametrize("error", [SessionLost("its replica died"), SessionNotFound("closed")])

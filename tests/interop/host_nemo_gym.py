@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from gym_serve.interop.nemo_gym.hosting import NemoGym
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host, Model, ModelServer, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import EnvironmentClient, ModelClient, ModelServer, ServerRunner
 
 MAX_ROWS = 20
 
@@ -50,7 +50,7 @@ SETTINGS = {
             "judge_equal_label": "[[A=B]]",
             "judge_not_equal_label": "[[A!=B]]",
         },
-        "servers": {"policy_model": Model(InlineEdge(Host(Judge())))},
+        "servers": {"policy_model": ModelClient(InlineTransport(ServerRunner(Judge())))},
     }
 }
 
@@ -104,9 +104,9 @@ async def solve(client, row):
 
 async def replay(name):
     server = NemoGym(name=name, server=f"resources_servers.{name}.app", **SETTINGS.get(name, {}))
-    host = Host(server)
+    host = ServerRunner(server)
     await host.start()
-    client = Resources(InlineEdge(host))
+    client = EnvironmentClient(InlineTransport(host))
     folder = Path(importlib.util.find_spec(f"resources_servers.{name}.app").origin).parent / "data"
     examples = lines(folder / "example.jsonl")
     rows = {prompt(row): row for row in examples}

@@ -23,8 +23,8 @@ from openenv.core.env_server.types import Observation, State
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.openenv import OpenEnv
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, EnvironmentClient, ServerRunner
 
 
 class Till(MCPEnvironment):
@@ -90,12 +90,12 @@ def sell(price):
 
 
 async def play(environment, agent, turns, row, **settings):
-    host = Host(environment)
+    host = ServerRunner(environment)
     await host.start()
     policy = Policy(*turns)
     try:
-        server = agent(model=policy, resources=Resources(InlineEdge(host)), **settings)
-        return (await Host(server).dispatch(Call("run", json.dumps(row).encode()))).json()
+        server = agent(model=policy, resources=EnvironmentClient(InlineTransport(host)), **settings)
+        return (await ServerRunner(server).dispatch(Call("run", json.dumps(row).encode()))).json()
     finally:
         await host.stop()
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.verifiers import Tasks, Verifiers
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, EnvironmentClient, ServerRunner
 from gym_serve.types.errors import GraphError
 
 
@@ -128,12 +128,12 @@ def put(call_id, **arguments):
 
 
 async def run(taskset, row, *turns, **config):
-    host = Host(Verifiers(taskset=taskset, config=config))
+    host = ServerRunner(Verifiers(taskset=taskset, config=config))
     await host.start()
     policy = Policy(*turns)
     try:
-        agent = SimpleAgent(model=policy, resources=Resources(InlineEdge(host)))
-        rollout = (await Host(agent).dispatch(Call("run", json.dumps(row).encode()))).json()
+        agent = SimpleAgent(model=policy, resources=EnvironmentClient(InlineTransport(host)))
+        rollout = (await ServerRunner(agent).dispatch(Call("run", json.dumps(row).encode()))).json()
     finally:
         await host.stop()
     return {"rollout": rollout, "tools": policy.asked[0].get("tools") if policy.asked else None}

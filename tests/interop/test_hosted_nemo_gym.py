@@ -16,8 +16,8 @@ from gym_serve.interop.nemo_gym.hosting import NemoGym
 from gym_serve.interop.nemo_gym.hosting.construction import with_paths
 from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers, ServerAnswer
 from gym_serve.interop.nemo_gym.hosting.tools import tool_path
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Model, Reply, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
 from gym_serve.types.errors import (
     GraphError,
     InvalidRequest,
@@ -32,7 +32,7 @@ ROW = {"responses_create_params": {"input": "Take notes."}, "first": "a", "expec
 DOUBLE = {"server": "somewhere.app"}
 
 
-class Edge:
+class Transport:
     """A model that answers, or fails."""
 
     server = "judge"
@@ -50,7 +50,7 @@ class Edge:
 
 
 def judge(text=None, error=None):
-    return Model(Edge(Reply.failed(error) if error else Reply.of({"output": said(text)})))
+    return ModelClient(Transport(Reply.failed(error) if error else Reply.of({"output": said(text)})))
 
 
 @asynccontextmanager
@@ -162,12 +162,12 @@ async def test_failures_of_seed_and_verify_are_typed():
 
 
 async def test_its_models_are_those_of_the_graph():
-    edge = judge("good")
-    async with hosted(servers={"judge_model": edge}) as bench:
+    transport = judge("good")
+    async with hosted(servers={"judge_model": transport}) as bench:
         await bench.call("seed_session", ROW)
         verdict = await bench.verify({**ROW, "judge": True}, said("done"))
         assert verdict["reward"] == 1.0
-    call = edge.edge.calls[0]
+    call = transport.transport.calls[0]
     assert (call.op, call.body) == ("v1/responses", b'{"input":"a"}')
 
 
@@ -197,8 +197,10 @@ async def test_a_stepped_server_with_the_gymnasium_agent():
             raise NotImplementedError
 
     async with hosted() as bench:
-        agent = GymnasiumAgent(model=Policy(), resources=Resources(InlineEdge(bench.host)))
-        reply = await Host(agent).dispatch(Call("run", b'{"responses_create_params": {"input": "Go."}}'))
+        agent = GymnasiumAgent(model=Policy(), resources=EnvironmentClient(InlineTransport(bench.host)))
+        reply = await ServerRunner(agent).dispatch(
+            Call("run", b'{"responses_create_params": {"input": "Go."}}')
+        )
         rollout = reply.json()
         assert rollout["reward"] == 1.0
         assert rollout["terminated"] is True
@@ -242,7 +244,7 @@ async def test_an_application_that_cannot_start():
             app.router.lifespan_context = lifespan
             return app, mcp_path
 
-    host = Host(Broken(**DOUBLE))
+    host = ServerRunner(Broken(**DOUBLE))
     with pytest.raises(OSError, match="no data here"):
         await host.start()
     await host.stop()
@@ -251,7 +253,7 @@ async def test_an_application_that_cannot_start():
 async def test_nemo_gym_is_not_installed(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nemo_gym.base_resources_server", None)
     with pytest.raises(GraphError, match=r"pip install nemo-gym==0\.4\.0"):
-        await Host(NemoGym(server="resources_servers.mcqa.app")).start()
+        await ServerRunner(NemoGym(server="resources_servers.mcqa.app")).start()
 
 
 def test_a_path_that_is_none():
@@ -300,7 +302,7 @@ async def test_a_pydantic_body_sends_its_set_fields():
     model = judge("x")
     servers = GraphServers({"m": model}, "servers")
     await asyncio.gather(*(servers.request("m", "/v1/responses", Body(input="q")) for _ in range(3)))
-    assert {call.body for call in model.edge.calls} == {b'{"input":"q"}'}
+    assert {call.body for call in model.transport.calls} == {b'{"input":"q"}'}
 
 
 async def test_responses_have_what_newer_types_of_openai_require():
@@ -318,9 +320,9 @@ async def test_responses_have_what_newer_types_of_openai_require():
             app.router.routes.insert(0, Route("/verify", verify, methods=["POST"]))
             return app, mcp_path
 
-    host = Host(Looks(**DOUBLE))
+    host = ServerRunner(Looks(**DOUBLE))
     await host.start()
-    client = Resources(InlineEdge(host))
+    client = EnvironmentClient(InlineTransport(host))
     for usage in ({"input_tokens_details": {"cached_tokens": 2}}, None, {"input_tokens_details": "?"}):
         await client.verify(ROW, {"output": [], "usage": usage}, None)
     await host.stop()

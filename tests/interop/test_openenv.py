@@ -15,8 +15,8 @@ from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.openenv import OpenEnv
 from gym_serve.interop.openenv.texts import action_in, observation_text, text_field, tool_result
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Call, Host, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import Call, EnvironmentClient, ServerRunner
 from gym_serve.types.errors import (
     GraphError,
     InvalidRequest,
@@ -143,8 +143,8 @@ class Policy:
 
 
 async def rollout(agent, bench, policy, row=ROW, **settings):
-    server = agent(model=policy, resources=Resources(InlineEdge(bench.host)), **settings)
-    return (await Host(server).dispatch(Call("run", json.dumps(row).encode()))).json()
+    server = agent(model=policy, resources=EnvironmentClient(InlineTransport(bench.host)), **settings)
+    return (await ServerRunner(server).dispatch(Call("run", json.dumps(row).encode()))).json()
 
 
 async def test_an_episode_with_the_gymnasium_agent():
@@ -217,15 +217,15 @@ async def test_a_call_that_was_given_up_leaves_no_answer_to_the_next():
 
 async def test_environments_that_cannot_be_had():
     with pytest.raises(Unavailable, match="schema of its actions"):
-        await Host(OpenEnv(url="http://127.0.0.1:9")).start()
+        await ServerRunner(OpenEnv(url="http://127.0.0.1:9")).start()
     with pytest.raises(Unavailable, match="cannot be connected to"):
-        await Host(OpenEnv(url="http://127.0.0.1:9", interface="tools")).start()
+        await ServerRunner(OpenEnv(url="http://127.0.0.1:9", interface="tools")).start()
 
 
 async def test_openenv_is_not_installed(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openenv.core.env_server.interfaces", None)
     with pytest.raises(GraphError, match=r"pip install 'gym-serve\[openenv\]'"):
-        await Host(OpenEnv(env="json:loads", interface="tools")).start()
+        await ServerRunner(OpenEnv(env="json:loads", interface="tools")).start()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gym_serve.servers import Call, Host, ModelServer
+from gym_serve.servers import Call, ModelServer, ServerRunner
 from gym_serve.types.protocols import (
     chat_to_params,
     message_to_params,
@@ -84,7 +84,7 @@ class Scripted(ModelServer):
 async def test_a_captured_model_reads_its_own_words(protocol: str, arguments: str) -> None:
     model = Scripted(name="policy", replica="r")
     model.arguments = arguments
-    host = Host(model)
+    host = ServerRunner(model)
     session = (await host.dispatch(Call("rollouts"))).session
 
     async def ask(body: JSON) -> JSON:

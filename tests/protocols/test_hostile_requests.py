@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.mutations import nested, paths, replaced, wrong
 
-from gym_serve.servers import Call, Host, ModelServer
+from gym_serve.servers import Call, ModelServer, ServerRunner
 from gym_serve.servers.capture import OPEN
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols import (
@@ -223,7 +223,7 @@ class Responses(ModelServer):
 async def test_any_request_to_a_server_is_answered_or_refused(
     server: type[ModelServer], protocol: str, data: st.DataObject
 ) -> None:
-    host = Host(server(name="policy", replica="r"))
+    host = ServerRunner(server(name="policy", replica="r"))
     capture = (await host.dispatch(Call(OPEN))).session
     body = json.dumps(data.draw(wrong(SAMPLES[protocol]))).encode()
     parts: list[bytes] = []

@@ -16,7 +16,7 @@ from support.scaling import Answers
 from gym_serve import Gym
 from gym_serve.client import loop
 from gym_serve.routing.serve_compat import can_autoscale
-from gym_serve.servers.clients import Resources
+from gym_serve.servers.clients import EnvironmentClient
 
 # Serve means to drop, some day, the field by which replicas report more often than every 10 seconds.
 pytestmark = [
@@ -68,7 +68,7 @@ class Sessions:
     """Sessions that are called all the time, and know how often."""
 
     def __init__(self, gym: Gym, server: str) -> None:
-        self._resources = Resources(gym._edge(server))
+        self._resources = EnvironmentClient(gym._transport(server))
         self.live: dict[str, str] = {}
         self.calls: dict[str, int] = {}
         self.homes: dict[str, int] = {}

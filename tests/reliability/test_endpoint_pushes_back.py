@@ -11,10 +11,10 @@ from support.rollouts import JSON
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.rollouts import Backoff, EngineOptions, Expansion, expand, jobs_of, stream
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers.clients import Model, Resources
-from gym_serve.servers.host import Host
+from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers.clients import EnvironmentClient, ModelClient
+from gym_serve.servers.runner import ServerRunner
 from gym_serve.testing.model_server import Behaviour, run_model_server
 
 ROW = {"responses_create_params": {"input": "How is the weather in Paris?"}}
@@ -24,15 +24,17 @@ ROW = {"responses_create_params": {"input": "How is the weather in Paris?"}}
 async def agent(base_url: str, max_retries: int) -> AsyncIterator[SimpleAgent]:
     async with AsyncExitStack() as stack:
 
-        async def started(host: Host) -> Host:
+        async def started(host: ServerRunner) -> ServerRunner:
             await host.start()
             stack.push_async_callback(host.stop)
             return host
 
-        model = await started(Host(ChatModel(base_url=base_url, model="m", max_retries=max_retries)))
-        weather = await started(Host(SimpleWeather()))
-        server = SimpleAgent(model=Model(InlineEdge(model)), resources=Resources(InlineEdge(weather)))
-        await started(Host(server))
+        model = await started(ServerRunner(ChatModel(base_url=base_url, model="m", max_retries=max_retries)))
+        weather = await started(ServerRunner(SimpleWeather()))
+        server = SimpleAgent(
+            model=ModelClient(InlineTransport(model)), resources=EnvironmentClient(InlineTransport(weather))
+        )
+        await started(ServerRunner(server))
         yield server
 
 
@@ -50,7 +52,7 @@ async def test_every_third_request_is_refused() -> None:
                     assert rollout["failure"]["retry_after"] == pytest.approx(0.1)
                 return rollout
 
-            options = EngineOptions(concurrency=16, attempts=1, backoff=Backoff(first=0.01, largest=0.05))
+            options = RunnerOptions(concurrency=16, attempts=1, backoff=Backoff(first=0.01, largest=0.05))
             jobs = jobs_of(expand([ROW] * 60, Expansion(), problem=pytest.fail))
             found = [rollout async for _, rollout in stream(jobs, run, options)]
     assert len(found) == 60

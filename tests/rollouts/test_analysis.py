@@ -84,7 +84,7 @@ def test_rewards_of_another_scale_and_below_the_threshold_teach_as_well() -> Non
     profile = profile_of({0: [-3.0, 7.0], 1: [2.0, 2.0]}, solved_at=10.0)
     assert [task.pass_rate for task in profile.tasks()] == [0.0, 0.0]
     assert list(profile.trainable_tasks()) == [0]
-    assert (profile.edges[0], profile.edges[-1]) == (-3.0, 7.0)
+    assert (profile.transports[0], profile.transports[-1]) == (-3.0, 7.0)
     assert [task.histogram for task in profile.tasks()] == [
         (1, 0, 0, 0, 0, 0, 0, 0, 0, 1),
         (0, 0, 0, 0, 0, 2, 0, 0, 0, 0),

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from support.rollouts import read_jsonl, row
 
-from gym_serve import Agent, Host, Model, Resources
+from gym_serve import AgentClient, EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.rollouts import Collection, EngineOptions, Expansion, Progress, collect
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.rollouts import Collection, Expansion, Progress, RunnerOptions, collect
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.testing.model_server import Behaviour, run_model_server
 
 ROLLOUTS = 90
@@ -34,17 +34,19 @@ async def test_no_rollout_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with ExitStack() as stack:
         behaviour = Behaviour(turns=2, latency_ms=5)
         servers = [stack.enter_context(run_model_server(behaviour)) for _ in range(3)]
-        hosts: list[Host] = []
+        hosts: list[ServerRunner] = []
 
-        def host(server: Any) -> InlineEdge:
-            hosts.append(Host(server))
-            return InlineEdge(hosts[-1])
+        def host(server: Any) -> InlineTransport:
+            hosts.append(ServerRunner(server))
+            return InlineTransport(hosts[-1])
 
         model = ChatModel(name="policy", base_url=[f"{s.url}/v1" for s in servers], model="m", max_retries=3)
         agent = SimpleAgent(
-            name="agent", model=Model(host(model)), resources=Resources(host(SimpleWeather(name="weather")))
+            name="agent",
+            model=ModelClient(host(model)),
+            resources=EnvironmentClient(host(SimpleWeather(name="weather"))),
         )
-        run = Agent(host(agent)).run
+        run = AgentClient(host(agent)).run
         killed = False
 
         def progress(counts: Progress) -> None:
@@ -56,7 +58,7 @@ async def test_no_rollout_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for started in hosts:
             await started.start()
         # One attempt per rollout: what failed over did so inside the model's call.
-        engine = EngineOptions(concurrency=16, attempts=1)
+        engine = RunnerOptions(concurrency=16, attempts=1)
         work = Collection(run, Expansion(default_agent="agent"), engine)
         rows = [weather_row(number) for number in range(ROLLOUTS)]
         report = await collect(rows, tmp_path / "out.jsonl", work, progress=progress)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, keys, row, rows, scored
 
-from gym_serve.rollouts import EngineOptions, Expansion, Order, expand, jobs_of, stream
+from gym_serve.rollouts import Expansion, Order, RunnerOptions, expand, jobs_of, stream
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
 from gym_serve.types.rows import failed_rollout
 
@@ -19,7 +19,7 @@ async def streamed(
     run: Any, count: int, order: Order = "completion", repeats: int = 1, **options: Any
 ) -> list[JSON]:
     groups = expand(rows(count), Expansion(repeats=repeats), problem=pytest.fail)
-    engine = EngineOptions(backoff=AT_ONCE, **options)
+    engine = RunnerOptions(backoff=AT_ONCE, **options)
     return [rollout async for _, rollout in stream(jobs_of(groups), run, engine, order)]
 
 
@@ -69,7 +69,7 @@ async def test_rows_are_drawn_no_further_ahead_than_needed(order: Order) -> None
             await release.wait()
         return scored(row)
 
-    results = stream(jobs_of(groups()), first_one_hangs, EngineOptions(concurrency=4), order)
+    results = stream(jobs_of(groups()), first_one_hangs, RunnerOptions(concurrency=4), order)
     async with aclosing(results):
         if order == "completion":
             for _ in range(10):
@@ -91,7 +91,7 @@ async def test_leaving_cancels_what_runs() -> None:
 
     agent = FakeAgent(hang_but_one)
     results = stream(
-        jobs_of(expand(rows(9), Expansion(), problem=pytest.fail)), agent, EngineOptions(concurrency=5)
+        jobs_of(expand(rows(9), Expansion(), problem=pytest.fail)), agent, RunnerOptions(concurrency=5)
     )
     async with aclosing(results):
         await anext(results)
@@ -183,7 +183,7 @@ async def test_a_row_from_a_file_of_failures_leaves_its_failure_behind() -> None
     given = {**row(0), "instance_config": {"mine": 1}}
     failed = failed_rollout({**given, "_ng_attempt_index": 2}, error, {"output": []})
     groups = expand([failed], Expansion(), problem=pytest.fail)
-    ((_, found),) = [pair async for pair in stream(jobs_of(groups), echo, EngineOptions())]
+    ((_, found),) = [pair async for pair in stream(jobs_of(groups), echo, RunnerOptions())]
     assert {key: asked[0].get(key) for key in failed} == {**dict.fromkeys(failed), **given}
     assert found["reward"] == 0.5
     assert not found.keys() & {"failure", "error", "mask_sample", "_ng_failure_class", "response"}
@@ -210,4 +210,4 @@ async def test_groups_finish_one_after_the_other() -> None:
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"attempts": 0}])
 def test_options_out_of_range(options: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
-        EngineOptions(**options)
+        RunnerOptions(**options)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, rows, write_jsonl
 
 from gym_serve.rollouts import Budget, Collection, Progress, Report, collect, group_stage, merge
-from gym_serve.servers.usage import Meter
+from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
 
 
@@ -29,7 +29,7 @@ class Judge:
         self._errors = errors or {}
         self._seconds = seconds
 
-    async def __call__(self, row: JSON, body: JSON, meter: Meter) -> JSON:
+    async def __call__(self, row: JSON, body: JSON, meter: UsageMeter) -> JSON:
         task = row["_ng_task_index"]
         self.asked[task] += 1
         self.bodies.append(body)
@@ -82,7 +82,7 @@ async def test_a_group_without_its_failed_rollouts_is_compared(tmp_path: Path) -
 
 
 async def test_an_environment_without_compare_changes_nothing(tmp_path: Path) -> None:
-    async def nothing(row: JSON, body: JSON, meter: Meter) -> None:
+    async def nothing(row: JSON, body: JSON, meter: UsageMeter) -> None:
         """An agent whose environment has no such operation, in a graph where another has."""
 
     async def comparing() -> Any:
@@ -200,7 +200,7 @@ async def test_a_stop_leaves_the_rest_to_the_next_one(tmp_path: Path) -> None:
     stop, out = asyncio.Event(), tmp_path / "out.jsonl"
 
     class Stopping(Judge):
-        async def __call__(self, row: JSON, body: JSON, meter: Meter) -> JSON:
+        async def __call__(self, row: JSON, body: JSON, meter: UsageMeter) -> JSON:
             stop.set()
             return await super().__call__(row, body, meter)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, row, rows
 
-from gym_serve.rollouts import EngineOptions, Expansion, Group, GroupOptions, expand, groups, jobs_of
-from gym_serve.servers.usage import Meter
+from gym_serve.rollouts import Expansion, Group, GroupOptions, RunnerOptions, expand, groups, jobs_of
+from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import BadRequest, Unavailable
 
 
@@ -18,7 +18,7 @@ async def grouped(
     run: Any, source: list[JSON], compare: Any = None, concurrency: int = 64, **options: Any
 ) -> list[Group]:
     wanted = GroupOptions(**options)
-    engine = EngineOptions(concurrency, attempts=3, backoff=AT_ONCE)
+    engine = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
     expanded = expand(source, Expansion(repeats=wanted.size + wanted.oversample), problem=pytest.fail)
     return [group async for group in groups(jobs_of(expanded), run, wanted, engine, compare)]
 
@@ -59,7 +59,7 @@ async def test_a_failed_rollout_is_retried_then_missing() -> None:
 async def test_leaving_cancels_everything() -> None:
     agent = FakeAgent(last_two_hang)
     expanded = expand(rows(50), Expansion(repeats=5), problem=pytest.fail)
-    settled = groups(jobs_of(expanded), agent, GroupOptions(3, oversample=2), EngineOptions(concurrency=10))
+    settled = groups(jobs_of(expanded), agent, GroupOptions(3, oversample=2), RunnerOptions(concurrency=10))
     async with aclosing(settled):
         await anext(settled)
     assert agent.running == 0
@@ -70,7 +70,7 @@ class Judge:
         self.answers = list(answers)
         self.asked: list[JSON] = []
 
-    async def __call__(self, row: JSON, body: JSON, meter: Meter) -> Any:
+    async def __call__(self, row: JSON, body: JSON, meter: UsageMeter) -> Any:
         self.asked.append(body)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -123,12 +123,12 @@ async def test_a_group_that_cannot_be_compared_is_not_usable(answers: list[Any],
 
 
 async def test_a_compare_that_never_answers_is_given_up() -> None:
-    async def compare(row: JSON, body: JSON, meter: Meter) -> JSON:
+    async def compare(row: JSON, body: JSON, meter: UsageMeter) -> JSON:
         await asyncio.Event().wait()
         raise AssertionError
 
     expanded = expand(rows(1), Expansion(repeats=2), problem=pytest.fail)
-    engine = EngineOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
+    engine = RunnerOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
     (group,) = [g async for g in groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), engine, compare)]
     assert not group.usable
     assert "compare failed: no answer within 0.05 s" in (group.reason or "")
@@ -145,7 +145,7 @@ async def test_a_group_that_is_too_small_is_not_compared() -> None:
 async def test_a_slow_compare_holds_up_nothing_else() -> None:
     last = asyncio.Event()
 
-    async def compare(row: JSON, body: JSON, meter: Meter) -> JSON:
+    async def compare(row: JSON, body: JSON, meter: UsageMeter) -> JSON:
         if row["number"] == 0:
             await last.wait()
         elif row["number"] == 4:

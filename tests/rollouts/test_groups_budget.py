@@ -10,16 +10,16 @@ from support.rollouts import AT_ONCE, JSON, rows
 
 from gym_serve.rollouts import (
     Budget,
-    EngineOptions,
     Expansion,
     Group,
     GroupOptions,
+    RunnerOptions,
     Spending,
     expand,
     groups,
     jobs_of,
 )
-from gym_serve.servers.usage import USAGE_FIELD, Meter, Prices
+from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import Unavailable
 
 PRICES = {"policy": Prices(input=1.0, output=1.0), "genrm": Prices(input=10.0, output=10.0)}
@@ -27,7 +27,7 @@ PRICES = {"policy": Prices(input=1.0, output=1.0), "genrm": Prices(input=10.0, o
 
 async def run(row: JSON) -> JSON:
     """An episode of 100 tokens."""
-    meter = Meter()
+    meter = UsageMeter()
     meter.record("model", "policy", {"input_tokens": 90, "output_tokens": 10})
     return {**row, "response": {"output": []}, "reward": 1.0, USAGE_FIELD: meter.to_json()}
 
@@ -39,7 +39,7 @@ class GenRM:
         self.failing = failing
         self.calls = 0
 
-    async def __call__(self, row: JSON, body: JSON, meter: Meter) -> JSON:
+    async def __call__(self, row: JSON, body: JSON, meter: UsageMeter) -> JSON:
         self.calls += 1
         meter.record("compare", "genrm", {"input_tokens": 9, "output_tokens": 1})
         if self.calls <= self.failing:
@@ -51,7 +51,7 @@ async def grouped(
     count: int, spending: Spending, compare: Any = None, concurrency: int = 2, **options: Any
 ) -> list[Group]:
     wanted = GroupOptions(**options)
-    engine = EngineOptions(concurrency, attempts=3, backoff=AT_ONCE)
+    engine = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
     expanded = expand(rows(count), Expansion(repeats=wanted.size + wanted.oversample), problem=pytest.fail)
     return [
         group async for group in groups(jobs_of(expanded), run, wanted, engine, compare, spending=spending)
@@ -109,7 +109,7 @@ async def test_what_runs_for_a_group_out_of_reach_is_cancelled() -> None:
         return await run(row)
 
     jobs = jobs_of(expand(rows(5), Expansion(repeats=3), problem=pytest.fail))
-    settled = groups(jobs, second_hangs, GroupOptions(3), EngineOptions(2), spending=spending)
+    settled = groups(jobs, second_hangs, GroupOptions(3), RunnerOptions(2), spending=spending)
     (group,) = [group async for group in settled]
     assert cancelled.is_set()
     assert (

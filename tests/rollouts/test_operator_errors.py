@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support.rollouts import AT_ONCE, JSON, FakeAgent, collection, keys, read_jsonl, row, rows, scored
 
 from gym_serve.rollouts import (
-    EngineOptions,
     Expansion,
     GroupOptions,
     Progress,
     Report,
+    RunnerOptions,
     collect,
     expand,
     groups,
@@ -43,8 +43,8 @@ REFUSED = EndpointAccessDenied("https://api/v1: HTTP 401: expired", server="poli
 NOWHERE = EndpointMisconfigured("https://api/v1: HTTP 404: no such model", server="policy", stage="model")
 
 
-def options(**given: Any) -> EngineOptions:
-    return EngineOptions(backoff=AT_ONCE, **given)
+def options(**given: Any) -> RunnerOptions:
+    return RunnerOptions(backoff=AT_ONCE, **given)
 
 
 class Endpoint:
@@ -225,7 +225,7 @@ async def test_comparisons_that_are_refused_are_made_later(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["max_failures", "attempts", "concurrency"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} must be at least 1, got 0"):
-        EngineOptions(**{name: 0})
+        RunnerOptions(**{name: 0})
 
 
 async def test_failed_rollouts_are_made_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.rollouts import JSON, rows, scored
 
-from gym_serve.rollouts import Backoff, EngineOptions, Expansion, expand, jobs_of, stream
+from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
 from gym_serve.rollouts.outage import Outage
 from gym_serve.types.errors import Unavailable, VerifierFailed
 
@@ -57,7 +57,7 @@ def test_patience_ends() -> None:
 
 
 async def run_through(run: object, count: int) -> list[JSON]:
-    options = EngineOptions(
+    options = RunnerOptions(
         concurrency=8, attempts=3, backoff=Backoff(first=0.02, largest=0.05, spread=lambda: 1.0)
     )
     jobs = jobs_of(expand(rows(count), Expansion(), problem=pytest.fail))
@@ -87,7 +87,7 @@ async def test_with_one_attempt_each_nothing_is_held_back() -> None:
     async def never(row: JSON) -> JSON:
         raise Unavailable("gone")
 
-    options = EngineOptions(concurrency=8, attempts=1, backoff=Backoff(first=1e6))
+    options = RunnerOptions(concurrency=8, attempts=1, backoff=Backoff(first=1e6))
     jobs = jobs_of(expand(rows(40), Expansion(), problem=pytest.fail))
     assert len([pair async for pair in stream(jobs, never, options)]) == 40
 

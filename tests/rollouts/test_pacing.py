@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollouts import JSON, rows, scored
 
-from gym_serve.rollouts import Backoff, EngineOptions, Expansion, expand, jobs_of, stream
+from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
 from gym_serve.rollouts.pacing import Pace
 from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
 from gym_serve.types.errors import Overloaded, VerifierFailed
@@ -118,7 +118,7 @@ async def test_the_run_slows_down_to_what_the_graph_takes(as_value: bool, attemp
         return scored(row)
 
     backoff = Backoff(first=0.002, largest=0.02)
-    options = EngineOptions(concurrency=64, attempts=attempts, backoff=backoff)
+    options = RunnerOptions(concurrency=64, attempts=attempts, backoff=backoff)
     jobs = jobs_of(expand(rows(300), Expansion(), problem=pytest.fail))
     found = [rollout async for _, rollout in stream(jobs, busy, options)]
     assert len(found) == 300
@@ -133,7 +133,7 @@ async def test_a_graph_that_is_overloaded_for_good_does_not_keep_a_run_from_its_
         raise Overloaded("no quota")
 
     backoff = Backoff(first=0.005, largest=0.01)
-    options = EngineOptions(concurrency=8, attempts=2, timeout=0.2, backoff=backoff)
+    options = RunnerOptions(concurrency=8, attempts=2, timeout=0.2, backoff=backoff)
     jobs = jobs_of(expand(rows(10), Expansion(), problem=pytest.fail))
     began = time.monotonic()
     found = [rollout async for _, rollout in stream(jobs, never, options)]
@@ -149,7 +149,7 @@ async def test_another_failure_is_an_attempt_as_ever() -> None:
         ran += 1
         raise VerifierFailed("no judge")
 
-    options = EngineOptions(concurrency=8, attempts=3, backoff=Backoff(first=0.0))
+    options = RunnerOptions(concurrency=8, attempts=3, backoff=Backoff(first=0.0))
     jobs = jobs_of(expand(rows(5), Expansion(), problem=pytest.fail))
     assert len([pair async for pair in stream(jobs, broken, options)]) == 5
     assert ran == 15

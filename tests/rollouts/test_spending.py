@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.rollouts import Budget, Collection, EngineOptions, Report, collect, prices_of
+from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collect, prices_of
 from gym_serve.rollouts.records import read_records
-from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Meter, Prices, metering, record_usage
+from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_usage
 from gym_serve.types.errors import InvalidRequest, Unavailable
 
 PRICES = {"policy": Prices(input=2.0, cached_input=0.5, output=10.0), "judge": Prices(input=1.0, output=4.0)}
@@ -42,7 +42,7 @@ async def run(row: dict[str, Any]) -> dict[str, Any]:
 async def collected(folder: Path, rows: int, budget: Budget | None = None, **options: Any) -> Report:
     collection = Collection(
         run=options.pop("run", run),
-        engine=EngineOptions(concurrency=1, attempts=3),
+        engine=RunnerOptions(concurrency=1, attempts=3),
         prices=options.pop("prices", PRICES),
         budget=budget or Budget(),
     )
@@ -133,7 +133,7 @@ def test_prices_of_a_graph() -> None:
 
 
 def test_models_are_counted_where_they_are_called() -> None:
-    meter = Meter()
+    meter = UsageMeter()
     record_usage("policy", {"input_tokens": 1, "output_tokens": 1})  # nobody counts
     with metering(meter, "model"):
         record_usage(
@@ -157,7 +157,7 @@ json_values = st.recursive(
 
 @given(json_values, json_values)
 def test_no_foreign_usage_breaks_a_meter(merged: Any, usage: Any) -> None:
-    meter = Meter()
+    meter = UsageMeter()
     meter.merge(merged)
     meter.record("model", "policy", usage)
     for _, server, counts in meter:
@@ -169,9 +169,9 @@ def test_no_foreign_usage_breaks_a_meter(merged: Any, usage: Any) -> None:
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.integers(0, 99), st.integers(0, 99)))
 )
 def test_merged_meters_count_as_one(calls: list[tuple[str, str, int, int]]) -> None:
-    whole, merged = Meter(), Meter()
+    whole, merged = UsageMeter(), UsageMeter()
     for stage, server, given_, made in calls:
-        part = Meter()
+        part = UsageMeter()
         for meter in (whole, part):
             meter.record(stage, server, {"input_tokens": given_, "output_tokens": made})
         merged.merge(part.to_json())

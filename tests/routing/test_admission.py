@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_serve.routing.admission import Admission
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 
 

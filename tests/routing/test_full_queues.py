@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gym_serve.routing.admission import Admission
-from gym_serve.routing.handle import HandleEdge
 from gym_serve.routing.members import members_of
+from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.rpc import Address, Busy, Channel, Listener
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 
 
@@ -37,7 +37,7 @@ class Replica:
 
 
 class Handle:
-    """What an edge asks of Serve's handle, as long as replicas run."""
+    """What a transport asks of Serve's handle, as long as replicas run."""
 
     deployment_id = SimpleNamespace(app_name="full", name="server")
     is_initialized = True
@@ -50,22 +50,22 @@ class Handle:
 
 
 @asynccontextmanager
-async def deployment(*names: str) -> AsyncIterator[tuple[HandleEdge, list[Replica]]]:
+async def deployment(*names: str) -> AsyncIterator[tuple[ReplicaTransport, list[Replica]]]:
     replicas = [Replica(name) for name in names]
     addresses: dict[str, Address] = {r.name: await r.listener.start("127.0.0.1") for r in replicas}
 
     async def get(replica: str) -> Address | None:
         return addresses.get(replica)
 
-    edge: Any = HandleEdge("server", Handle())  # type: ignore[arg-type]
-    edge._directory = SimpleNamespace(get=get)
+    transport: Any = ReplicaTransport("server", Handle())  # type: ignore[arg-type]
+    transport._directory = SimpleNamespace(get=get)
     members_of("full", "server").update(names)
     try:
-        yield edge, replicas
+        yield transport, replicas
     finally:
         for replica in replicas:
             replica.end.set()
-        await edge.close()
+        await transport.close()
         for replica in replicas:
             await replica.listener.stop()
 
@@ -76,12 +76,12 @@ async def until_busy(replicas: list[Replica], calls: int) -> None:
 
 
 async def test_all_places_of_all_replicas_are_taken_before_a_call_is_refused() -> None:
-    async with deployment("a", "b", "c") as (edge, replicas):
-        calls = [asyncio.create_task(edge.call(Call("run"))) for _ in range(6)]
+    async with deployment("a", "b", "c") as (transport, replicas):
+        calls = [asyncio.create_task(transport.call(Call("run"))) for _ in range(6)]
         await until_busy(replicas, 6)
         assert [replica.busy for replica in replicas] == [2, 2, 2]
         with pytest.raises(Overloaded) as refused:
-            await edge.call(Call("run"))
+            await transport.call(Call("run"))
         assert (refused.value.server, refused.value.retry_after) == ("server", 1.0)
         for replica in replicas:
             replica.end.set()
@@ -89,19 +89,19 @@ async def test_all_places_of_all_replicas_are_taken_before_a_call_is_refused() -
 
 
 async def test_a_call_of_a_session_is_not_sent_to_another_replica() -> None:
-    async with deployment("a", "b") as (edge, replicas):
-        calls = [asyncio.create_task(edge.call(Call("touch", session="a.1"))) for _ in range(2)]
+    async with deployment("a", "b") as (transport, replicas):
+        calls = [asyncio.create_task(transport.call(Call("touch", session="a.1"))) for _ in range(2)]
         await until_busy(replicas, 2)
         with pytest.raises(Overloaded):
-            await edge.call(Call("touch", session="a.1"))
+            await transport.call(Call("touch", session="a.1"))
         assert [replica.busy for replica in replicas] == [2, 0]
         replicas[0].end.set()
         assert [(await call).body for call in calls] == [b"a", b"a"]
 
 
 async def test_an_episode_moves_over_when_its_replica_is_full() -> None:
-    async with deployment("a", "b") as (edge, replicas):
-        calls = [asyncio.create_task(edge.call(Call("v1/responses", affinity="one"))) for _ in range(4)]
+    async with deployment("a", "b") as (transport, replicas):
+        calls = [asyncio.create_task(transport.call(Call("v1/responses", affinity="one"))) for _ in range(4)]
         await until_busy(replicas, 4)
         assert [replica.busy for replica in replicas] == [2, 2]
         for replica in replicas:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.routing.metering import Meter
+from gym_serve.routing.metering import LoadMeter
 
 
 class Clocks:
     now = 100.0
     cpu = 5.0
 
-    def meter(self) -> Meter:
-        return Meter(lambda: self.now, lambda: self.cpu)
+    def meter(self) -> LoadMeter:
+        return LoadMeter(lambda: self.now, lambda: self.cpu)
 
     def pass_time(self, seconds: float, cpu: float = 0.0) -> None:
         self.now += seconds

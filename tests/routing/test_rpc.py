@@ -13,7 +13,7 @@ import pytest
 from gym_serve.routing.rpc import Address, Broken, Channel, Listener, Silent, Undelivered, Unreachable
 from gym_serve.routing.rpc.messages import LOAD, Notification
 from gym_serve.routing.rpc.outbox import Outbox
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 Dispatch = Callable[[Call], Awaitable[Reply]]
 

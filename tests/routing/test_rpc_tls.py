@@ -18,7 +18,7 @@ import trustme
 
 from gym_serve.routing.rpc import Address, Channel, Listener, Silent
 from gym_serve.routing.rpc import tls as tls_module
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 ROOT = Path(__file__).parents[2]
 HERE = "127.0.0.1"

@@ -12,21 +12,21 @@ import pytest
 from pydantic import BaseModel
 
 from gym_serve import (
+    EnvironmentClient,
     Episode,
-    Host,
     InvalidRequest,
-    Model,
-    Resources,
+    ModelClient,
     ResourcesServer,
+    ServerRunner,
     Verdict,
     VerifyRequest,
     tool,
 )
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import agent as agent_module
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import Call, encode
+from gym_serve.servers.transport import Call, encode
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
 
@@ -96,7 +96,9 @@ class Bell(ResourcesServer):
 
 
 def agent(model: FakeModel, bell: Bell, **settings: Any) -> SimpleAgent:
-    return SimpleAgent(model=model, resources=Resources(InlineEdge(Host(bell))), **settings)
+    return SimpleAgent(
+        model=model, resources=EnvironmentClient(InlineTransport(ServerRunner(bell))), **settings
+    )
 
 
 ROW = {"responses_create_params": {"input": "go"}, "id": 7}
@@ -113,13 +115,13 @@ async def test_only_the_last_token_bundle_goes_upstream_and_all_come_back() -> N
     assert returned == [[1], [1, 2, 3], [1, 2, 3, 4, 5]]
 
 
-@pytest.mark.parametrize("who", ["caller", "edge"])
+@pytest.mark.parametrize("who", ["caller", "transport"])
 async def test_a_stage_that_is_late_says_the_same_whoever_notices_first(who: str) -> None:
     class Late(FakeModel):
         async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-            if who == "edge":
+            if who == "transport":
                 time.sleep(current().timeout() or 0.0)  # noqa: ASYNC251  # the caller's timer has not rung yet
-                raise DeadlineExceeded("no answer in time", server="edge")
+                raise DeadlineExceeded("no answer in time", server="transport")
             await asyncio.Event().wait()
             raise AssertionError
 
@@ -331,7 +333,11 @@ async def test_an_agent_that_waits_for_something_else_ends_with_the_episode(
 
     monkeypatch.setattr(agent_module, "_GRACE_SECONDS", 0.01)
     bell = Bell()
-    waiting = Waiting(model=FakeModel(), resources=Resources(InlineEdge(Host(bell))), episode_timeout=0.05)
+    waiting = Waiting(
+        model=FakeModel(),
+        resources=EnvironmentClient(InlineTransport(ServerRunner(bell))),
+        episode_timeout=0.05,
+    )
     failure = (await waiting.run(ROW))["failure"]
     assert (failure["kind"], failure["stage"]) == ("episode_timeout", "episode")
     assert failure["detail"] == "the episode ran out of time (its limit is 0.05 s)"
@@ -343,7 +349,7 @@ async def test_a_time_out_of_the_agents_own_is_no_deadline() -> None:
         async def act(self, episode: Episode) -> None:
             await asyncio.wait_for(asyncio.Event().wait(), 0.01)
 
-    hasty = Hasty(model=FakeModel(), resources=Resources(InlineEdge(Host(Bell()))))
+    hasty = Hasty(model=FakeModel(), resources=EnvironmentClient(InlineTransport(ServerRunner(Bell()))))
     failure = (await hasty.run(ROW))["failure"]
     assert failure["kind"] == "unavailable"
     assert "in act: TimeoutError" in failure["detail"]
@@ -358,7 +364,7 @@ async def test_an_agent_that_breaks_is_a_failed_rollout() -> None:
 
 async def test_responses_is_a_whole_episode_without_seed_or_verify() -> None:
     bell = Bell()
-    host = Host(agent(FakeModel([call("ring")], [say("done")]), bell))
+    host = ServerRunner(agent(FakeModel([call("ring")], [say("done")]), bell))
     reply = await host.dispatch(Call("v1/responses", encode({"input": "go"})))
     assert [item["type"] for item in reply.json()["output"]] == [
         "function_call",
@@ -398,4 +404,4 @@ def test_a_model_is_any_object_with_its_methods_and_nothing_else() -> None:
     with pytest.raises(ValueError, match="name of a model server"):
         SimpleAgent(model=object(), resources="env")
     assert isinstance(SimpleAgent(model="policy", resources="env").config.model, str)
-    assert issubclass(Model, object)
+    assert issubclass(ModelClient, object)

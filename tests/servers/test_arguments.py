@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.rollouts.records import RecordFile, read_records
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host, Resources
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import EnvironmentClient, ServerRunner
 from gym_serve.types.exact import any_json, exact_json
 from gym_serve.types.protocols.to_message import tool_input
 
@@ -78,7 +78,7 @@ class Caller:
 
 async def output_of(notary: Notary, name: str, arguments: str) -> str:
     """What the model is shown of a call."""
-    resources = Resources(InlineEdge(Host(notary)))
+    resources = EnvironmentClient(InlineTransport(ServerRunner(notary)))
     agent = SimpleAgent(model=Caller(name, arguments), resources=resources)
     rollout = await agent.run({"responses_create_params": {"input": "go"}})
     output: str = rollout["response"]["output"][1]["output"]
@@ -118,7 +118,7 @@ async def test_a_verifier_may_tell_such_a_number(digits: int, tmp_path: Path) ->
         async def verify(self, request: VerifyRequest) -> Verdict:
             return Verdict(reward=1.0, noted=self.noted)
 
-    resources = Resources(InlineEdge(Host(clerk := Clerk())))
+    resources = EnvironmentClient(InlineTransport(ServerRunner(clerk := Clerk())))
     agent = SimpleAgent(model=Caller("note", f'{{"value": [{"9" * digits}]}}'), resources=resources)
     rollout = await agent.run({"responses_create_params": {"input": "go"}})
     assert clerk.noted == [10**digits - 1]

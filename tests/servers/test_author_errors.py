@@ -21,7 +21,7 @@ from gym_serve import (
     VerifyFailed,
     tool,
 )
-from gym_serve.servers import Call, Host
+from gym_serve.servers import Call, ServerRunner
 from gym_serve.testing import TestClient
 from gym_serve.types.rows import with_prompt
 
@@ -74,7 +74,7 @@ def test_compare(rewards: Any, said: str) -> None:
 
 async def test_an_agent() -> None:
     row = {"responses_create_params": {"input": "go"}}
-    reply = await Host(CarelessAgent.over(Careless())).dispatch(Call("run", b'{"prompt": "go"}'))
+    reply = await ServerRunner(CarelessAgent.over(Careless())).dispatch(Call("run", b'{"prompt": "go"}'))
     failure = reply.json()["failure"]
     assert (failure["kind"], failure["retryable"]) == (AgentFailed.code, False)
     assert "author.py" in failure["detail"]

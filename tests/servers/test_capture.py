@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.servers import Call, Host, ModelServer
+from gym_serve.servers import Call, ModelServer, ServerRunner
 from gym_serve.servers.capture import CallTree, Node, chains_of, trajectories_of
 from gym_serve.servers.context import current
 from gym_serve.types.errors import BadRequest, GymError, SessionLost, SessionNotFound, Unavailable
@@ -177,7 +177,7 @@ class Harness:
     def __init__(self, *answers: Any, affinity: str | None = None) -> None:
         self.model = Scripted(name="policy", replica="r1")
         self.model.answers = list(answers)
-        self.host = Host(self.model)
+        self.host = ServerRunner(self.model)
         self.affinity = affinity
         self.id: str | None = None
 

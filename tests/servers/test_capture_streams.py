@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_serve.servers import Call, Host, ModelServer
+from gym_serve.servers import Call, ModelServer, ServerRunner
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import GymError, Unavailable
 from gym_serve.types.protocols import TOKEN_KEYS, ResponseStream, chat_to_response
@@ -63,7 +63,7 @@ class Harness:
 
     def __init__(self, protocol: str) -> None:
         self.model = Slow(name="policy", replica="r1")
-        self.host = Host(self.model)
+        self.host = ServerRunner(self.model)
         self.protocol = protocol
         self.received = b""
         self.calls_at_the_end = -1

@@ -11,13 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.failover import BytesChain, Chain, Death, JsonChain, MortalEdge
 
-from gym_serve import Host, Resources, ResourcesServer, SessionLost, Unavailable, Verdict, VerifyRequest, tool
+from gym_serve import (
+    EnvironmentClient,
+    ResourcesServer,
+    ServerRunner,
+    SessionLost,
+    Unavailable,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.mcqa import Mcqa
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.routing.failover import FailoverEdge
-from gym_serve.servers.edge import Call, Edge, Reply, encode
+from gym_serve.routing.failover import FailoverTransport
 from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.transport import Call, Reply, Transport, encode
 
 ROW = {"responses_create_params": {"input": "go"}, "number": 7, "_ng_rollout_id": "0-0"}
 CHAINS = [Chain, JsonChain, BytesChain]
@@ -43,8 +52,8 @@ class FakeModel:
         raise AssertionError("the agent speaks Responses")
 
 
-async def episode(edge: Edge) -> dict[str, Any]:
-    agent = SimpleAgent(model=FakeModel(), resources=Resources(edge), max_steps=len(TURNS) + 1)
+async def episode(transport: Transport) -> dict[str, Any]:
+    agent = SimpleAgent(model=FakeModel(), resources=EnvironmentClient(transport), max_steps=len(TURNS) + 1)
     return await agent.run(ROW)
 
 
@@ -56,9 +65,9 @@ def closed() -> list[str]:
 
 async def test_a_server_in_its_callers_process_takes_no_snapshots() -> None:
     server = JsonChain()
-    assert (await Host(server).dispatch(Call("seed_session", encode(ROW)))).state is not None
+    assert (await ServerRunner(server).dispatch(Call("seed_session", encode(ROW)))).state is not None
     server.takes_snapshots = False
-    assert (await Host(server).dispatch(Call("seed_session", encode(ROW)))).state is None
+    assert (await ServerRunner(server).dispatch(Call("seed_session", encode(ROW)))).state is None
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -66,7 +75,7 @@ async def test_every_death_at_every_call_leaves_the_rollout_as_it_is(
     chain: type[Chain], closed: list[str]
 ) -> None:
     undisturbed = MortalEdge(chain)
-    expected = await episode(FailoverEdge(undisturbed))
+    expected = await episode(FailoverTransport(undisturbed))
     assert expected["calls"] == len(TURNS) + 1  # seed and verify as well, and echo not
     assert undisturbed.calls == [f"tools/{name}" for name, _ in TURNS] + ["verify", "close_session"]
     for number, call in enumerate(undisturbed.calls):
@@ -74,36 +83,36 @@ async def test_every_death_at_every_call_leaves_the_rollout_as_it_is(
             if (call, death) == ("close_session", "noticed"):
                 continue  # to close what is not there is no failure
             closed.clear()
-            edge = MortalEdge(chain, {number: death})
-            failover = FailoverEdge(edge)
+            transport = MortalEdge(chain, {number: death})
+            failover = FailoverTransport(transport)
             assert orjson.dumps(await episode(failover)) == orjson.dumps(expected), (call, death)
-            assert edge.replicas == 2
-            assert edge.calls.count(RESTORE) == 1
+            assert transport.replicas == 2
+            assert transport.calls.count(RESTORE) == 1
             # A death after the hook ran, and before its answer was through, shows to no one.
             assert closed == [expected["digest"]] * (1 + (death == "after" and call == "close_session"))
-            assert len(edge.host.server.sessions) == len(failover.states) == failover.states.bytes == 0  # type: ignore[attr-defined]
+            assert len(transport.host.server.sessions) == len(failover.states) == failover.states.bytes == 0  # type: ignore[attr-defined]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.integers(0, 20), st.sampled_from(DEATHS), max_size=4), st.sampled_from(CHAINS))
 def test_deaths_in_a_row_are_survived_too(deaths: dict[int, Death], chain: type[Chain]) -> None:
     """Unless one call loses its replica thrice: it may be what kills them."""
-    expected = asyncio.run(episode(FailoverEdge(MortalEdge(chain))))
-    edge = MortalEdge(chain, deaths)
-    rollout = asyncio.run(episode(FailoverEdge(edge)))
+    expected = asyncio.run(episode(FailoverTransport(MortalEdge(chain))))
+    transport = MortalEdge(chain, deaths)
+    rollout = asyncio.run(episode(FailoverTransport(transport)))
     if "failure" in rollout:
         assert rollout["failure"]["kind"] == "session_lost"
-        assert max(map(edge.calls.count, edge.calls)) >= 3
+        assert max(map(transport.calls.count, transport.calls)) >= 3
     else:
         assert orjson.dumps(rollout) == orjson.dumps(expected)
 
 
 async def test_a_call_that_kills_every_replica_is_given_up() -> None:
-    edge = MortalEdge(Chain, dict.fromkeys((0, 2, 4), "after"))
-    rollout = await episode(FailoverEdge(edge))
+    transport = MortalEdge(Chain, dict.fromkeys((0, 2, 4), "after"))
+    rollout = await episode(FailoverTransport(transport))
     assert rollout["failure"]["kind"] == "session_lost"
     assert rollout["failure"]["retryable"] is True
-    assert edge.calls == [
+    assert transport.calls == [
         "tools/add",
         RESTORE,
         "tools/add",
@@ -123,28 +132,28 @@ class Forgetful(Chain):
 
 async def test_without_a_state_the_session_is_lost() -> None:
     for death in DEATHS:
-        edge = MortalEdge(Forgetful, {1: death})
-        rollout = await episode(FailoverEdge(edge))
+        transport = MortalEdge(Forgetful, {1: death})
+        rollout = await episode(FailoverTransport(transport))
         failure = rollout["failure"]
         assert (failure["kind"], failure["stage"], failure["retryable"]) == ("session_lost", "tool", True)
-        assert RESTORE not in edge.calls
+        assert RESTORE not in transport.calls
 
 
-async def seeded(edge: Edge) -> str:
-    reply = await edge.call(Call("seed_session", encode(ROW)))
+async def seeded(transport: Transport) -> str:
+    reply = await transport.call(Call("seed_session", encode(ROW)))
     assert reply.session is not None
     return reply.session
 
 
-async def add(edge: Edge, session: str, what: str) -> Reply:
-    reply = await edge.call(Call("tools/add", encode({"what": what}), session))
+async def add(transport: Transport, session: str, what: str) -> Reply:
+    reply = await transport.call(Call("tools/add", encode({"what": what}), session))
     reply.json()
     return reply
 
 
 async def test_the_first_id_leads_to_the_session_wherever_it_went() -> None:
-    edge = MortalEdge(Chain, {0: "before", 3: "before", 6: "before"})
-    failover = FailoverEdge(edge)
+    transport = MortalEdge(Chain, {0: "before", 3: "before", 6: "before"})
+    failover = FailoverTransport(transport)
     first = await seeded(failover)
     replies = [await add(failover, first, what) for what in "abcd"]
     assert [reply.session.split(".")[0] for reply in replies if reply.session] == ["r2", "r3", "r4", "r4"]
@@ -160,19 +169,19 @@ async def test_the_first_id_leads_to_the_session_wherever_it_went() -> None:
 
 
 async def test_a_state_stays_between_the_servers() -> None:
-    failover = FailoverEdge(MortalEdge(Chain))
+    failover = FailoverTransport(MortalEdge(Chain))
     session = await seeded(failover)
     reply = await add(failover, session, "a")
     assert reply.state is None
 
 
 async def test_calls_at_the_same_time_move_their_session_once() -> None:
-    edge = MortalEdge(Chain, {3: "after"})
-    failover = FailoverEdge(edge)
+    transport = MortalEdge(Chain, {3: "after"})
+    failover = FailoverTransport(transport)
     session = await seeded(failover)
     replies = await asyncio.gather(*(add(failover, session, str(n)) for n in range(20)))
     assert len({reply.body for reply in replies}) == 20
-    assert edge.calls.count(RESTORE) == 1
+    assert transport.calls.count(RESTORE) == 1
     verdict = await failover.call(Call("verify", b'{"response": {"output": []}}', session))
     assert verdict.json()["calls"] == 22
 
@@ -205,7 +214,7 @@ class SlowAdder(ResourcesServer):
 
 
 async def test_a_snapshot_never_holds_half_of_another_call() -> None:
-    failover = FailoverEdge(MortalEdge(SlowAdder))
+    failover = FailoverTransport(MortalEdge(SlowAdder))
     session = await seeded(failover)
     replies = await asyncio.gather(*(failover.call(Call("tools/add", b"{}", session)) for _ in range(30)))
     assert sorted(reply.json() for reply in replies) == list(range(1, 31))
@@ -225,34 +234,34 @@ class LateEdge(MortalEdge):
 
 
 async def test_an_answer_that_comes_late_does_not_bring_back_an_old_state() -> None:
-    edge = LateEdge(Chain)
-    failover = FailoverEdge(edge)
+    transport = LateEdge(Chain)
+    failover = FailoverTransport(transport)
     session = await seeded(failover)
-    edge.late, edge.let_go = 0, asyncio.Event()
+    transport.late, transport.let_go = 0, asyncio.Event()
     first = asyncio.create_task(add(failover, session, "a"))
     await asyncio.sleep(0)
     await add(failover, session, "b")
-    edge.let_go.set()
+    transport.let_go.set()
     await first
-    edge.deaths[2] = "before"
+    transport.deaths[2] = "before"
     verdict = await failover.call(Call("verify", b'{"response": {"output": []}}', session))
     assert verdict.json()["calls"] == 4
 
 
 async def test_a_gateway_that_missed_calls_does_not_bring_back_an_old_state() -> None:
-    edge = MortalEdge(Chain)
-    one, two = FailoverEdge(edge), FailoverEdge(edge)
+    transport = MortalEdge(Chain)
+    one, two = FailoverTransport(transport), FailoverTransport(transport)
     session = await seeded(one)
     session = (await add(two, session, "a")).session or ""
     session = (await one.call(Call("tools/echo", encode({"what": "x"}), session))).session or ""
-    edge.deaths[2] = "before"
+    transport.deaths[2] = "before"
     with pytest.raises(SessionLost):
         await add(one, session, "b")  # it holds the state of seed
 
 
 async def test_the_gateway_that_saw_the_last_call_goes_on() -> None:
-    edge = MortalEdge(Chain, {2: "before"})
-    one, two = FailoverEdge(edge), FailoverEdge(edge)
+    transport = MortalEdge(Chain, {2: "before"})
+    one, two = FailoverTransport(transport), FailoverTransport(transport)
     session = await seeded(one)
     session = (await add(two, session, "a")).session or ""
     session = (await add(one, session, "b")).session or ""
@@ -272,7 +281,7 @@ class Picky(Chain):
 
 
 async def test_a_state_that_does_not_fit_is_a_lost_session() -> None:
-    rollout = await episode(FailoverEdge(MortalEdge(Picky, {2: "before"})))
+    rollout = await episode(FailoverTransport(MortalEdge(Picky, {2: "before"})))
     assert rollout["failure"]["kind"] == "session_lost"
     assert "made by another version" in rollout["failure"]["detail"]
 
@@ -291,14 +300,14 @@ class StartingEdge(MortalEdge):
 
 async def test_a_restore_waits_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_serve.routing.failover._FIRST_PAUSE", 0.001)
-    expected = await episode(FailoverEdge(MortalEdge(Chain)))
-    assert await episode(FailoverEdge(StartingEdge(Chain, {1: "after"}))) == expected
+    expected = await episode(FailoverTransport(MortalEdge(Chain)))
+    assert await episode(FailoverTransport(StartingEdge(Chain, {1: "after"}))) == expected
 
 
 async def test_a_restore_waits_no_longer_than_the_call() -> None:
-    edge = StartingEdge(Chain, {0: "after"})
-    edge.refusals = 1000
-    failover = FailoverEdge(edge)
+    transport = StartingEdge(Chain, {0: "after"})
+    transport.refusals = 1000
+    failover = FailoverTransport(transport)
     session = await seeded(failover)
     with pytest.raises(SessionLost, match="no replica is running"):
         await failover.call(Call("tools/add", encode({"what": "a"}), session, timeout=0.01))
@@ -313,13 +322,13 @@ class Behind(Chain):
 
 
 async def test_the_loss_of_a_session_behind_the_server_is_not_its_own() -> None:
-    edge = MortalEdge(Behind)
-    failover = FailoverEdge(edge)
+    transport = MortalEdge(Behind)
+    failover = FailoverTransport(transport)
     session = await seeded(failover)
     reply = await failover.call(Call("tools/add", encode({"what": "a"}), session))
     with pytest.raises(SessionLost, match="browser"):
         reply.json()
-    assert edge.calls == ["tools/add"]
+    assert transport.calls == ["tools/add"]
 
 
 @pytest.mark.parametrize(
@@ -327,16 +336,16 @@ async def test_the_loss_of_a_session_behind_the_server_is_not_its_own() -> None:
     [b"", b"[]", b'{"state": 7}', b'{"state": "?"}', b'{"state": ""}', b'{"state": "AAAAAAAAAAFqbnVsbC0="}'],
 )
 async def test_what_is_no_state_opens_no_session(body: bytes) -> None:
-    edge = MortalEdge(Chain)
-    assert (await edge.call(Call(RESTORE, body))).status == 422
-    assert len(edge.host.server.sessions) == 0  # type: ignore[attr-defined]
+    transport = MortalEdge(Chain)
+    assert (await transport.call(Call(RESTORE, body))).status == 422
+    assert len(transport.host.server.sessions) == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("environment", [SimpleWeather, Mcqa])
 async def test_built_in_environments_survive(environment: type[ResourcesServer]) -> None:
     row = {**ROW, "options": [{"A": "1"}], "expected_answer": "A"}
-    edge = MortalEdge(environment, {0: "before", 2: "before"})
-    failover = FailoverEdge(edge)
+    transport = MortalEdge(environment, {0: "before", 2: "before"})
+    failover = FailoverTransport(transport)
     session = (await failover.call(Call("seed_session", encode(row)))).session
     if environment is SimpleWeather:
         await failover.call(Call("tools/get_weather", b'{"city": "Paris"}', session))
@@ -344,4 +353,4 @@ async def test_built_in_environments_survive(environment: type[ResourcesServer])
     message = {"type": "message", "role": "assistant", "content": [text]}
     reply = await failover.call(Call("verify", encode({**row, "response": {"output": [message]}}), session))
     assert reply.json()["reward"] == 1.0
-    assert RESTORE in edge.calls
+    assert RESTORE in transport.calls

@@ -8,10 +8,10 @@ from typing import Any
 from support.failover import Chain, MortalEdge
 from support.rollouts import JSON, collection, read_jsonl, rows
 
-from gym_serve import Resources
+from gym_serve import EnvironmentClient
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.rollouts import collect
-from gym_serve.routing.failover import FailoverEdge
+from gym_serve.routing.failover import FailoverTransport
 
 
 class Forgetful(Chain):
@@ -33,16 +33,16 @@ class FakeModel:
         raise AssertionError("the agent speaks Responses")
 
 
-async def run(edge: MortalEdge, output: Path) -> None:
-    agent = SimpleAgent(model=FakeModel(), resources=Resources(FailoverEdge(edge)))
+async def run(transport: MortalEdge, output: Path) -> None:
+    agent = SimpleAgent(model=FakeModel(), resources=EnvironmentClient(FailoverTransport(transport)))
     await collect(rows(1), output, collection(agent.run, concurrency=1))
 
 
 async def test_a_lost_session_is_tried_again_from_seed(tmp_path: Path) -> None:
     await run(MortalEdge(Forgetful), tmp_path / "calm.jsonl")
     # An episode's calls are tool, verify and close; one that fails at its tool has no verify.
-    edge = MortalEdge(Forgetful, {0: "after", 3: "before"})
-    await run(edge, tmp_path / "out.jsonl")
+    transport = MortalEdge(Forgetful, {0: "after", 3: "before"})
+    await run(transport, tmp_path / "out.jsonl")
     failures = read_jsonl(tmp_path / "out_failures.jsonl")
     assert [f["failure"]["kind"] for f in failures] == ["session_lost"] * 2
     assert [f["failure"]["stage"] for f in failures] == ["tool", "verify"]
@@ -51,7 +51,7 @@ async def test_a_lost_session_is_tried_again_from_seed(tmp_path: Path) -> None:
 
 
 async def test_it_is_not_tried_for_ever(tmp_path: Path) -> None:
-    edge = MortalEdge(Forgetful, dict.fromkeys(range(0, 20, 2), "after"))
-    await run(edge, tmp_path / "out.jsonl")
+    transport = MortalEdge(Forgetful, dict.fromkeys(range(0, 20, 2), "after"))
+    await run(transport, tmp_path / "out.jsonl")
     assert len(read_jsonl(tmp_path / "out_failures.jsonl")) == 3
     assert read_jsonl(tmp_path / "out.jsonl") == []

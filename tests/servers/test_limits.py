@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from gym_serve import Host, Resources, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve import EnvironmentClient, ResourcesServer, ServerRunner, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.routing.inline import InlineEdge
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.limits import shortened, written_bytes
 
 ROW = {"responses_create_params": {"input": "go"}}
@@ -62,7 +62,9 @@ def say(text: str, **more: Any) -> dict[str, Any]:
 
 
 async def rollout_of(policy: Policy, **settings: Any) -> dict[str, Any]:
-    agent = SimpleAgent(model=policy, resources=Resources(InlineEdge(Host(Counter()))), **settings)
+    agent = SimpleAgent(
+        model=policy, resources=EnvironmentClient(InlineTransport(ServerRunner(Counter()))), **settings
+    )
     rollout = await agent.run(ROW)
     assert "failure" not in rollout
     return rollout
@@ -146,7 +148,9 @@ def test_log_probabilities_and_tokens_are_not_what_a_policy_wrote() -> None:
 )
 def test_limits_that_nothing_could_keep_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
-        SimpleAgent(model=Policy(), resources=Resources(InlineEdge(Host(Counter()))), **setting)
+        SimpleAgent(
+            model=Policy(), resources=EnvironmentClient(InlineTransport(ServerRunner(Counter()))), **setting
+        )
 
 
 TEXT = st.text(st.characters(), max_size=400)

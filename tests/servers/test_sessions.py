@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gym_serve import Host, ResourcesServer, SessionLost, SessionNotFound, Verdict, VerifyRequest, tool
-from gym_serve.servers.edge import Call
+from gym_serve import (
+    ResourcesServer,
+    ServerRunner,
+    SessionLost,
+    SessionNotFound,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 from gym_serve.servers.sessions import SessionTable, replica_of
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import Overloaded, SeedFailed
 
 RESPONSE = {"response": {"output": []}}
@@ -44,12 +52,12 @@ class Counter(ResourcesServer):
         self.closed.append(session.value)
 
 
-async def call(host: Host, op: str, body: object = None, session: str | None = None):
+async def call(host: ServerRunner, op: str, body: object = None, session: str | None = None):
     return await host.dispatch(Call(op, orjson.dumps(body or {}), session))
 
 
 async def test_a_session_keeps_its_state_from_seed_to_verify() -> None:
-    host = Host(Counter(replica="r1"))
+    host = ServerRunner(Counter(replica="r1"))
     seeded = await call(host, "seed_session", {"start": 5})
     assert seeded.json() == {"started": 5}
     assert replica_of(seeded.session or "") == "r1"
@@ -60,7 +68,7 @@ async def test_a_session_keeps_its_state_from_seed_to_verify() -> None:
 
 
 async def test_sessions_do_not_see_one_another() -> None:
-    host = Host(Counter())
+    host = ServerRunner(Counter())
     ids = [(await call(host, "seed_session", {"start": n})).session for n in range(50)]
     await asyncio.gather(*(call(host, "tools/increment", session=i) for i in ids * 3))
     rewards = [(await call(host, "verify", RESPONSE, i)).json()["reward"] for i in ids]
@@ -68,7 +76,7 @@ async def test_sessions_do_not_see_one_another() -> None:
 
 
 async def test_sync_tools_of_one_session_do_not_race() -> None:
-    host = Host(Counter())
+    host = ServerRunner(Counter())
     session = (await call(host, "seed_session")).session
     replies = await asyncio.gather(*(call(host, "tools/increment", session=session) for _ in range(100)))
     assert sorted(r.json() for r in replies) == list(range(1, 101))
@@ -76,7 +84,7 @@ async def test_sync_tools_of_one_session_do_not_race() -> None:
 
 async def test_close_is_safe_to_call_twice_and_closes_once() -> None:
     server = Counter()
-    host = Host(server)
+    host = ServerRunner(server)
     session = (await call(host, "seed_session", {"start": 3})).session
     for _ in range(2):
         assert (await call(host, "close_session", session=session)).json() == {}
@@ -88,14 +96,14 @@ async def test_close_is_safe_to_call_twice_and_closes_once() -> None:
 
 async def test_a_seed_that_fails_leaves_no_session() -> None:
     server = Counter()
-    reply = await call(Host(server), "seed_session", {"start": -1})
+    reply = await call(ServerRunner(server), "seed_session", {"start": -1})
     assert reply.status == 500
     assert len(server.sessions) == 0
 
 
 async def test_seeding_again_keeps_the_state() -> None:
     server = Counter()
-    host = Host(server)
+    host = ServerRunner(server)
     first = await call(host, "seed_session", {"start": 5})
     await call(host, "tools/increment", session=first.session)
     again = await call(host, "seed_session", {"start": 0}, first.session)
@@ -113,7 +121,7 @@ async def test_seeding_again_keeps_the_state() -> None:
 
 
 async def test_a_seed_that_fails_in_an_open_session_may_be_sent_again() -> None:
-    host = Host(Counter())
+    host = ServerRunner(Counter())
     opened = (await call(host, "tools/increment")).session
     failed = await call(host, "seed_session", {"start": -1}, opened)
     assert (failed.status, failed.session) == (SeedFailed.status, opened)
@@ -125,7 +133,7 @@ async def test_an_agent_that_wants_tools_is_answered_those_of_the_class() -> Non
         async def seed(self, row: dict, session: Counter.Session) -> dict:
             return {"keys": sorted(row)}
 
-    host = Host(Rows())
+    host = ServerRunner(Rows())
     row = {"responses_create_params": {"input": "x"}}
     offered = [spec.openai() for spec in Rows.tools.values()]
     assert [tool["name"] for tool in offered] == ["increment"]
@@ -135,7 +143,7 @@ async def test_an_agent_that_wants_tools_is_answered_those_of_the_class() -> Non
 
 
 async def test_a_tool_call_without_a_session_opens_one() -> None:
-    host = Host(Counter())
+    host = ServerRunner(Counter())
     first = await call(host, "tools/increment")
     assert first.session
     assert (await call(host, "tools/increment", session=first.session)).json() == 2
@@ -143,13 +151,13 @@ async def test_a_tool_call_without_a_session_opens_one() -> None:
 
 async def test_verify_without_a_session_leaves_none_behind() -> None:
     server = Counter()
-    assert (await call(Host(server), "verify", RESPONSE)).json() == {"reward": 0.0}
+    assert (await call(ServerRunner(server), "verify", RESPONSE)).json() == {"reward": 0.0}
     assert len(server.sessions) == 0
 
 
 async def test_stop_closes_what_is_left() -> None:
     server = Counter()
-    host = Host(server)
+    host = ServerRunner(server)
     await host.start()
     await call(host, "seed_session", {"start": 8})
     await host.stop()
@@ -202,7 +210,7 @@ def test_a_session_that_runs_a_call_does_not_expire() -> None:
 
 async def test_a_client_that_only_seeds_leaves_room_for_episodes() -> None:
     counter = Counter(max_client_sessions=3)
-    host = Host(counter)
+    host = ServerRunner(counter)
     first = await call(host, "seed_session")
     await call(host, "seed_session")
     await call(host, "tools/increment")  # opens one as well
@@ -223,7 +231,7 @@ async def test_sessions_that_expire_make_room() -> None:
     counter = Counter(max_client_sessions=1, session_ttl=10)
     now = 0.0
     counter.sessions.clock = lambda: now
-    host = Host(counter)
+    host = ServerRunner(counter)
     assert (await call(host, "seed_session")).status == 200
     assert (await call(host, "seed_session")).status == 429
     now = 11.0

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
-from gym_serve import Host, ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.routing.failover import FailoverEdge
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers.edge import Call
+from gym_serve import ResourcesServer, ServerRunner, Verdict, VerifyRequest, tool
+from gym_serve.routing.failover import FailoverTransport
+from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.sessions import OpenSession
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import GymError
 
 SESSIONS = 20_000
@@ -49,17 +49,17 @@ class Cheap(ResourcesServer):
         self.closed += 1
 
 
-async def one(edge: FailoverEdge, end: str) -> None:
-    reply = await edge.call(Call("seed_session", b'{"end": "%s"}' % end.encode()))
+async def one(transport: FailoverTransport, end: str) -> None:
+    reply = await transport.call(Call("seed_session", b'{"end": "%s"}' % end.encode()))
     if end == "dead caller":
         return
     try:
         if end == "cancelled":
-            await edge.call(Call("tools/wait", b"{}", reply.session))
+            await transport.call(Call("tools/wait", b"{}", reply.session))
         if end == "deadline":
-            await edge.call(Call("tools/wait", b"{}", reply.session, timeout=0.001))
+            await transport.call(Call("tools/wait", b"{}", reply.session, timeout=0.001))
     finally:
-        await edge.call(Call("close_session", b"{}", reply.session))
+        await transport.call(Call("close_session", b"{}", reply.session))
 
 
 @pytest.mark.timeout(600)  # seconds on a free core
@@ -68,7 +68,7 @@ async def test_nothing_is_left_of_20_000_sessions() -> None:
     server = Cheap(session_ttl=TTL)
     now = 0.0
     server.sessions.clock = lambda: now
-    edge = FailoverEdge(InlineEdge(Host(server)), max_bytes=4 << 20)
+    transport = FailoverTransport(InlineTransport(ServerRunner(server)), max_bytes=4 << 20)
     ends = random.Random(7)
     process, early = psutil.Process(), 0
     for batch in range(SESSIONS // AT_ONCE):
@@ -77,7 +77,7 @@ async def test_nothing_is_left_of_20_000_sessions() -> None:
             end = ends.choices(
                 ["closed", "dead caller", "cancelled seed", "cancelled", "deadline"], [70, 10, 5, 10, 5]
             )[0]
-            task = asyncio.create_task(one(edge, end))
+            task = asyncio.create_task(one(transport, end))
             tasks.append(task)
             if end.startswith("cancelled"):
                 asyncio.get_running_loop().call_later(ends.random() / 100, task.cancel)
@@ -94,7 +94,7 @@ async def test_nothing_is_left_of_20_000_sessions() -> None:
     await server.stop()
     assert len(server.sessions) == 0
     assert server.opened == server.closed > 0.99 * SESSIONS
-    assert edge.states.bytes <= 4 << 20  # of dead callers' sessions, until their time is over
+    assert transport.states.bytes <= 4 << 20  # of dead callers' sessions, until their time is over
     del tasks, task
     gc.collect()
     assert not [found for found in gc.get_objects() if isinstance(found, OpenSession)]

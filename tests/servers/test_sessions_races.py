@@ -16,8 +16,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from pydantic import BaseModel, PrivateAttr
 
 from gym_serve import (
-    Host,
     ResourcesServer,
+    ServerRunner,
     SessionLost,
     SessionNotFound,
     Unavailable,
@@ -25,7 +25,7 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 TTL = 100.0
 
@@ -84,7 +84,7 @@ class Races(RuleBasedStateMachine):
         self.now = 0.0
         self.env = self.server(name="env", replica="r", session_ttl=TTL)
         self.env.sessions.clock = lambda: self.now
-        self.host = Host(self.env)
+        self.host = ServerRunner(self.env)
         self.running: list[asyncio.Task[Reply]] = []
         self.seeded = 0
         self.stopped = False
@@ -211,7 +211,7 @@ class Threaded(ResourcesServer):
         self.closed.append(session.calls)
 
 
-async def opened(host: Host) -> str:
+async def opened(host: ServerRunner) -> str:
     reply = await host.dispatch(Call("seed_session", b"{}"))
     assert reply.session is not None
     return reply.session
@@ -219,7 +219,7 @@ async def opened(host: Host) -> str:
 
 async def test_a_thread_whose_caller_is_gone_still_has_its_turn() -> None:
     server = Threaded()
-    host = Host(server)
+    host = ServerRunner(server)
     session = await opened(host)
     first = asyncio.create_task(host.dispatch(Call("tools/work", b"{}", session)))
     await asyncio.to_thread(server.entered.wait, 30)
@@ -241,7 +241,7 @@ async def test_a_thread_whose_caller_is_gone_still_has_its_turn() -> None:
 
 async def test_a_call_that_was_given_up_before_its_thread_began_never_runs() -> None:
     server = Threaded()
-    host = Host(server)
+    host = ServerRunner(server)
     server.let_go.set()
     loop = asyncio.get_running_loop()
     busy, free = threading.Event(), threading.Event()
@@ -278,7 +278,7 @@ async def test_a_stop_waits_for_calls_also_where_no_hook_is_to_run() -> None:
         def verify(self) -> float:
             return 0.0
 
-    host = Host(Plain())
+    host = ServerRunner(Plain())
     call = asyncio.create_task(host.dispatch(Call("tools/work", b"{}")))
     await begun.wait()
     stop = asyncio.create_task(host.stop())
@@ -292,7 +292,7 @@ async def test_a_stop_waits_for_calls_also_where_no_hook_is_to_run() -> None:
 async def test_a_stop_does_not_wait_for_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_serve.servers.live_sessions._STOP_SECONDS", 0.01)
     server = Threaded()
-    host = Host(server)
+    host = ServerRunner(server)
     session = await opened(host)
     task = asyncio.create_task(host.dispatch(Call("tools/work", b"{}", session)))
     await asyncio.to_thread(server.entered.wait, 30)
@@ -316,7 +316,7 @@ class BadHook(ResourcesServer):
 
 async def test_a_hook_that_fails_is_logged_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     server = BadHook(session_ttl=10)
-    host = Host(server)
+    host = ServerRunner(server)
     for _ in range(3):
         await opened(host)
     now = server.sessions.clock() + 11

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from pydantic import BaseModel, Field
 
-from gym_serve import Host, ResourcesServer, Verdict, VerifyRequest, tool
-from gym_serve.servers.edge import Call
+from gym_serve import ResourcesServer, ServerRunner, Verdict, VerifyRequest, tool
+from gym_serve.servers.transport import Call
 
 
 class Unit(enum.Enum):
@@ -63,7 +63,7 @@ class Office(ResourcesServer):
         return Verdict(reward=float(session.calls))
 
 
-async def call(host: Host, name: str, arguments: object, session: str | None = None):
+async def call(host: ServerRunner, name: str, arguments: object, session: str | None = None):
     return await host.dispatch(Call(f"tools/{name}", orjson.dumps(arguments), session))
 
 
@@ -90,12 +90,14 @@ def test_mcp_entry_has_the_same_schema() -> None:
 
 
 async def test_arguments_become_python_values() -> None:
-    reply = await call(Host(Office()), "forecast", {"place": {"city": "Oslo"}, "days": 2, "unit": "kelvin"})
+    reply = await call(
+        ServerRunner(Office()), "forecast", {"place": {"city": "Oslo"}, "days": 2, "unit": "kelvin"}
+    )
     assert reply.json() == {"city": "Oslo", "days": 2, "unit": "kelvin", "mode": "short", "tags": None}
 
 
 async def test_sync_tools_work_too() -> None:
-    assert (await call(Host(Office()), "add", {"a": 2})).json() == 3
+    assert (await call(ServerRunner(Office()), "add", {"a": 2})).json() == 3
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ async def test_sync_tools_work_too() -> None:
     ],
 )
 async def test_bad_arguments_are_refused_with_every_problem(arguments: object, said: str) -> None:
-    reply = await call(Host(Office()), "forecast", arguments)
+    reply = await call(ServerRunner(Office()), "forecast", arguments)
     assert reply.status == 422
     error = orjson.loads(reply.body)["error"]
     assert error["code"] == "invalid_request"
@@ -117,7 +119,7 @@ async def test_bad_arguments_are_refused_with_every_problem(arguments: object, s
 
 
 async def test_arguments_that_a_tool_does_not_have_are_left_out() -> None:
-    host = Host(Office())
+    host = ServerRunner(Office())
     made_up = {"place": {"city": "Oslo"}, "days": 1, "session": {"calls": 9}, "self": 1, "wind": "W"}
     reply = await call(host, "forecast", made_up)
     assert reply.json()["city"] == "Oslo"
@@ -129,16 +131,16 @@ async def test_a_class_may_refuse_them() -> None:
         extra_arguments = "forbid"
 
     assert Strict.tools["add"].parameters == Office.tools["add"].parameters
-    reply = await call(Host(Strict()), "add", {"a": 1, "c": 2, "d": 3})
+    reply = await call(ServerRunner(Strict()), "add", {"a": 1, "c": 2, "d": 3})
     assert reply.status == 422
     assert orjson.loads(reply.body)["error"]["message"] == (
         "invalid arguments: c: Extra inputs are not permitted; d: Extra inputs are not permitted"
     )
-    assert (await call(Host(Strict()), "add", {"a": 1})).json() == 2
+    assert (await call(ServerRunner(Strict()), "add", {"a": 1})).json() == 2
 
 
 async def test_a_tool_that_breaks_says_so() -> None:
-    reply = await call(Host(Office()), "broken", {})
+    reply = await call(ServerRunner(Office()), "broken", {})
     error = orjson.loads(reply.body)["error"]
     assert (reply.status, error["code"]) == (422, "tool_failed")
     assert "RuntimeError: out of paper" in error["message"]
@@ -155,7 +157,7 @@ async def test_a_time_out_of_its_own_is_a_failure_like_any_other() -> None:
         async def verify(self, request: VerifyRequest) -> Verdict:
             raise TimeoutError("the grader did not answer")
 
-    host = Host(Slow())
+    host = ServerRunner(Slow())
     reply = await call(host, "look", {})
     assert (reply.status, orjson.loads(reply.body)["error"]["code"]) == (422, "tool_failed")
     reply = await host.dispatch(Call("verify", b'{"response": {"output": []}}'))
@@ -165,7 +167,7 @@ async def test_a_time_out_of_its_own_is_a_failure_like_any_other() -> None:
 
 
 async def test_an_unknown_tool_names_the_nearest_and_no_route() -> None:
-    reply = await call(Host(Office()), "forcast", {})
+    reply = await call(ServerRunner(Office()), "forcast", {})
     assert reply.status == 404
     assert "did you mean 'forecast'" in orjson.loads(reply.body)["error"]["message"]
     assert "seed_session" not in reply.body.decode()

@@ -10,22 +10,22 @@ import pytest
 from gym_serve import (
     CompareRequest,
     Comparison,
-    Host,
-    Model,
+    EnvironmentClient,
+    ModelClient,
     ModelServer,
-    Resources,
     ResourcesServer,
+    ServerRunner,
     Verdict,
     VerifyRequest,
     tool,
 )
-from gym_serve.client.driver import Driver
+from gym_serve.client.rollout_client import RolloutClient
 from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers.edge import Call
-from gym_serve.servers.usage import Meter
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers.transport import Call
+from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import Unavailable
 
 
@@ -52,7 +52,7 @@ class Judge(ModelServer):
 
 class Judged(ResourcesServer):
     class Config(ResourcesServer.Config):
-        judge: Model
+        judge: ModelClient
         broken: bool = False
 
     config: Config
@@ -89,9 +89,13 @@ def judged(calls: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("broken", [False, True])
 async def test_the_models_of_an_episode_are_counted_by_stage(broken: bool) -> None:
-    judge, policy = Host(Judge(name="judge")), Host(Policy(name="policy"))
-    env = Host(Judged(name="env", judge=Model(InlineEdge(judge)), broken=broken))
-    agent = Host(SimpleAgent(model=Model(InlineEdge(policy)), resources=Resources(InlineEdge(env))))
+    judge, policy = ServerRunner(Judge(name="judge")), ServerRunner(Policy(name="policy"))
+    env = ServerRunner(Judged(name="env", judge=ModelClient(InlineTransport(judge)), broken=broken))
+    agent = ServerRunner(
+        SimpleAgent(
+            model=ModelClient(InlineTransport(policy)), resources=EnvironmentClient(InlineTransport(env))
+        )
+    )
     row = {"responses_create_params": {"input": "Hi"}}
     rollout = (await agent.dispatch(Call("run", json.dumps(row).encode()))).json()
     counts = {"calls": 2, "unreported": 0, "input_tokens": 40, "cached_tokens": 20, "output_tokens": 2}
@@ -104,8 +108,8 @@ async def test_the_models_of_an_episode_are_counted_by_stage(broken: bool) -> No
 
 
 async def test_two_verdicts_of_one_session_count_once() -> None:
-    judge = Host(Judge(name="judge"))
-    env = Host(Judged(name="env", judge=Model(InlineEdge(judge))))
+    judge = ServerRunner(Judge(name="judge"))
+    env = ServerRunner(Judged(name="env", judge=ModelClient(InlineTransport(judge))))
     seeded = await env.dispatch(Call("seed_session", b"{}"))
     body = json.dumps({"responses_create_params": {"input": "Hi"}, "response": {"output": []}}).encode()
     for _ in range(2):
@@ -115,13 +119,17 @@ async def test_two_verdicts_of_one_session_count_once() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 async def test_a_comparison_tells_what_it_used_also_where_it_fails(broken: bool) -> None:
-    env = Host(Judged(name="env", judge=Model(InlineEdge(Host(Judge(name="judge")))), broken=broken))
+    env = ServerRunner(
+        Judged(
+            name="env", judge=ModelClient(InlineTransport(ServerRunner(Judge(name="judge")))), broken=broken
+        )
+    )
     await env.start()
     graph = {"agents": {"agent": {"resources": "env"}}, "resources": {"env": {}}}
-    driver = Driver(graph, "agent", lambda name: InlineEdge(env), None, "graph")
+    driver = RolloutClient(graph, "agent", lambda name: InlineTransport(env), None, "graph")
     row = {"agent_ref": {"name": "agent"}}
     body = {"conversation_history": [], "response_objs": [{"output": []}]}
-    meter = Meter()
+    meter = UsageMeter()
     if broken:
         with pytest.raises(Unavailable, match="down"):
             await driver.compare(row, body, meter)
@@ -136,11 +144,16 @@ async def test_a_comparison_tells_what_it_used_also_where_it_fails(broken: bool)
 async def test_the_models_beside_the_policy_are_counted_under_their_names() -> None:
     """A simulated user and a critic are models of the stage ``model``, as the policy is."""
     policy, env = (
-        Host(Policy(name="policy")),
-        Host(Judged(name="env", judge=Model(InlineEdge(Host(Judge(name="judge")))))),
+        ServerRunner(Policy(name="policy")),
+        ServerRunner(
+            Judged(name="env", judge=ModelClient(InlineTransport(ServerRunner(Judge(name="judge")))))
+        ),
     )
-    other = Model(InlineEdge(Host(Judge(name="other"))))
-    common = {"model": Model(InlineEdge(policy)), "resources": Resources(InlineEdge(env))}
+    other = ModelClient(InlineTransport(ServerRunner(Judge(name="other"))))
+    common = {
+        "model": ModelClient(InlineTransport(policy)),
+        "resources": EnvironmentClient(InlineTransport(env)),
+    }
     row = {"responses_create_params": {"input": "Hi"}}
     talk = UserSimulatorAgent(**common, user=other, max_turns=2)
     refine = RefinementAgent(**common, critic=other, target_reward=2.0, max_attempts=3)

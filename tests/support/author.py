@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gym_serve import AgentServer, Episode, Resources, ResourcesServer, Unavailable
-from gym_serve.routing.inline import InlineEdge
-from gym_serve.servers import Host, Model
+from gym_serve import AgentServer, EnvironmentClient, Episode, ResourcesServer, Unavailable
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import ModelClient, ServerRunner
 
 
 class Careless(ResourcesServer):
@@ -38,8 +38,10 @@ class CarelessAgent(AgentServer):
     @classmethod
     def over(cls, environment: ResourcesServer) -> CarelessAgent:
         """An agent of an environment; its model is never called."""
-        host = Host(environment)
-        return cls(model=Model(InlineEdge(host)), resources=Resources(InlineEdge(host)))
+        host = ServerRunner(environment)
+        return cls(
+            model=ModelClient(InlineTransport(host)), resources=EnvironmentClient(InlineTransport(host))
+        )
 
     async def act(self, episode: Episode) -> None:
         episode.items[0]["name"]

@@ -2,8 +2,9 @@
 
     python -m support.changes --sessions 500 --seed 1
 
-Half of the sessions come by the handle edge of a driver, half by HTTP through the proxy, and episodes of the
-graph's own agent run beside them. Prints what happened to standard error, and one JSON object at the end.
+Half of the sessions come by the replica transport of a driver, half by HTTP through the proxy, and episodes
+of the graph's own agent run beside them. Prints what happened to standard error, and one JSON object at the
+end.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ async def play(gym: Gym, *, sessions: int, pause: float, calls: int, seed: int) 
     stop = asyncio.Event()
     table: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        players.start("handle", sessions // 2, handle_way(gym._edge("env")))
+        players.start("handle", sessions // 2, handle_way(gym._transport("env")))
         players.start("http", sessions // 2, HttpWay(client, f"{gym.url}/env"))
         running = asyncio.create_task(episodes(gym, ended, stop))
         before = await settled(GRAPH)

@@ -2,10 +2,10 @@
 
     python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
 
-Half of the rollouts come by the handle edge of a driver, half by HTTP through the proxy. The same rows are
-run undisturbed first. What may come of a rollout is the reward of the undisturbed run, or a typed failure
-that says "try again", once, within its deadline. Prints what happened to standard error, and one JSON object
-at the end; its ``wrong`` counts everything else.
+Half of the rollouts come by the replica transport of a driver, half by HTTP through the proxy. The same
+rows are run undisturbed first. What may come of a rollout is the reward of the undisturbed run, or a typed
+failure that says "try again", once, within its deadline. Prints what happened to standard error, and one JSON
+object at the end; its ``wrong`` counts everything else.
 """
 
 from __future__ import annotations

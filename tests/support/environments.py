@@ -1,4 +1,4 @@
-"""Running an environment in a unit test, as a graph would: through a `Host`, with a session."""
+"""Running an environment in a unit test, as a graph would: through a `ServerRunner`, with a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gym_serve.servers import Call, Host, Reply, ResourcesServer
+from gym_serve.servers import Call, Reply, ResourcesServer, ServerRunner
 from gym_serve.testing import check_fixtures, load_fixtures, missing_kinds
 
 __all__ = ["Bench", "called", "examples", "fixture_problems", "folder_of", "said"]
@@ -54,7 +54,7 @@ class Bench:
     """
 
     def __init__(self, server: ResourcesServer) -> None:
-        self.host = Host(server)
+        self.host = ServerRunner(server)
         self.session: str | None = None
 
     async def call(self, op: str, body: Any = None) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gym_serve.environments
-from gym_serve import AgentServer, Resources
+from gym_serve import AgentServer, EnvironmentClient
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 
@@ -81,8 +81,8 @@ class Everything(AgentServer):
     """Runs a row in the environment that its key ``environment`` names."""
 
     class Config(AgentServer.Config):
-        resources: Resources | None = None  # type: ignore[assignment]
-        environments: dict[str, Resources]
+        resources: EnvironmentClient | None = None  # type: ignore[assignment]
+        environments: dict[str, EnvironmentClient]
 
     config: Config
 

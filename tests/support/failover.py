@@ -1,4 +1,4 @@
-"""Environments whose verdict tells every call, and an edge to replicas that die at chosen calls."""
+"""Environments whose verdict tells every call, and a transport to replicas that die at chosen calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from gym_serve import Host, ResourcesServer, SessionLost, Verdict, VerifyRequest, tool
-from gym_serve.servers.edge import Call, Reply
+from gym_serve import ResourcesServer, ServerRunner, SessionLost, Verdict, VerifyRequest, tool
 from gym_serve.servers.sessions import replica_of
+from gym_serve.servers.transport import Call, Reply
 
 Death = Literal["before", "after", "noticed"]
 """The replica dies before it gets the call, or after it ran it, before its answer is through; or it had
@@ -117,6 +117,6 @@ class MortalEdge:
     async def close(self) -> None:
         pass
 
-    def _new(self) -> Host:
+    def _new(self) -> ServerRunner:
         self.replicas += 1
-        return Host(self._server(name=self.server, replica=f"r{self.replicas}"))
+        return ServerRunner(self._server(name=self.server, replica=f"r{self.replicas}"))

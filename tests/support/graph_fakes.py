@@ -11,7 +11,15 @@ from pydantic import BaseModel, Field, SecretStr, field_validator
 
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph, GraphSpec
-from gym_serve.servers import Agent, AgentServer, Model, ModelServer, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers import (
+    AgentClient,
+    AgentServer,
+    ModelClient,
+    ModelServer,
+    ResourcesServer,
+    Verdict,
+    VerifyRequest,
+)
 from gym_serve.types.errors import GraphError
 
 
@@ -44,9 +52,9 @@ class FakeModel(ModelServer):
 
 class FakeEnvironment(ResourcesServer):
     class Config(ResourcesServer.Config):
-        judge: Model | None = None
-        judges: list[Model] = Field(default_factory=list)
-        panel: dict[str, Model] = Field(default_factory=dict)
+        judge: ModelClient | None = None
+        judges: list[ModelClient] = Field(default_factory=list)
+        panel: dict[str, ModelClient] = Field(default_factory=dict)
 
     async def verify(self, request: VerifyRequest, session: Any) -> Verdict:
         return Verdict(reward=0.0)
@@ -55,7 +63,7 @@ class FakeEnvironment(ResourcesServer):
 class FakeAgent(AgentServer):
     class Config(AgentServer.Config):
         max_steps: int = 8
-        critic: Model | Agent | None = None
+        critic: ModelClient | AgentClient | None = None
 
 
 class Unsure(ModelServer):

@@ -1,4 +1,4 @@
-"""The HTTP face of graphs that run in this process, without Ray: the real `Gateway` with inline edges.
+"""The HTTP face of graphs that run in this process, without Ray: the real `Gateway` with inline transports.
 
 What only a cluster has is missing: Serve's proxy, and what it says of replicas (``/health``, ``/pressure``).
 """
@@ -115,12 +115,12 @@ def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 class _Gateway(gateway.Gateway):
-    """The gateway as a cluster has it, except for the edges."""
+    """The gateway as a cluster has it, except for the transports."""
 
     def __init__(self, graph: Graph, running: LocalGraph) -> None:
         plan = gateway.GatewayPlan.of(graph)
         super().__init__(replace(plan, nodes={}), {})
         self._plan = plan
         self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
-        self._edges.update({name: running.edge(name) for name in plan.nodes})
+        self._transports.update({name: running.transport(name) for name in plan.nodes})
         self.reconfigure(graph.public())

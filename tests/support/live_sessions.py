@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import aiohttp
 import orjson
 
-from gym_serve.servers.edge import Call, Edge, Reply
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GymError
 
 __all__ = ["HttpWay", "Players", "Way", "handle_way"]
@@ -29,12 +29,12 @@ class Way(Protocol):
     async def __call__(self, op: str, body: JSON, session: str | None) -> Reply: ...
 
 
-def handle_way(edge: Edge) -> Way:
-    """By the edge of a driver."""
+def handle_way(transport: Transport) -> Way:
+    """By the transport of a driver."""
 
     async def call(op: str, body: JSON, session: str | None) -> Reply:
         prefix = "" if op in ("seed_session", "verify", "close_session") else "tools/"
-        return await edge.call(Call(prefix + op, orjson.dumps(body), session, timeout=60.0))
+        return await transport.call(Call(prefix + op, orjson.dumps(body), session, timeout=60.0))
 
     return call
 

@@ -1,7 +1,7 @@
 """An API of models and the HTTP face of a graph in front of it, both on loopback, in one thread without Ray.
 
-The face is the real `Gateway`; only the edges are inline. So a test can hold the official clients against it,
-and see at the other end what the API was asked.
+The face is the real `Gateway`; only the transports are inline. So a test can hold the official clients
+against it, and see at the other end what the API was asked.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.rollouts import Backoff, Collection, EngineOptions, Expansion
+from gym_serve.rollouts import Backoff, Collection, Expansion, RunnerOptions
 from gym_serve.types.errors import GymError
 
 JSON = dict[str, Any]
@@ -88,6 +88,6 @@ class FakeAgent:
 
 def collection(run: Callable[[JSON], Awaitable[JSON]], **options: Any) -> Collection:
     """A collection by one agent; further options are those of `Expansion`."""
-    engine = EngineOptions(concurrency=options.pop("concurrency", 8), attempts=3, backoff=AT_ONCE)
+    engine = RunnerOptions(concurrency=options.pop("concurrency", 8), attempts=3, backoff=AT_ONCE)
     graph = options.pop("graph", {"agents": {"agent": {"max_steps": 3}}})
     return Collection(run, Expansion(default_agent="agent", **options), engine, graph=graph)

@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from gym_serve import (
+    EnvironmentClient,
     InvalidRequest,
-    Model,
-    Resources,
+    ModelClient,
     ResourcesServer,
     Unavailable,
     Verdict,
@@ -125,8 +125,8 @@ class Asking(ResourcesServer):
     """Asks a model."""
 
     class Config(ResourcesServer.Config):
-        judge: Model
-        chat: Model | None = None
+        judge: ModelClient
+        chat: ModelClient | None = None
 
     config: Config
 
@@ -167,7 +167,7 @@ class Nested(ResourcesServer):
     """Needs another environment."""
 
     class Config(ResourcesServer.Config):
-        other: Resources
+        other: EnvironmentClient
 
     def verify(self) -> float:
         return 0.0

@@ -22,8 +22,8 @@ from support.engines import (
 )
 
 from gym_serve.deployments.hf_engine import HFEngine
-from gym_serve.servers.edge import Call
-from gym_serve.servers.host import Host
+from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import BadRequest, Unavailable
 
 pytestmark = MARKS
@@ -276,7 +276,7 @@ async def test_a_call_that_is_asked_for(hf: HFEngine, choice: Any) -> None:
 
 
 async def test_chat_completions_and_operations(hf: HFEngine) -> None:
-    host = Host(hf)
+    host = ServerRunner(hf)
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "max_tokens": 5, "stop": "e", "seed": 3, "top_p": 0.9, "top_k": 50}
     body |= {"repetition_penalty": 1.0, "min_p": 0}

@@ -59,7 +59,7 @@ def render(
     from gym_serve.rollouts.outputs import replacing
     from gym_serve.rollouts.problems import Problems
     from gym_serve.rollouts.prompts import PromptTemplate
-    from gym_serve.servers.edge import encode
+    from gym_serve.servers.transport import encode
 
     problems = Problems()
     written = 0

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from gym_serve.interop.openenv.instance import Outcome, outcome_of
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     GymError,
     InvalidRequest,

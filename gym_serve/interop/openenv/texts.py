@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 

@@ -9,7 +9,7 @@ import json
 import sys
 
 from gym_serve.interop.verifiers.tasks import Tasks
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 
 
 def main(taskset: str, settings: str = "{}") -> None:

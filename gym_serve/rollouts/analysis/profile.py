@@ -121,7 +121,7 @@ class RewardProfile:
             self._low, self._high = min(self._low, reward), max(self._high, reward)
 
     @property
-    def edges(self) -> tuple[float, ...]:
+    def transports(self) -> tuple[float, ...]:
         """The edges of the bins of rewards: 0 to 1, or farther where rewards are."""
         return tuple(self._low + (self._high - self._low) * step / BINS for step in range(BINS + 1))
 

@@ -29,7 +29,7 @@ from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.routing.rpc.parts import Incoming
 from gym_serve.routing.rpc.sockets import notice_silence
 from gym_serve.routing.rpc.tls import caller_context
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 __all__ = ["Broken", "Busy", "Channel", "Silent", "Undelivered", "Unreachable"]
 

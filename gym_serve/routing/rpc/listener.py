@@ -34,7 +34,7 @@ from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.routing.rpc.parts import Outgoing
 from gym_serve.routing.rpc.sockets import notice_silence
 from gym_serve.routing.rpc.tls import check_certificate, listener_context
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 
 __all__ = ["Listener"]

@@ -12,7 +12,7 @@ from typing import Union
 
 import msgspec
 
-from gym_serve.servers.edge import Call, Reply
+from gym_serve.servers.transport import Call, Reply
 
 __all__ = [
     "CANCEL",

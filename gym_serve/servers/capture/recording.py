@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_serve.servers.clients import Model
+from gym_serve.servers.clients import ModelClient
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
@@ -34,7 +34,7 @@ class Recording:
         id: the capture.
     """
 
-    def __init__(self, model: Model, id: str) -> None:
+    def __init__(self, model: ModelClient, id: str) -> None:
         self.id = id
         self.failure: GymError | None = None
         """What the last model call failed with, if it did and the request was not at fault; known once
@@ -42,7 +42,7 @@ class Recording:
         self._model = model
 
     @classmethod
-    async def open(cls, model: Model) -> Recording:
+    async def open(cls, model: ModelClient) -> Recording:
         """Open one; the model calls in it have the affinity of the current context.
 
         Raises:
@@ -52,13 +52,13 @@ class Recording:
         reply = await model.call(OPEN, {})
         model.decode(reply)
         if reply.session is None:
-            raise Unavailable("the model server opened no capture", server=model.edge.server)
+            raise Unavailable("the model server opened no capture", server=model.transport.server)
         return cls(model, reply.session)
 
     @property
     def path(self) -> str:
         """Where the harness finds the model, below the graph's address: the protocols' ``/v1``."""
-        return f"/{self._model.edge.server}/rollouts/{self.id}/v1"
+        return f"/{self._model.transport.server}/rollouts/{self.id}/v1"
 
     async def trajectories(self) -> list[JSON]:
         """What was captured; see `trajectories_of`.
@@ -68,7 +68,7 @@ class Recording:
         """
         answer: Any = await self._model.fetch(TRAJECTORIES, {}, session=self.id)
         if failure := answer.get("failure"):
-            self.failure = error_from_body(503, {"error": failure}, server=self._model.edge.server)
+            self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"
         found: list[JSON] = answer["trajectories"]
         return found

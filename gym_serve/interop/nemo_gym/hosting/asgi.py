@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 
 __all__ = ["Answer", "AsgiApp"]
 

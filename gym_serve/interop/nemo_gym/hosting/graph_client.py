@@ -1,10 +1,10 @@
-"""What a hosted server calls other servers with, in place of NeMo Gym's HTTP client: the graph's edges.
+"""What a hosted server calls other servers with, in place of NeMo Gym's HTTP client: the graph's transports.
 
-NeMo Gym's servers call models by name and path, and read aiohttp's response. Here a call goes over the edge
-to the server of the graph that the name stands for, within the deadline of the call that it is made for, and
-what the model used is counted there. Where the server is overloaded or cannot be had, that failure is raised
-instead of answered: most of NeMo Gym's verifiers do not look at the status, and would give a reward for an
-answer that there was not.
+NeMo Gym's servers call models by name and path, and read aiohttp's response. Here a call goes over the
+transport to the server of the graph that the name stands for, within the deadline of the call that it is made
+for, and what the model used is counted there. Where the server is overloaded or cannot be had, that failure
+is raised instead of answered: most of NeMo Gym's verifiers do not look at the status, and would give a reward
+for an answer that there was not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from yarl import URL
 
 from gym_serve.servers.clients import Client
-from gym_serve.servers.edge import encode
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import NotFound, Rejected
 
 __all__ = ["GraphServers", "ServerAnswer"]

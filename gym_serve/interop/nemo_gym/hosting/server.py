@@ -24,11 +24,11 @@ from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers
 from gym_serve.interop.nemo_gym.hosting.mcp import McpTools, session_headers
 from gym_serve.interop.nemo_gym.hosting.tools import Route, is_any, posts_of, tool_path
 from gym_serve.servers import Operation, Reply, ResourcesServer
-from gym_serve.servers.clients import Model
+from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import current
-from gym_serve.servers.edge import encode
 from gym_serve.servers.live_sessions import SessionCall
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools
+from gym_serve.servers.transport import encode
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
     GymError,
@@ -66,7 +66,7 @@ class NemoGym(ResourcesServer):
         unavailable_tools: UnavailableTools = "show"
         """What a tool's answer of 429, 502, 503 or 504 does: ``show`` gives it to the model, as NeMo Gym
         does; ``fail`` ends the attempt, which is tried again."""
-        servers: dict[str, Model] = Field(default_factory=dict)
+        servers: dict[str, ModelClient] = Field(default_factory=dict)
         """The models that it calls: NeMo Gym's name of each, and the graph's."""
 
     config: Config

@@ -1,4 +1,4 @@
-"""`HeldStates`: the last acknowledged state of every session, at the caller. No tasks, no calls.
+"""`SnapshotCache`: the last acknowledged state of every session, at the caller. No tasks, no calls.
 
 A session may have several ids, one for each replica it lived in; all of them lead to its state. What is
 kept is bounded in bytes and in time, so that sessions that nobody closes do not pile up: the states that
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from gym_serve.servers.snapshots import version_of
 
-__all__ = ["Held", "HeldStates", "split_token"]
+__all__ = ["Held", "SnapshotCache", "split_token"]
 
 _MARK = "~"
 _OVERHEAD = 1024  # bytes of an entry beside its state, about
@@ -62,7 +62,7 @@ def split_token(token: str) -> tuple[str, int]:
     return session_id, int(version) if version.isdecimal() and len(version) < 20 else 0
 
 
-class HeldStates:
+class SnapshotCache:
     """States by session.
 
     Args:

@@ -1,7 +1,7 @@
-"""An edge is how one server reaches another; `Call` and `Reply` are what crosses it.
+"""A transport is how one server reaches another; `Call` and `Reply` are what crosses it.
 
 Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of
-400 or more and an error body), so that all three kinds of edge, and HTTP clients, see the same.
+400 or more and an error body), so that all three kinds of transport, and HTTP clients, see the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gym_serve.servers.context import Emit
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.exact import any_json
 
-__all__ = ["Call", "Edge", "Reply", "encode", "trimmed"]
+__all__ = ["Call", "Reply", "Transport", "encode", "trimmed"]
 
 
 def encode(value: Any) -> bytes:
@@ -103,7 +103,7 @@ class Reply(NamedTuple):
         return cls(error.status, encode(error.to_body()), session)
 
 
-class Edge(Protocol):
+class Transport(Protocol):
     """One server, seen from a caller."""
 
     server: str
@@ -120,5 +120,5 @@ class Edge(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release what the edge holds; it is not called again."""
+        """Release what the transport holds; it is not called again."""
         ...

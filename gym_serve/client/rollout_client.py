@@ -1,4 +1,4 @@
-"""`Driver`: what the rollout engine asks of a graph, on behalf of `Gym`.
+"""`RolloutClient`: what the rollout engine asks of a graph, on behalf of `Gym`.
 
 It knows which agent runs a row and how an episode is called, checks rows before anything runs, asks
 environments for group rewards and metrics, and says what about the graph decides what a rollout is.
@@ -19,18 +19,18 @@ from gym_serve.client import loop
 from gym_serve.graph.options import ServerOptions
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
-from gym_serve.rollouts import EngineOptions, Expansion, PromptTemplate, Rows, checked_groups
+from gym_serve.rollouts import Expansion, PromptTemplate, Rows, RunnerOptions, checked_groups
 from gym_serve.rollouts.faults import MAX_FAILURES
 from gym_serve.rollouts.groups import Compare
-from gym_serve.servers.clients import Agent, Resources
-from gym_serve.servers.edge import Call, Edge, encode
-from gym_serve.servers.host import DESCRIBE
+from gym_serve.servers.clients import AgentClient, EnvironmentClient
 from gym_serve.servers.resources import ResourcesServer
-from gym_serve.servers.usage import USAGE_FIELD, Meter
+from gym_serve.servers.runner import DESCRIBE
+from gym_serve.servers.transport import Call, Transport, encode
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected
 from gym_serve.types.requests import JSON
 
-__all__ = ["Driver", "RolloutOptions"]
+__all__ = ["RolloutClient", "RolloutOptions"]
 
 # How large a server is and where it runs changes no rollout; nor does an endpoint's address, key or price.
 _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
@@ -78,13 +78,13 @@ class RolloutOptions(TypedDict, total=False):
     scored one in between, end the run (5). A refused key ends it at once."""
 
 
-class Driver:
+class RolloutClient:
     """Runs rows on a graph.
 
     Args:
         graph: the graph without secrets, as ``/graph`` shows it.
         default_agent: the agent of rows that name none.
-        edge: reaches a server by its name.
+        transport: reaches a server by its name.
         resolved: the graph itself, where this process has it.
         name: name of the graph, for messages.
     """
@@ -93,14 +93,14 @@ class Driver:
         self,
         graph: Mapping[str, Any],
         default_agent: str | None,
-        edge: Callable[[str], Edge],
+        transport: Callable[[str], Transport],
         resolved: Graph | None,
         name: str,
     ) -> None:
         self._agents: Mapping[str, Any] = graph.get("agents") or {}
         self._graph = graph
         self._default_agent = default_agent
-        self._edge = edge
+        self._transport = transport
         self._resolved = resolved
         self._name = name
         self._compares: dict[str, bool] = {}
@@ -119,7 +119,7 @@ class Driver:
             prompt=None if prompt is None else PromptTemplate.of(prompt),
         )
 
-    def engine_options(self, options: RolloutOptions, attempts: int) -> EngineOptions:
+    def engine_options(self, options: RolloutOptions, attempts: int) -> RunnerOptions:
         """How attempts are run, by the options.
 
         Raises:
@@ -127,7 +127,7 @@ class Driver:
         """
         if unknown := options.keys() - RolloutOptions.__annotations__.keys():
             raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
-        return EngineOptions(
+        return RunnerOptions(
             concurrency=options.get("concurrency", 128),
             attempts=options.get("attempts", attempts),
             timeout=options.get("timeout"),
@@ -156,18 +156,18 @@ class Driver:
         Raises:
             GymError: what was answered instead of a rollout.
         """
-        agent = Agent(self._edge(self._agent_of(row)))
+        agent = AgentClient(self._transport(self._agent_of(row)))
         # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
         key = str(row["_ng_rollout_id"])
         call = Call("run", encode(row), request_id=secrets.token_hex(16), affinity=key)
-        reply = await loop.run(agent.edge.call(call))
+        reply = await loop.run(agent.transport.call(call))
         try:
             rollout: JSON = agent.decode(reply)
         except NotFound as error:  # `check` knew the agent: another graph runs there by now
             raise EndpointMisconfigured(error.message, server=error.server) from None
         return rollout
 
-    async def compare(self, row: JSON, body: JSON, meter: Meter) -> JSON | None:
+    async def compare(self, row: JSON, body: JSON, meter: UsageMeter) -> JSON | None:
         """The answer of ``POST /compare``; None where the agent's environment has no such operation.
 
         Args:
@@ -192,7 +192,7 @@ class Driver:
         if agent not in self._agents:
             raise NotFound(f"no agent {agent!r} in {self._name}")
         return await loop.run(
-            Agent(self._edge(agent)).fetch("aggregate_metrics", {"verify_responses": rollouts})
+            AgentClient(self._transport(agent)).fetch("aggregate_metrics", {"verify_responses": rollouts})
         )
 
     def spec_of(self, agent: str) -> MetricSpec:
@@ -220,10 +220,10 @@ class Driver:
             raise NotFound(f"no agent {str(name)[:100]!r} in {self._name}; it has {', '.join(self._agents)}")
         return str(name)
 
-    async def _compare(self, name: str, body: JSON, meter: Meter) -> JSON | None:
+    async def _compare(self, name: str, body: JSON, meter: UsageMeter) -> JSON | None:
         if not await self._has_compare(name):
             return None
-        resources = Resources(self._edge(name))
+        resources = EnvironmentClient(self._transport(name))
         reply = await resources.call("compare", body)
         with suppress(orjson.JSONDecodeError):  # `decode` says what is wrong with it
             told = orjson.loads(reply.body)
@@ -245,7 +245,9 @@ class Driver:
             return cls.compare is not ResourcesServer.compare  # it may have no replica that could be asked
         if name not in self._compares:
             try:
-                self._compares[name] = "compare" in await Resources(self._edge(name)).fetch(DESCRIBE)
+                self._compares[name] = "compare" in await EnvironmentClient(self._transport(name)).fetch(
+                    DESCRIBE
+                )
             except Rejected:  # a foreign server that does not describe itself
                 self._compares[name] = False
         return self._compares[name]

@@ -1,7 +1,7 @@
-"""`Host` runs one server: it turns a `Call` into a `Reply`, and owns the server's life.
+"""`ServerRunner` runs one server: it turns a `Call` into a `Reply`, and owns the server's life.
 
 This is the one place where foreign exceptions become typed failures. A Serve replica, an inline
-edge and a unit test hold the same `Host`, which is why they behave alike.
+transport and a unit test hold the same `ServerRunner`, which is why they behave alike.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, current, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
 from gym_serve.types.exact import any_json, exact_json
 
-__all__ = ["DESCRIBE", "GETS", "Host"]
+__all__ = ["DESCRIBE", "GETS", "ServerRunner"]
 
 DESCRIBE = "operations.json"
 """The operation that every server has."""
@@ -32,7 +32,7 @@ GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 logger = logging.getLogger("gym_serve")
 
 
-class Host:
+class ServerRunner:
     """Runs ``server``.
 
     Args:

@@ -1,4 +1,4 @@
-"""One behaviour over three kinds of edge, and without Ray: the same rollouts, byte for byte."""
+"""One behaviour over three kinds of transport, and without Ray: the same rollouts, byte for byte."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from support.scenarios import SCRIPTS, ScenarioEnvironment, ScenarioModel
 
 from gym_serve import Gym
 
-EDGES = ("handle", "inline", "http")
+TRANSPORTS = ("replica", "inline", "http")
 LOCAL = "local"
 """The same graph without Ray."""
-# Long enough for 10 MB through the HTTP proxy of a busy machine; what hangs costs it once per edge.
+# Long enough for 10 MB through the HTTP proxy of a busy machine; what hangs costs it once per transport.
 TIMEOUTS = {f"{stage}_timeout": 10.0 for stage in ("seed", "model", "tool", "verify", "close")}
 FAILURES = {
     "model down": ("unavailable", "model", True),
@@ -45,7 +45,7 @@ REWARDS = {
 
 @pytest.fixture(scope="module")
 def gym(cluster: str, deploy: Any) -> Gym:
-    url = f"{cluster}/edges"
+    url = f"{cluster}/transports"
     common = {"type": "simple_agent", "max_steps": 4, **TIMEOUTS}
     graph = {
         "models": {
@@ -57,12 +57,12 @@ def gym(cluster: str, deploy: Any) -> Gym:
             "env_http": {"type": "http", "url": f"{url}/env"},
         },
         "agents": {
-            "handle": {**common, "model": "model", "resources": "env"},
+            "replica": {**common, "model": "model", "resources": "env"},
             "inline": {**common, "model": "model", "resources": "env", "inline": ["model", "env"]},
             "http": {**common, "model": "model_http", "resources": "env_http"},
         },
     }
-    return deploy(graph, name="edges")
+    return deploy(graph, name="transports")
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +73,14 @@ def local() -> Iterator[Gym]:
         "resources": {"env": {"type": ScenarioEnvironment}},
         "agents": {LOCAL: agent},
     }
-    with Gym.from_graph(graph, name="edges", ray=False) as gym:
+    with Gym.from_graph(graph, name="transports", ray=False) as gym:
         yield gym
 
 
 @pytest.fixture(scope="module")
 def rollouts(gym: Gym, local: Gym) -> dict[str, dict[str, dict[str, Any]]]:
-    """By edge and scenario, all of them run at the same time: each edge waits as long for what hangs."""
+    """By transport and scenario, all of them run at the same time: each transport waits as long for what
+    hangs."""
     rows = [
         {
             "responses_create_params": {"input": "go", "user": scenario},
@@ -89,35 +90,35 @@ def rollouts(gym: Gym, local: Gym) -> dict[str, dict[str, dict[str, Any]]]:
         for scenario in SCRIPTS
     ]
 
-    async def over(edge: str) -> dict[str, dict[str, Any]]:
+    async def over(transport: str) -> dict[str, dict[str, Any]]:
         found = {}
         # "model busy" is pushed back for as long as the timeout, which is longer than that of any stage.
-        used = local if edge == LOCAL else gym
-        async for rollout in used.rollouts(rows, agent=edge, concurrency=16, timeout=20):
+        used = local if transport == LOCAL else gym
+        async for rollout in used.rollouts(rows, agent=transport, concurrency=16, timeout=20):
             del rollout["_ng_latency_s"]
-            assert rollout.pop("agent_ref")["name"] == edge
+            assert rollout.pop("agent_ref")["name"] == transport
             found[rollout["_ng_rollout_id"]] = rollout
         return found
 
     async def over_all() -> dict[str, dict[str, dict[str, Any]]]:
-        found = await asyncio.gather(*map(over, (*EDGES, LOCAL)))
-        return dict(zip((*EDGES, LOCAL), found, strict=True))
+        found = await asyncio.gather(*map(over, (*TRANSPORTS, LOCAL)))
+        return dict(zip((*TRANSPORTS, LOCAL), found, strict=True))
 
     return asyncio.run(over_all())
 
 
 @pytest.mark.parametrize("scenario", SCRIPTS)
 def test_the_rollout_is_the_same_over_every_edge(rollouts: Any, scenario: str) -> None:
-    handle, inline, http = (orjson.dumps(rollouts[edge][scenario]) for edge in EDGES)
+    handle, inline, http = (orjson.dumps(rollouts[transport][scenario]) for transport in TRANSPORTS)
     assert inline == handle
     assert orjson.dumps(rollouts[LOCAL][scenario]) == handle
     assert http.replace(b'"model_http"', b'"model"') == handle
 
 
 @pytest.mark.parametrize("scenario", SCRIPTS)
-@pytest.mark.parametrize("edge", EDGES)
-def test_the_rollout_is_right(rollouts: Any, edge: str, scenario: str) -> None:
-    rollout = rollouts[edge][scenario]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_rollout_is_right(rollouts: Any, transport: str, scenario: str) -> None:
+    rollout = rollouts[transport][scenario]
     assert rollout["kept"] == [1, None]
     if scenario in FAILURES:
         failure = rollout["failure"]
@@ -154,44 +155,44 @@ def outputs(rollout: dict[str, Any]) -> list[str]:
     ],
 )
 def test_what_a_hostile_model_calls_becomes_an_error_output(rollouts: Any, scenario: str, said: str) -> None:
-    (output,) = outputs(rollouts["handle"][scenario])
+    (output,) = outputs(rollouts["replica"][scenario])
     assert said in str(orjson.loads(output)["error"])
 
 
-@pytest.mark.parametrize("edge", [*EDGES, LOCAL])
-def test_a_row_without_tools_gets_those_of_the_environment(rollouts: Any, edge: str) -> None:
-    rollout = rollouts[edge]["tools offered"]
+@pytest.mark.parametrize("transport", [*TRANSPORTS, LOCAL])
+def test_a_row_without_tools_gets_those_of_the_environment(rollouts: Any, transport: str) -> None:
+    rollout = rollouts[transport]["tools offered"]
     assert rollout["response"]["output"][0]["content"][0]["text"].split() == list(ScenarioEnvironment.tools)
     assert "tools" not in rollout["responses_create_params"]
 
 
 def test_calling_a_route_neither_resets_nor_closes_the_session(rollouts: Any) -> None:
-    rollout = rollouts["handle"]["tool seed"]
+    rollout = rollouts["replica"]["tool seed"]
     assert orjson.loads(outputs(rollout)[0]) == {"total": 5}
     assert "error" in orjson.loads(outputs(rollout)[1])
     assert rollout["reward"] == 5
 
 
 def test_outputs_stand_behind_all_calls_of_their_turn_in_order(rollouts: Any) -> None:
-    items = rollouts["handle"]["calls in order"]["response"]["output"]
+    items = rollouts["replica"]["calls in order"]["response"]["output"]
     assert [i["type"] for i in items] == ["function_call"] * 3 + ["function_call_output"] * 3 + ["message"]
     assert [i["call_id"] for i in items[3:6]] == ["c3", "c1", "c2"]
     assert [orjson.loads(i["output"])["total"] for i in items[3:6]] == [3, 4, 6]
 
 
 def test_a_cut_off_turn_runs_no_tool(rollouts: Any) -> None:
-    rollout = rollouts["handle"]["cut off"]
+    rollout = rollouts["replica"]["cut off"]
     assert len(outputs(rollout)) == 1
     assert rollout["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_empty_turns_are_asked_again_twice(rollouts: Any) -> None:
-    assert len(rollouts["handle"]["only reasoning"]["response"]["output"]) == 3
-    assert rollouts["handle"]["nothing"]["response"]["output"] == []
+    assert len(rollouts["replica"]["only reasoning"]["response"]["output"]) == 3
+    assert rollouts["replica"]["nothing"]["response"]["output"] == []
 
 
 def test_usage_is_the_sum_over_the_calls(rollouts: Any) -> None:
-    assert rollouts["handle"]["one call"]["response"]["usage"]["input_tokens"] == 1 + 3
+    assert rollouts["replica"]["one call"]["response"]["usage"]["input_tokens"] == 1 + 3
 
 
 def test_no_session_is_left(gym: Gym, local: Gym, rollouts: Any) -> None:

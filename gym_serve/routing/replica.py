@@ -1,4 +1,4 @@
-"""The handle edge: a deployment of the same application, on replicas of its own.
+"""The replica transport: a deployment of the same application, on replicas of its own.
 
 Its Serve handle tells which replicas run and wakes a deployment that was scaled to zero; calls go
 to the replicas directly (`gym_serve.routing.rpc`). A call of a session goes to the replica that
@@ -25,12 +25,12 @@ from gym_serve.routing.members import members_of
 from gym_serve.routing.rpc import Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
 from gym_serve.routing.serve_compat import fast
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.edge import Call, Reply
 from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
-__all__ = ["HandleEdge"]
+__all__ = ["ReplicaTransport"]
 
 _AVOIDED_SECONDS = 1.0  # a replica that cannot be reached is left alone for that long
 _TRIES = 3  # to reach the replica of a session: a machine that is too busy may not answer in time
@@ -41,7 +41,7 @@ _RETRY_SECONDS = 1.0  # the hint of a full queue
 _REPEATABLE = ("v1/", "seed_session", RESTORE)  # operations whose effect is gone with their replica
 
 
-class HandleEdge:
+class ReplicaTransport:
     """Reaches the replicas of a deployment.
 
     Args:
@@ -63,7 +63,7 @@ class HandleEdge:
         self._waking: asyncio.Task[None] | None = None
 
     async def call(self, call: Call) -> Reply:
-        """See `Edge.call`."""
+        """See `Transport.call`."""
         if self._ping is None:
             self._ping = fast(self.handle, "ping")  # from now on Serve tells which replicas run
         owner = replica_of(call.session) if call.session else ""

@@ -1,4 +1,4 @@
-"""The HTTP edge towards what stands between it and a graph."""
+"""The HTTP transport towards what stands between it and a graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gym_serve.routing.http import HttpEdge
-from gym_serve.servers.edge import Call
+from gym_serve.routing.http import HttpTransport
+from gym_serve.servers.transport import Call
 from gym_serve.types.errors import NotFound, Unavailable
 
 # Word for word what the proxy of Ray 2.60 answers before it knows any application.
@@ -21,23 +21,23 @@ Handle = Callable[[web.Request], Awaitable[web.Response]]
 
 
 @asynccontextmanager
-async def edge_to(handle: Handle, **options: Any) -> AsyncIterator[HttpEdge]:
+async def transport_to(handle: Handle, **options: Any) -> AsyncIterator[HttpTransport]:
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    edge = HttpEdge("agent", f"http://127.0.0.1:{runner.addresses[0][1]}/math/agent", **options)
+    transport = HttpTransport("agent", f"http://127.0.0.1:{runner.addresses[0][1]}/math/agent", **options)
     try:
-        yield edge
+        yield transport
     finally:
-        await edge.close()
+        await transport.close()
         await runner.cleanup()
 
 
 async def send(call: Call, handle: Handle) -> None:
-    async with edge_to(handle) as edge:
-        (await edge.call(call)).json()
+    async with transport_to(handle) as transport:
+        (await transport.call(call)).json()
 
 
 async def call(answer: web.Response) -> None:
@@ -87,10 +87,10 @@ async def test_each_episode_has_a_session_of_its_own_with_a_server_that_sets_coo
         answer.set_cookie("session", f"s{len(sent)}")
         return answer
 
-    async with edge_to(handle) as edge:
-        one = await edge.call(Call("seed_session", b"{}"))
-        other = await edge.call(Call("seed_session", b"{}"))
-        await edge.call(Call("tools/look", b"{}", one.session))
+    async with transport_to(handle) as transport:
+        one = await transport.call(Call("seed_session", b"{}"))
+        other = await transport.call(Call("seed_session", b"{}"))
+        await transport.call(Call("tools/look", b"{}", one.session))
     assert (one.session, other.session) == ("cookie:session=s1", "cookie:session=s2")
     assert sent == [None, None, "session=s1"]
 
@@ -100,12 +100,12 @@ async def test_a_tool_that_is_unavailable_fails_or_is_shown(status: int) -> None
     async def handle(request: web.Request) -> web.Response:
         return web.Response(status=status, text="busy")
 
-    async with edge_to(handle) as edge:
-        assert (await edge.call(Call("tools/search", b"{}"))).status == status
-    async with edge_to(handle, unavailable_tools="show") as edge:
-        shown = await edge.call(Call("tools/search", b"{}"))
+    async with transport_to(handle) as transport:
+        assert (await transport.call(Call("tools/search", b"{}"))).status == status
+    async with transport_to(handle, unavailable_tools="show") as transport:
+        shown = await transport.call(Call("tools/search", b"{}"))
         assert (shown.status, shown.body) == (422, b"busy")
-        assert (await edge.call(Call("verify", b"{}"))).status == status
+        assert (await transport.call(Call("verify", b"{}"))).status == status
 
 
 async def test_any_other_404_is_final() -> None:

@@ -1,4 +1,4 @@
-"""Environments that ship: two runs of the same rows give the same rewards, over each kind of edge.
+"""Environments that ship: two runs of the same rows give the same rewards, over each kind of transport.
 
 One environment of each sort (`tests/environments/test_same_rewards.py` has all of them, without Ray).
 """
@@ -14,7 +14,7 @@ pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
 
 from gym_serve import Gym
 
-EDGES = ("handle", "inline", "http")
+TRANSPORTS = ("replica", "inline", "http")
 NAMES = (
     "gymnasium",
     "instruction_following",
@@ -42,7 +42,7 @@ def gym(cluster: str, deploy: Any) -> Gym:
             **{f"{name}_http": {"type": "http", "url": f"{url}/{name}"} for name in NAMES},
         },
         "agents": {
-            "handle": {"type": Everything, "model": "policy", "environments": here},
+            "replica": {"type": Everything, "model": "policy", "environments": here},
             "inline": {
                 "type": Everything,
                 "model": "policy",
@@ -55,11 +55,11 @@ def gym(cluster: str, deploy: Any) -> Gym:
     return deploy(graph, name="everything")
 
 
-def run(gym: Gym, edge: str) -> Found:
+def run(gym: Gym, transport: str) -> Found:
     """Rewards (or failures) by environment, row and repeat."""
     found: Found = {name: {} for name in NAMES}
     given = [row for name in NAMES for row in rows(name, 3)]
-    for rollout in gym.run(given, agent=edge, repeats=2, concurrency=16):
+    for rollout in gym.run(given, agent=transport, repeats=2, concurrency=16):
         key = (rollout["_ng_task_index"], rollout["_ng_rollout_index"])
         found[rollout["environment"]][key] = rollout.get("failure", rollout["reward"])
     return found
@@ -67,15 +67,15 @@ def run(gym: Gym, edge: str) -> Found:
 
 @pytest.fixture(scope="module")
 def runs(gym: Gym) -> dict[str, list[Found]]:
-    return {edge: [run(gym, edge), run(gym, edge)] for edge in EDGES}
+    return {transport: [run(gym, transport), run(gym, transport)] for transport in TRANSPORTS}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_runs_give_the_same_rewards_over_every_edge(runs: Any, name: str) -> None:
-    first = runs["handle"][0][name]
+    first = runs["replica"][0][name]
     assert len(first) == 6
     assert all(isinstance(reward, float | int) for reward in first.values()), first
     assert name == "gymnasium" or any(first.values()), "all rewards are zero"
-    for edge in EDGES:
-        for found in runs[edge]:
-            assert found[name] == first, edge
+    for transport in TRANSPORTS:
+        for found in runs[transport]:
+            assert found[name] == first, transport

@@ -29,7 +29,7 @@ from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, O
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
 
-__all__ = ["Engine", "EngineOptions", "Run", "jobs_of", "stream"]
+__all__ = ["RolloutRunner", "Run", "RunnerOptions", "jobs_of", "stream"]
 
 logger = logging.getLogger("gym_serve")
 
@@ -41,7 +41,7 @@ _OPEN_PER_PLACE = 4  # jobs that wait for a retry or for their turn do not take 
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class RunnerOptions:
     """How attempts are run.
 
     Attributes:
@@ -105,16 +105,18 @@ def jobs_of(
 async def stream(
     jobs: Iterator[list[Job]],
     run: Run,
-    options: EngineOptions,
+    options: RunnerOptions,
     order: Order = "completion",
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
     """Run every job; yield ``(row, rollout)`` in the given order. Leaving it cancels what still runs.
 
     Raises:
-        OperatorError: a setting is wrong that all rollouts need; see `EngineOptions.max_failures`.
+        OperatorError: a setting is wrong that all rollouts need; see `RunnerOptions.max_failures`.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
-    engine = Engine(jobs, run, options, drawn=lambda group: ordering.expect(group[0].group, len(group)))
+    engine = RolloutRunner(
+        jobs, run, options, drawn=lambda group: ordering.expect(group[0].group, len(group))
+    )
     try:
         while engine.advance(ordering.held):
             for job, rollout in await engine.results():
@@ -125,7 +127,7 @@ async def stream(
         await engine.close()
 
 
-class Engine:
+class RolloutRunner:
     """Runs jobs. Call `advance` and `results` in turn, and `close` in the end.
 
     Args:
@@ -143,7 +145,7 @@ class Engine:
         self,
         jobs: Iterator[list[Job]],
         run: Run,
-        options: EngineOptions,
+        options: RunnerOptions,
         *,
         drawn: Callable[[list[Job]], None] = lambda group: None,
         started: Callable[[Job, float], None] = lambda job, now: None,
