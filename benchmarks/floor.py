@@ -30,7 +30,7 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
 from gym_serve.routing.inline import InlineTransport
-from gym_serve.servers.garbage import collect_rarely
+from gym_serve.servers.runner import relax_garbage_collection
 from gym_serve.servers.transport import Call
 from gym_serve.testing.model_server import run_model_server
 
@@ -148,7 +148,7 @@ async def measured(url: str, arguments: argparse.Namespace) -> dict[str, float]:
         found: dict[str, list[float]] = {name: [] for name in loops}
         for rollout in loops.values():
             await cpu_ms(rollout, row, arguments.concurrency, arguments.concurrency)  # connections, caches
-        collect_rarely()  # as a replica
+        relax_garbage_collection()  # as a replica
         for _ in range(arguments.rounds):
             for name, rollout in loops.items():
                 found[name].append(await cpu_ms(rollout, row, arguments.rollouts, arguments.concurrency))

@@ -15,7 +15,7 @@ from benchmarks.harness.work import rows
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.records import read_records
-from gym_serve.servers.garbage import collect_rarely
+from gym_serve.servers.runner import relax_garbage_collection
 
 __all__ = ["Advance", "Setup", "measure"]
 
@@ -66,7 +66,7 @@ def measure(setup: Setup, concurrency: int, count: int) -> dict[str, Any]:
     files, which `Gym.collect` adds, come after that and are given as ``seconds_of_metrics``.
     """
     work = rows(count)
-    collect_rarely()  # as `gym-serve collect` does
+    relax_garbage_collection()  # as `gym-serve collect` does
     with TemporaryDirectory() as folder:
         output = Path(folder) / "rollouts.jsonl"
         meter = _Meter(setup.census, count)

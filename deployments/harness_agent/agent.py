@@ -22,7 +22,7 @@ from gym_serve.deployments.harness_agent.command import CommandHarness
 from gym_serve.deployments.harness_agent.http import HttpHarness
 from gym_serve.deployments.harness_agent.task import Harness, Task
 from gym_serve.servers import AgentServer, Episode
-from gym_serve.servers.capture import Recording
+from gym_serve.servers.captures import Recording
 from gym_serve.servers.context import current, use
 from gym_serve.types.errors import GymError, OperatorError, Rejected
 

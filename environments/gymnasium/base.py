@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.sessions import SessionCall
 from gym_serve.types.errors import Conflict, GymError, SessionNotFound, ToolFailed
 from gym_serve.types.requests import JSON, parse
 

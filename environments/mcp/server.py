@@ -28,7 +28,7 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.sessions import SessionCall
 from gym_serve.types.errors import InvalidRequest, ToolFailed
 from gym_serve.types.requests import JSON
 

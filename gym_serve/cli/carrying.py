@@ -20,7 +20,7 @@ from gym_serve.cli.interrupts import Interrupts
 from gym_serve.cli.live import Live
 from gym_serve.cli.outcome import print_report, report_json
 from gym_serve.cli.printing import new_console, print_json
-from gym_serve.servers.garbage import collect_rarely
+from gym_serve.servers.runner import relax_garbage_collection
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Progress, Report
@@ -72,7 +72,7 @@ def carry_out(collecting: Collecting, output: Path) -> tuple[Report | None, int 
                 report = _stopped(live.last, output)
             return report, interrupts.exit_code
 
-    collect_rarely()
+    relax_garbage_collection()
     return asyncio.run(work())
 
 

@@ -15,7 +15,7 @@ import orjson
 
 from gym_serve.graph.spec import SECTIONS, Node
 from gym_serve.graph.wire import SESSION_COOKIE, STREAMED
-from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
+from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.types import errors
 from gym_serve.types.rows import ROLLOUT, ROW
 

@@ -29,10 +29,9 @@ from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.rpc import Directory, Listener
 from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
 from gym_serve.servers.clients import CLIENTS, Client
-from gym_serve.servers.garbage import collect_rarely
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
-from gym_serve.servers.runner import ServerRunner
+from gym_serve.servers.runner import ServerRunner, relax_garbage_collection
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GraphError
 
@@ -104,7 +103,7 @@ class Replica:
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that did not find it a moment ago
-        collect_rarely()
+        relax_garbage_collection()
 
     async def ping(self) -> None:
         """Answer, so that the caller knows that this replica runs."""

@@ -5,7 +5,7 @@ its resources server like the others there, but has a namespace of its own insid
 so that no tool and no path can be taken for ``verify`` or another route.
 
 A model is also found below ``/{model}/rollouts/{id}``, where its calls are recorded for an external harness
-(`gym_serve.servers.capture`): the id is a session, and stands in the path as harnesses take no header.
+(`gym_serve.servers.captures`): the id is a session, and stands in the path as harnesses take no header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gym_serve.graph.names import nearest
 from gym_serve.graph.spec import Node
 from gym_serve.servers.answering import PROTOCOLS
-from gym_serve.servers.capture import CLOSE, OPEN, TRAJECTORIES
+from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.model import COUNT_TOKENS
 from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name

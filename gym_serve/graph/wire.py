@@ -27,7 +27,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.servers.capture import OPEN
+from gym_serve.servers.captures import OPEN
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, TooLarge, Unavailable
 from gym_serve.types.protocols import (

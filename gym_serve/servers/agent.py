@@ -14,13 +14,11 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from gym_serve.servers.author_errors import author_error
-from gym_serve.servers.base import Operation, Server
+from gym_serve.servers.base import Operation, Server, author_error
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.episode import Episode
-from gym_serve.servers.limits import EpisodeOver, Limits
+from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON

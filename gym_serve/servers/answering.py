@@ -1,7 +1,7 @@
 """The three protocols of a model: what its operations do with a body, whether a stream is asked for or not.
 
 A model is whatever has the methods of `Answering`: a `ModelServer`, and one whose calls are recorded
-(`gym_serve.servers.capture`).
+(`gym_serve.servers.captures`).
 """
 
 from __future__ import annotations

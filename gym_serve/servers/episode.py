@@ -1,8 +1,13 @@
-"""`Episode`: one rollout in the making. It holds what happened so far and reaches the servers.
+"""`Episode`: one rollout in progress. It records what has happened and calls the servers.
 
-Every stage has a deadline within the episode's own. A model sees each item as it was produced;
-of the training tokens (docs/formats.md, Training tokens) only the last bundle goes back upstream, because
-resending all of them would make an episode's traffic grow with the cube of its turns.
+Every stage has a deadline within the deadline of the episode. A model sees each item as it was produced; of
+the training tokens (docs/formats.md, Training tokens) only the last bundle is sent back, because resending
+all of them would make the traffic of an episode grow with the cube of its turns.
+
+`Limits` bound what a policy may do. Exceeding a limit is the policy's own doing and gets a real result: a
+call that is not run has an error as its output, which the model reads; an answer that is too long is cut,
+and the episode is verified as it stands. It is never a failure, which trainers mask: a policy could learn to
+turn zeros into failures.
 """
 
 from __future__ import annotations
@@ -11,12 +16,11 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.limits import EpisodeOver, Limits, shortened, written_bytes
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
@@ -34,13 +38,81 @@ from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
 from gym_serve.types.protocols.sampling import metadata_object
 from gym_serve.types.requests import JSON, input_items
 
-__all__ = ["Episode"]
+__all__ = ["Episode", "EpisodeOver", "Limits", "shortened", "written_bytes"]
+
+_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version")  # what the last item tells of the whole call
+_NOT_WRITTEN = frozenset({*_AT_END, "logprobs", "encrypted_content"})
+_SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
+_DEEPEST = 8
 
 T = TypeVar("T")
 
-_NOT_THE_TOOL = (
-    frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
-)  # where it may be the server that failed
+_NOT_THE_TOOL = frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
+"""Statuses of a tool call for which the server, not the tool, may have failed."""
+
+
+class EpisodeOver(Exception):
+    """The policy has reached a limit that ends the episode; it is verified as it stands."""
+
+
+class Limits(NamedTuple):
+    """The limits of an episode; see the settings of the same names in `AgentServer.Config`."""
+
+    max_tool_calls_per_turn: int = 128
+    max_tool_calls: int = 1024
+    max_argument_bytes: int = 2**20
+    max_answer_bytes: int = 4 * 2**20
+    max_episode_bytes: int = 32 * 2**20
+
+
+def written_bytes(value: Any, depth: int = 0) -> int:
+    """About the bytes of JSON that the texts of an item have, its tokens and log-probabilities left out."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if depth < _DEEPEST and isinstance(value, dict):
+        return sum(len(k) + written_bytes(v, depth + 1) for k, v in value.items() if k not in _NOT_WRITTEN)
+    if depth < _DEEPEST and isinstance(value, list):
+        return sum(1 + written_bytes(v, depth + 1) for v in value)
+    return 8
+
+
+def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
+    """The items of one model call cut to about ``limit`` bytes; None where they are within it.
+
+    The tokens that the model produced stay whole: they stand on the last item, whichever that is.
+    """
+    left = limit
+    for at, item in enumerate(output):
+        size = written_bytes(item)
+        if size > left:
+            of_the_call = {key: output[-1][key] for key in _AT_END if key in output[-1]}
+            return [*output[:at], {**_cut(item, left)[0], **of_the_call}]
+        left -= size
+    return None
+
+
+def _cut(value: Any, left: int) -> tuple[Any, int]:
+    """``value`` with its long texts cut to what is left of the bytes, and what is left then."""
+    if isinstance(value, str):
+        size = written_bytes(value)
+        if size > max(left, _SHORT):
+            value = value.encode("utf-8", "surrogatepass")[: max(left, 0)].decode("utf-8", "ignore")
+        return value, left - size
+    if isinstance(value, dict):
+        made: JSON = {}
+        for key, each in value.items():
+            if key not in _NOT_WRITTEN:
+                made[key], left = _cut(each, left - len(key))
+        return made, left
+    if isinstance(value, list):
+        kept: list[Any] = []
+        for each in value:
+            if left <= 0 and kept:
+                break
+            shorter, left = _cut(each, left - 1)
+            kept.append(shorter)
+        return kept, left
+    return value, left - 8
 
 
 class Episode:

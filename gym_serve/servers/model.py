@@ -2,7 +2,7 @@
 
 A subclass writes `responses` or `chat_completions`; the others follow by conversion. Streams are made from
 finished answers unless it writes `stream_responses` and `stream_chat` as well. Below ``rollouts`` the
-same calls are recorded for an external harness (`gym_serve.servers.capture`).
+same calls are recorded for an external harness (`gym_serve.servers.captures`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pydantic import Field
 
 from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.capture.captures import Captures
-from gym_serve.servers.capture.recorded import RecordedModel
-from gym_serve.servers.capture.recording import CLOSE, OPEN, RECORDED, TRAJECTORIES
+from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices

@@ -23,11 +23,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
-from gym_serve.servers.author_errors import author_error
-from gym_serve.servers.base import Operation, Server
+from gym_serve.servers.base import Operation, Server, author_error
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import LiveSessions, SessionCall
-from gym_serve.servers.sessions import OpenSession
+from gym_serve.servers.sessions import LiveSessions, OpenSession, SessionCall
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
 from gym_serve.servers.tools import (
     RESERVED,

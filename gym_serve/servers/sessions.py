@@ -1,22 +1,43 @@
-"""The sessions of one resources server instance: a pure table, no tasks and no clock of its own.
+"""`LiveSessions`: the sessions of one environment, the calls in them, and how they end.
 
-An id is ``"{replica}.{random}"``. The part before the dot names the instance that issued it, so
-that a router can pin every later call to it; the rest cannot be guessed.
+An id is ``"{replica}.{random}"``. The part before the dot names the replica that issued the session, so that
+a router can send every later call there; the rest cannot be guessed. `SessionTable` is pure: it has no tasks
+and no clock. `LiveSessions` runs the calls and closes the sessions. However calls, cancellations, expiry,
+closing and stopping interleave:
+
+- Whoever removes a session from the table closes it, so its close hook runs exactly once. The hook runs in a
+  task of its own: a caller that stops waiting does not interrupt it.
+- The hook runs after the calls of the session, never beside one. Calls that still wait for their turn are
+  refused.
+- A method in a thread cannot be stopped. Its session stays in use until the thread has finished, even if the
+  caller is gone, so that the next call never runs beside it on the same state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
+import logging
 import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gym_serve.servers.usage import UsageMeter
-from gym_serve.types.errors import SessionLost, SessionNotFound
+from gym_serve.types.errors import GymError, Overloaded, SessionLost, SessionNotFound, Unavailable
 
-__all__ = ["OpenSession", "SessionTable", "replica_of"]
+__all__ = ["LiveSessions", "OpenSession", "SessionCall", "SessionTable", "replica_of"]
 
 S = TypeVar("S")
+
+_SWEEP_SECONDS = 5.0
+_STOP_SECONDS = 10.0
+"""How long a stopping server waits for calls, before it closes their sessions under them."""
+
+logger = logging.getLogger("gym_serve")
 
 
 @dataclass(eq=False, slots=True)
@@ -116,3 +137,208 @@ class SessionTable(Generic[S]):
     def expired(self, now: float) -> list[str]:
         """Ids of the sessions that outlived their time to live and run no call."""
         return [s.id for s in self._sessions.values() if not s.running and now - s.used > self.ttl]
+
+
+class LiveSessions(Generic[S]):
+    """The sessions of one resources server.
+
+    Args:
+        replica, ttl: see `SessionTable`.
+        close: hook that gets the state of every session at its end; a coroutine function, or a plain one.
+            None for sessions that hold nothing to release.
+        exclusive: whether the calls of one session run one after the other.
+        max_of_clients: most sessions that clients may have open over HTTP.
+        clock: gives the moment, in seconds.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        ttl: float,
+        close: Callable[[S], Any] | None,
+        *,
+        exclusive: bool = False,
+        max_of_clients: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.exclusive = exclusive
+        self._max_of_clients = max_of_clients
+        self._table: SessionTable[S] = SessionTable(replica, ttl)
+        self._hook = close
+        self._closing: dict[asyncio.Task[None], OpenSession[S]] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """How many sessions are open."""
+        return len(self._table)
+
+    def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
+        """Open a session.
+
+        Args:
+            state, version: see `SessionTable.open`.
+            of_client: whether a client opens it over HTTP, who may never close it; an episode does.
+
+        Raises:
+            Unavailable: the server stops.
+            Overloaded: clients have as many sessions open as they may.
+        """
+        if self._stopped:
+            raise Unavailable(f"replica {self._table.replica} stops; it opens no more sessions")
+        if of_client and self._max_of_clients is not None and self._table.of_clients >= self._max_of_clients:
+            raise Overloaded(
+                f"clients have {self._table.of_clients} sessions open (max_client_sessions): close some, or "
+                f"wait until they expire, {self._table.ttl:.6g} s after their last call"
+            )
+        return self._table.open(state, self.clock(), version, of_client=of_client)
+
+    def get(self, session_id: str) -> OpenSession[S]:
+        """The open session of an id.
+
+        Raises:
+            SessionLost, SessionNotFound: see `SessionTable.get`; a server that stops has lost all of its.
+        """
+        if self._stopped:
+            raise self.gone(session_id)
+        return self._table.get(session_id, self.clock())
+
+    def gone(self, session_id: str) -> GymError:
+        """The error that tells of a session that was open before."""
+        if self._stopped:
+            return SessionLost(f"replica {self._table.replica}, which held session {session_id[:64]}, stops")
+        return SessionNotFound(f"session {session_id[:64]} was closed while the call waited for its turn")
+
+    async def close(self, session_id: str) -> OpenSession[S] | None:
+        """Close a session, if it is open; returns it when its hook has run."""
+        session, task = self._close(session_id)
+        if task is not None:
+            await asyncio.shield(task)
+        return session
+
+    def sweep(self) -> None:
+        """Begin to close the sessions that have expired."""
+        for session_id in self._table.expired(self.clock()):
+            self._close(session_id)
+
+    def start(self) -> None:
+        """Sweep from now on."""
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """Close all sessions and open no more."""
+        self._stopped = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        for session_id in self._table.ids():
+            self._close(session_id)
+        if not self._closing:
+            return
+        await asyncio.wait(self._closing, timeout=_STOP_SECONDS)
+        for session in self._closing.values():
+            if session.quiet is not None:
+                session.quiet.set()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _close(self, session_id: str) -> tuple[OpenSession[S] | None, asyncio.Task[None] | None]:
+        """The session, if it was open, and its end, if there is anything to wait for."""
+        session = self._table.pop(session_id)
+        if session is None or not (self._hook or session.running):
+            return session, None
+        task = asyncio.create_task(self._end(session))
+        self._closing[task] = session
+        task.add_done_callback(self._closed)
+        return session, task
+
+    async def _end(self, session: OpenSession[S]) -> None:
+        if session.running:
+            session.quiet = asyncio.Event()
+            await session.quiet.wait()
+        if inspect.iscoroutinefunction(self._hook):
+            await self._hook(session.state)
+        elif self._hook is not None:
+            await asyncio.to_thread(self._hook, session.state)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        session = self._closing.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the close hook of session %s failed", session.id, exc_info=error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_SECONDS, self._table.ttl))
+            self.sweep()
+
+
+class SessionCall(Generic[S]):
+    """One call in a session, from its turn to its end: an async context manager.
+
+    Args:
+        sessions: where the session lives.
+        session: the session.
+
+    Raises:
+        SessionNotFound, SessionLost: on entry, where the session was closed before it was this call's turn.
+    """
+
+    def __init__(self, sessions: LiveSessions[S], session: OpenSession[S]) -> None:
+        self.session = session
+        self._sessions = sessions
+        self._has_turn = False
+        self._thread: asyncio.Future[Any] | None = None
+        self._abandoned = False
+
+    async def __aenter__(self) -> SessionCall[S]:
+        self.session.running += 1
+        if self._sessions.exclusive:
+            try:
+                await self._take_turn()
+            except BaseException:
+                self._leave()
+                raise
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        if self._thread is None or self._thread.done():
+            self._leave()
+        else:
+            self._thread.add_done_callback(lambda thread: self._leave())
+
+    async def run(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Await a coroutine function, or run a plain one in a thread, where it is alone in its session."""
+        if inspect.iscoroutinefunction(method):
+            return await method(*args, **kwargs)
+        if not self._has_turn:
+            await self._take_turn()
+        context = contextvars.copy_context()
+        self._thread = asyncio.get_running_loop().run_in_executor(
+            None, lambda: context.run(self._in_thread, method, args, kwargs)
+        )
+        try:
+            return await asyncio.shield(self._thread)
+        except asyncio.CancelledError:
+            self._abandoned = True
+            raise
+
+    def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # While it waited for a thread its caller may have gone.
+        return None if self._abandoned else method(*args, **kwargs)
+
+    async def _take_turn(self) -> None:
+        await self.session.turn.acquire()
+        self._has_turn = True
+        if self.session.closed:
+            raise self._sessions.gone(self.session.id)
+
+    def _leave(self) -> None:
+        session = self.session
+        session.running -= 1
+        session.used = self._sessions.clock()
+        if self._has_turn:
+            session.turn.release()
+        if session.quiet is not None and not session.running:
+            session.quiet.set()

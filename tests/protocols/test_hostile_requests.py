@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.mutations import nested, paths, replaced, wrong
 
 from gym_serve.servers import Call, ModelServer, ServerRunner
-from gym_serve.servers.capture import OPEN
+from gym_serve.servers.captures import OPEN
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols import (
     TOKEN_KEYS,

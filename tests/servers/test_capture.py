@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_serve.capture import CallTree, Node, chains_of, trajectories_of
 from gym_serve.servers import Call, ModelServer, ServerRunner
-from gym_serve.servers.capture import CallTree, Node, chains_of, trajectories_of
 from gym_serve.servers.context import current
 from gym_serve.types.errors import BadRequest, GymError, SessionLost, SessionNotFound, Unavailable
 from gym_serve.types.protocols import TOKEN_KEYS

@@ -290,7 +290,7 @@ async def test_a_stop_waits_for_calls_also_where_no_hook_is_to_run() -> None:
 
 
 async def test_a_stop_does_not_wait_for_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.servers.live_sessions._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("gym_serve.servers.sessions._STOP_SECONDS", 0.01)
     server = Threaded()
     host = ServerRunner(server)
     session = await opened(host)

@@ -29,7 +29,7 @@ from gym_serve.interop.openenv.texts import (
 from gym_serve.servers import Operation, Reply, VerifyRequest
 from gym_serve.servers.base import missing_package
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import is_tool_name
 from gym_serve.types.errors import InvalidRequest, Overloaded, SessionNotFound, ToolFailed, Unavailable
 from gym_serve.types.requests import JSON, parse

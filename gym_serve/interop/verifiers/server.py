@@ -17,7 +17,7 @@ from gym_serve.interop.verifiers.tasks import Tasks
 from gym_serve.interop.verifiers.tools import SessionTools
 from gym_serve.servers import Operation, Reply, ResourcesServer, VerifyRequest
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import InvalidRequest, SessionNotFound
 from gym_serve.types.requests import JSON

@@ -26,7 +26,7 @@ from gym_serve.interop.nemo_gym.hosting.tools import Route, is_any, posts_of, to
 from gym_serve.servers import Operation, Reply, ResourcesServer
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import current
-from gym_serve.servers.live_sessions import SessionCall
+from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools
 from gym_serve.servers.transport import encode
 from gym_serve.servers.usage import metering

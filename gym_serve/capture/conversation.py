@@ -1,8 +1,8 @@
-"""Which conversation an input goes on with: digests of its turns, as a harness may repeat them.
+"""Which earlier conversation an input continues: digests of its turns, robust to how a harness repeats them.
 
-A harness sends back what it was told in words of its own: item ids, status and reasoning go, arguments are
-written anew, one message becomes several parts, or several become one. A *turn* is what is left of that: all
-that the assistant said and called in a row, or one message or tool output of others.
+A harness sends back what it was told in its own form: it drops item ids, status and reasoning, re-encodes
+arguments, and splits or joins messages. A *turn* is what does not change: everything that the assistant said
+and called in a row, or one message or tool output of somebody else.
 """
 
 from __future__ import annotations

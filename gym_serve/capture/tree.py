@@ -1,0 +1,194 @@
+"""From the model calls of a harness to trajectories that can be trained on: pure functions and no clock.
+
+`CallTree` keeps each call under the call whose conversation it continues, because an agent with sub-agents,
+retries or a compacted context does not make one conversation but several. Of each call it keeps only what
+the input added, so its memory grows with the conversation, not with its square.
+
+`trajectories_of` makes trajectories of the tree:
+
+- Every call is in exactly one *chain*, so no token is trained on twice.
+- A chain is prefix-contiguous: the prompt of each call begins with exactly the tokens of the call before,
+  prompt and generation. Where an engine re-tokenized the history differently, a new chain begins.
+- Where a conversation branches, the branch with the most calls continues the chain (the latest one among
+  equals); each other branch is a chain of its own.
+- A trajectory shows its whole conversation, so that a verifier sees what led up to it; only the calls of its
+  chain carry tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gym_serve.capture.conversation import digest, is_said, prefixes
+from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
+from gym_serve.types.requests import JSON
+
+__all__ = ["CallTree", "Node", "bundle_of", "chains_of", "trajectories_of", "with_bundle", "without_tokens"]
+
+_OF_TOKENS = (*TOKEN_KEYS, "routed_experts")
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One model call.
+
+    Attributes:
+        number: its place in the order in which calls ended, from 0.
+        parent: the call whose conversation it goes on with.
+        fresh: the items that its input added to that; without a parent, the whole input.
+        response: the model's answer, with its token bundle.
+        children: the calls that go on with its own conversation.
+    """
+
+    number: int
+    parent: Node | None
+    fresh: list[JSON]
+    response: JSON
+    children: list[Node] = field(default_factory=list)
+
+
+class CallTree:
+    """The calls of one harness."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        """All of them, in the order in which they ended: a parent stands before its children."""
+        self._ends: dict[bytes, Node] = {}
+
+    def parent_of(self, items: list[JSON]) -> tuple[Node | None, int]:
+        """The call that an input goes on with, and how many items of the input are its conversation.
+
+        It is the longest one that the input begins with; among equals, the latest.
+        """
+        for end, value in reversed(prefixes(items)):
+            if (node := self._ends.get(value)) is not None:
+                return node, end
+        return None, 0
+
+    def add(self, items: list[JSON], response: JSON, parent: Node | None, begins: int) -> Node:
+        """Take a call in.
+
+        Args:
+            items: its input.
+            response: the model's answer.
+            parent, begins: what `parent_of` said of the input when the call was made.
+        """
+        node = Node(len(self.nodes), parent, items[begins:], response)
+        self.nodes.append(node)
+        if parent is not None:
+            parent.children.append(node)
+        self._ends[digest([*items, *response["output"]])] = node
+        return node
+
+
+def bundle_of(response: JSON) -> JSON | None:
+    """The token bundle of a model call: on its last output item, or nowhere."""
+    last = response["output"][-1] if response["output"] else {}
+    return {key: last[key] for key in TOKEN_KEYS} if all(key in last for key in TOKEN_KEYS) else None
+
+
+def with_bundle(items: list[JSON], parent: Node | None, begins: int) -> list[JSON]:
+    """An input with the token bundle of the call that it goes on with, for an engine that takes tokens.
+
+    A harness speaks in words. With the bundle on the assistant's last item, the engine's next prompt can
+    start with exactly the tokens that it saw and made. A harness also writes the arguments of calls anew,
+    with other spaces: for an engine that does not take tokens, they are again what the model wrote.
+    """
+    if parent is None or not begins:
+        return items
+    said = list(_with_arguments(items[:begins], parent))
+    bundle = bundle_of(parent.response)
+    if bundle is not None and is_said(said[-1]):
+        said[-1] = {**said[-1], **bundle}
+    return [*said, *items[begins:]]
+
+
+def _with_arguments(items: list[JSON], parent: Node) -> Iterator[JSON]:
+    """The items of a conversation, with the arguments of its calls as they are recorded."""
+    path: list[Node] = []
+    node: Node | None = parent
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    recorded = (item for node in reversed(path) for item in (*node.fresh, *node.response["output"]))
+    calls = (item for item in recorded if item.get("type") == "function_call")
+    for item in items:
+        if item.get("type") == "function_call" and (call := next(calls, None)) is not None:
+            yield {**item, "arguments": call.get("arguments")}
+        else:
+            yield item
+
+
+def without_tokens(item: JSON) -> JSON:
+    """An item without what it says of tokens."""
+    return {key: value for key, value in item.items() if key not in _OF_TOKENS}
+
+
+def trajectories_of(nodes: list[Node]) -> list[JSON]:
+    """The trajectories of a harness's calls; the one with the call that ended last comes first.
+
+    Args:
+        nodes: the calls, each after the one that it goes on with.
+
+    Returns:
+        ``{"input": [items], "response": Response, "calls": int, "context": int}`` each. ``response`` is that
+        of the last call, with all items of the conversation after ``input`` as its ``output``, and its
+        chain's usage. The first ``context`` items of the output led up to the chain and are in another one.
+    """
+    chains = sorted(chains_of(nodes), key=lambda chain: -chain[-1].number)
+    return [_trajectory(chain) for chain in chains]
+
+
+def chains_of(nodes: list[Node]) -> list[list[Node]]:
+    """The calls, partitioned into chains."""
+    sizes = [1] * len(nodes)
+    for node in reversed(nodes):
+        sizes[node.number] += sum(sizes[child.number] for child in node.children)
+    following: dict[Node, Node] = {}
+    for node in nodes:
+        if candidates := [child for child in node.children if _continues(node, child)]:
+            following[node] = max(candidates, key=lambda child: (sizes[child.number], child.number))
+    first = [node for node in nodes if node.parent is None or following.get(node.parent) is not node]
+    chains = []
+    for node in first:
+        chain = [node]
+        while chain[-1] in following:
+            chain.append(following[chain[-1]])
+        chains.append(chain)
+    return chains
+
+
+def _continues(parent: Node, child: Node) -> bool:
+    """Whether a call's prompt begins with exactly the tokens of the call that it goes on with."""
+    before, after = bundle_of(parent.response), bundle_of(child.response)
+    if before is None or after is None:
+        return before is after  # without any tokens the words have to do
+    prompt, generation = before[TOKEN_KEYS[0]], before[TOKEN_KEYS[1]]
+    end = len(prompt) + len(generation)
+    given = after[TOKEN_KEYS[0]]
+    return bool(given[: len(prompt)] == prompt and given[len(prompt) : end] == generation)
+
+
+def _trajectory(chain: list[Node]) -> JSON:
+    path = chain[::-1]
+    while (parent := path[-1].parent) is not None:
+        path.append(parent)
+    path.reverse()
+    trained = set(chain)
+    output: list[JSON] = []
+    context = 0
+    for node in path:
+        if node.parent is not None:
+            output += node.fresh
+        if node is chain[0]:
+            context = len(output)
+        said = node.response["output"]
+        output += said if node in trained else map(without_tokens, said)
+    usage = usage_sum(node.response.get("usage") for node in chain)
+    return {
+        "input": path[0].fresh,
+        "response": {**chain[-1].response, "output": output, "usage": usage},
+        "calls": len(chain),
+        "context": context,
+    }

@@ -1,0 +1,304 @@
+"""Captures: the model calls of external harnesses, recorded by the replica that answers them.
+
+A capture is a session of a model server: its id names the replica that opened it, and every call below
+``/{model}/rollouts/{id}/v1`` goes to that replica. So the calls of a rollout are in one place, however many
+replicas and gateways there are. A replica with open captures drains before it stops. If it dies, its
+captures are lost (`SessionLost`), and the rollout starts again.
+
+`Captures` records on the side of the model server, `RecordedModel` is the model that a harness talks to, and
+`Recording` is a capture as an agent sees it. `gym_serve.capture` makes trajectories of the calls.
+
+Only complete answers are recorded. A call that failed, or whose harness hung up before the answer was
+complete (which ends the generation), is in no trajectory and counts as ``unfinished``. If the last call
+failed, and not because of the request, the capture reports that ``failure``, so that nobody scores what the
+harness made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from gym_serve.capture.tree import CallTree, trajectories_of, with_bundle, without_tokens
+from gym_serve.servers.answering import Answering
+from gym_serve.servers.clients import ModelClient
+from gym_serve.servers.context import current, use
+from gym_serve.servers.sessions import OpenSession, SessionTable
+from gym_serve.servers.streaming import OnEvent
+from gym_serve.types.errors import (
+    BadRequest,
+    GymError,
+    OperatorError,
+    Overloaded,
+    Retryable,
+    Unavailable,
+    error_from_body,
+)
+from gym_serve.types.protocols import FINAL_EVENTS, CompletionStream, chat_to_params, response_to_chat
+from gym_serve.types.requests import JSON, input_items
+
+__all__ = ["CLOSE", "OPEN", "RECORDED", "TRAJECTORIES", "Captures", "RecordedModel", "Recording"]
+
+_MAX_CALLS = 10_000  # of one capture: a harness that runs wild must not take all memory
+
+OPEN = "rollouts"
+TRAJECTORIES = "rollouts/trajectories"
+CLOSE = "rollouts/close"
+RECORDED: JSON = {
+    "type": "object",
+    "required": ["id", "calls", "unfinished", "trajectories"],
+    "properties": {
+        "id": {"type": "string"},
+        "calls": {"type": "integer", "minimum": 0},
+        "unfinished": {"type": "integer", "minimum": 0},
+        "trajectories": {"type": "array", "items": {"type": "object"}},
+    },
+}
+"""JSON schema of what was recorded."""
+
+
+@dataclass
+class _Capture:
+    affinity: str | None
+    tree: CallTree = field(default_factory=CallTree)
+    unfinished: int = 0
+    failure: GymError | None = None
+
+
+class Captures:
+    """The captures of one model server.
+
+    Args:
+        replica: name of this instance, without a dot.
+        ttl: seconds without a call after which a capture is dropped.
+        most: how many may be open.
+        clock: gives the moment, in seconds.
+    """
+
+    def __init__(
+        self, replica: str, ttl: float, most: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._table: SessionTable[_Capture] = SessionTable(replica, ttl)
+        self._most = most
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """How many captures are open."""
+        self._expire()
+        return len(self._table)
+
+    def open(self) -> str:
+        """Open a capture; its id. The model calls in it have the affinity of this call.
+
+        Raises:
+            Overloaded: too many are open.
+        """
+        self._expire()
+        if len(self._table) >= self._most:
+            raise Overloaded(f"{self._most} captures are open (max_captures): close some, or wait")
+        return self._table.open(_Capture(current().affinity), self._clock()).id
+
+    async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
+        """The Response for a call of the current session, once it is recorded.
+
+        Args:
+            params: the Responses body of the call.
+            ask: the model: Response for a Responses body.
+
+        Raises:
+            SessionLost, SessionNotFound: there is no such capture (any more).
+            BadRequest: the request relies on state of the server, or the capture is full.
+            GymError: the model failed; the call is not recorded.
+        """
+        session = self._current()
+        capture = session.state
+        tree = capture.tree
+        if len(tree.nodes) + session.running >= _MAX_CALLS:
+            raise BadRequest(f"a capture holds {_MAX_CALLS} calls at most")
+        if params.get("previous_response_id") is not None:
+            raise BadRequest("previous_response_id: send the whole conversation, this server keeps none")
+        instructions = params.get("instructions")
+        head: list[JSON] = [{"role": "system", "content": str(instructions)}] if instructions else []
+        items = [*head, *_items(params["input"])]
+        parent, begins = tree.parent_of(items)
+        affinity = capture.affinity or session.id
+        session.running += 1
+        capture.unfinished += 1
+        try:
+            with use(replace(current(), affinity=affinity, session=None)):
+                response = await ask({**params, "input": with_bundle(items, parent, begins)[len(head) :]})
+        except (OperatorError, Retryable) as error:
+            capture.failure = error
+            raise
+        finally:
+            session.running -= 1
+            session.used = self._clock()
+        tree.add(items, response, parent, begins)
+        capture.unfinished -= 1
+        capture.failure = None
+        return response
+
+    def trajectories(self) -> JSON:
+        """What the capture of the current session holds; see `trajectories_of`.
+
+        Raises:
+            SessionLost, SessionNotFound: there is no such capture (any more).
+        """
+        session = self._current()
+        nodes, failure = session.state.tree.nodes, session.state.failure
+        return {
+            "id": session.id,
+            "calls": len(nodes),
+            "unfinished": session.state.unfinished,
+            "failure": None if failure is None else failure.to_body()["error"],
+            "trajectories": trajectories_of(nodes),
+        }
+
+    def check(self) -> None:
+        """Whether the capture of the current session is there.
+
+        Raises:
+            SessionLost, SessionNotFound: there is no such capture (any more).
+        """
+        self._current()
+
+    def close(self) -> None:
+        """Drop the capture of the current session; safe to call twice."""
+        self._table.pop(current().session or "")
+
+    def _current(self) -> OpenSession[_Capture]:
+        self._expire()
+        session_id = current().session
+        if session_id is None:
+            raise BadRequest("the path names no rollout: POST /{model}/rollouts opens one and tells its id")
+        return self._table.get(session_id, self._clock())
+
+    def _expire(self) -> None:
+        for session_id in self._table.expired(self._clock()):
+            self._table.pop(session_id)
+
+
+def _items(given: str | list[Any]) -> list[JSON]:
+    """The input as items; a harness has no token ids to give."""
+    items = input_items(given)
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise BadRequest(f"input[{index}]: an item is an object, not {type(item).__name__}")
+    return list(map(without_tokens, items))
+
+
+class RecordedModel:
+    """A model as a harness sees it: without token ids, which are for trainers.
+
+    Args:
+        model: the model.
+        captures: where its calls are recorded.
+    """
+
+    def __init__(self, model: Answering, captures: Captures) -> None:
+        self._model = model
+        self._captures = captures
+
+    async def responses(self, body: JSON) -> JSON:
+        """See `ModelServer.responses` and `Captures.call`."""
+        return _shown(await self._captures.call(body, self._model.responses))
+
+    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
+        """See `ModelServer.stream_responses` and `Captures.call`."""
+        held: list[JSON] = []
+
+        async def passed_on(event: JSON) -> None:
+            if event.get("type") in FINAL_EVENTS:
+                held.append(event)
+            else:
+                await on_event(_shown_event(event))
+
+        response = await self._captures.call(
+            body, lambda params: self._model.stream_responses(params, passed_on)
+        )
+        for event in held:
+            await on_event(_shown_event(event))
+        return _shown(response)
+
+    async def chat_completions(self, body: JSON) -> JSON:
+        """See `ModelServer.chat_completions` and `Captures.call`."""
+        return response_to_chat(await self.responses(chat_to_params(body)), body)
+
+    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
+        """See `ModelServer.stream_chat` and `Captures.call`."""
+        stream = CompletionStream(body)
+
+        async def on_event(event: JSON) -> None:
+            for chunk in stream.event(event):
+                await on_chunk(chunk)
+
+        return response_to_chat(await self.stream_responses(chat_to_params(body), on_event), body)
+
+
+def _shown(response: JSON) -> JSON:
+    return {**response, "output": list(map(without_tokens, response["output"]))}
+
+
+def _shown_event(event: JSON) -> JSON:
+    shown = event
+    if isinstance(item := event.get("item"), dict):
+        shown = {**shown, "item": without_tokens(item)}
+    if isinstance(response := event.get("response"), dict) and isinstance(response.get("output"), list):
+        shown = {**shown, "response": _shown(response)}
+    return shown
+
+
+class Recording:
+    """A capture at a model server.
+
+    Args:
+        model: the server.
+        id: the capture.
+    """
+
+    def __init__(self, model: ModelClient, id: str) -> None:
+        self.id = id
+        self.failure: GymError | None = None
+        """What the last model call failed with, if it did and the request was not at fault; known once
+        `trajectories` were asked for."""
+        self._model = model
+
+    @classmethod
+    async def open(cls, model: ModelClient) -> Recording:
+        """Open one; the model calls in it have the affinity of the current context.
+
+        Raises:
+            Unavailable: the server opens none.
+            GymError: it could not be reached.
+        """
+        reply = await model.call(OPEN, {})
+        model.decode(reply)
+        if reply.session is None:
+            raise Unavailable("the model server opened no capture", server=model.transport.server)
+        return cls(model, reply.session)
+
+    @property
+    def path(self) -> str:
+        """Where the harness finds the model, below the graph's address: the protocols' ``/v1``."""
+        return f"/{self._model.transport.server}/rollouts/{self.id}/v1"
+
+    async def trajectories(self) -> list[JSON]:
+        """What was captured; see `trajectories_of`.
+
+        Raises:
+            SessionLost: the replica that held it died.
+        """
+        answer: Any = await self._model.fetch(TRAJECTORIES, {}, session=self.id)
+        if failure := answer.get("failure"):
+            self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
+            self.failure.stage = "model"
+        found: list[JSON] = answer["trajectories"]
+        return found
+
+    async def close(self) -> None:
+        """Drop it; safe to call twice."""
+        await self._model.fetch(CLOSE, {}, session=self.id)
