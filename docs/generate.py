@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-types.md: the settings of every built-in server type. Names, types, defaults and meanings are those of the
-pydantic models; the docstrings below their attributes are the meanings.
+types.md: the settings of every built-in server type. Names, types, defaults and field_docs are those of the
+pydantic models; the docstrings below their attributes are the field_docs.
 
 environments.md: every environment and agent, one line each. What it is for and how it is rewarded is the
 first sentence of its class; tools, state and the kind follow from its methods; what to install, from what
@@ -27,7 +27,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from gym_serve.cli.catalog.meanings import meanings
+from gym_serve.cli.catalog_entries import field_docs
 from gym_serve.graph.options import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
@@ -113,7 +113,7 @@ def _options() -> Iterator[str]:
 
 def _table(model: type[BaseModel], without: Container[str] = ()) -> str:
     schema = model.model_json_schema(by_alias=False)
-    meaning = meanings(model)
+    meaning = field_docs(model)
     rows = [
         f"| `{name}` | {_type(field, schema['properties'][name], schema)} | {_default(field)} "
         f"| {_line(meaning.get(name))} |"

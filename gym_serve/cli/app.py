@@ -7,25 +7,18 @@ import sys
 
 import typer
 
-from gym_serve.cli.calibrate import calibrate
+from gym_serve.cli.analysis import calibrate, diff, profile
 from gym_serve.cli.catalog import list_entries, search, show
 from gym_serve.cli.collect import EVAL_HELP, collect
 from gym_serve.cli.dataset import dataset
-from gym_serve.cli.diff import diff
-from gym_serve.cli.down import down
-from gym_serve.cli.export import export
 from gym_serve.cli.fixtures import run_fixtures
-from gym_serve.cli.import_nemo_gym import import_nemo_gym
 from gym_serve.cli.init import init
-from gym_serve.cli.logs import logs
+from gym_serve.cli.interop import export, import_nemo_gym
+from gym_serve.cli.lifecycle import down, logs, status, up
 from gym_serve.cli.merge import merge
 from gym_serve.cli.play import play
-from gym_serve.cli.profile import profile
-from gym_serve.cli.resolve import resolve
 from gym_serve.cli.reverify import reverify
-from gym_serve.cli.status import status
-from gym_serve.cli.up import up
-from gym_serve.cli.validate import validate
+from gym_serve.cli.validate import resolve, validate
 
 __all__ = ["main"]
 

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gym_serve.cli.completion import agents, graph_then_rows
-from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
-from gym_serve.cli.pairs import parse_pairs
-from gym_serve.cli.target import AddressOption, AttachOption, RayOption, Target, TokenOption, UrlOption, stop
+from gym_serve.cli.options import (
+    AddressOption,
+    ApplicationOption,
+    AttachOption,
+    JsonOption,
+    RayOption,
+    SetOption,
+    Target,
+    TokenOption,
+    UrlOption,
+    parse_pairs,
+    stop,
+)
 from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
@@ -159,14 +169,14 @@ def collect(
         "skip_invalid": skip_invalid,
     }
     # Only now, so that --help and a wrong option need no Ray.
-    from gym_serve.cli.carrying import carry_out, conclude
+    from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
 
     budget = Budget(max_cost, max_tokens)
     try:
         _check(target, rows, output, options, budget, resume=resume or retry_failed)
         with target.open() as gym:
-            outcome = carry_out(
+            outcome = run_collection(
                 lambda progress, stopping: gym.collect(
                     rows,
                     output,
@@ -181,7 +191,7 @@ def collect(
             )
     except GymError as error:
         stop(error, as_json=as_json)
-    conclude(*outcome, as_json=as_json)
+    report_and_exit(*outcome, as_json=as_json)
 
 
 def _check(

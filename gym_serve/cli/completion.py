@@ -76,7 +76,7 @@ def agents(ctx: typer.Context) -> list[str]:
 
 def types() -> list[tuple[str, str]]:
     """Environments, agents and models that are installed, each with its kind."""
-    from gym_serve.cli.catalog.entries import NAMES
+    from gym_serve.cli.catalog_entries import NAMES
     from gym_serve.graph.classes import GROUPS
 
     return [(point.name, NAMES[kind]) for kind in NAMES for point in entry_points(group=GROUPS[kind])]

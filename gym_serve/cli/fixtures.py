@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_serve.cli.completion import environments
-from gym_serve.cli.graph_file import JsonOption
-from gym_serve.cli.pairs import parse_pairs
+from gym_serve.cli.options import JsonOption, parse_pairs, stop
 from gym_serve.cli.printing import print_json, print_table
-from gym_serve.cli.target import stop
 from gym_serve.types.errors import GraphError, GymError, NotFound
 
 if TYPE_CHECKING:

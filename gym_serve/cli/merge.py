@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_serve.cli.collect import OutputOption
-from gym_serve.cli.graph_file import JsonOption
-from gym_serve.cli.target import AddressOption, AttachOption, Target, TokenOption, UrlOption, stop
+from gym_serve.cli.options import (
+    AddressOption,
+    AttachOption,
+    JsonOption,
+    Target,
+    TokenOption,
+    UrlOption,
+    stop,
+)
 from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def merge(
     Example: gym-serve merge part1.jsonl part2.jsonl -o out.jsonl
     """
     # Only now, so that --help and a wrong option need little.
-    from gym_serve.cli.carrying import print_outcome
+    from gym_serve.cli.run_collection import print_outcome
     from gym_serve.rollouts import Outputs
     from gym_serve.rollouts import merge as merge_runs
 

@@ -1,7 +1,7 @@
-"""`gym-serve play`: one episode, in this process, printed as people read it.
+"""`gym-serve play`: runs one episode in this process and prints it for people to read.
 
 It is for authors: what does the model see, what does it call, what comes back, and why is the reward
-what it is? The graph runs without Ray (`gym_serve.graph.local`); each call between its servers is watched.
+what it is? The graph runs without Ray (`gym_serve.graph.local`); each call between its servers is observed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -23,10 +24,10 @@ from rich.rule import Rule
 from rich.text import Text
 
 from gym_serve.cli.completion import graph_files
-from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
+from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption, stop
 from gym_serve.cli.printing import new_console, print_json
-from gym_serve.cli.target import stop
-from gym_serve.types.errors import GymError, InvalidRequest, NotFound
+from gym_serve.servers.model import ModelServer
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.rows import agent_name, with_prompt
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
     from gym_serve.servers.transport import Call, Reply, Transport
 
-__all__ = ["play"]
+__all__ = ["Human", "play"]
 
 _ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
 _LINES = 30  # of one message or output; a page of a book is enough to see what it is
@@ -286,7 +287,7 @@ def _text(item: JSON) -> str:
 def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
     """The model's entry in the graph; None keeps the graph's own."""
     if human:
-        from gym_serve.cli.human import Human
+        from gym_serve.cli.play import Human
 
         return {"type": Human}
     if model is None:
@@ -367,3 +368,56 @@ def _row_of(path: Path, line: int) -> JSON:
     if found.row is None:
         raise InvalidRequest(f"{found.where}: {found.problem}")
     return found.row
+
+
+_CALL = re.compile(r"/(\S+)\s*(.*)", re.DOTALL)
+
+
+class Human(ModelServer):
+    """Asks at the terminal. A line is a message; ``/tool {"argument": 1}`` is a tool call."""
+
+    async def responses(self, body: JSON) -> JSON:
+        """One turn, as a Response.
+
+        Raises:
+            BadRequest: the input ended.
+        """
+        tools = [str(tool.get("name")) for tool in body.get("tools") or []]
+        hint = f', or /{tools[0]} {{"argument": ...}}' if tools else ""
+        try:
+            typed = await asyncio.to_thread(input, f"your answer{hint}: ")
+        except EOFError:
+            raise BadRequest("the input ended before the episode did") from None
+        return {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": "human",
+            "output": [_item(typed)],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": body.get("tools") or [],
+            "usage": None,
+        }
+
+
+def _item(typed: str) -> JSON:
+    if call := _CALL.fullmatch(typed.strip()):
+        name, arguments = call.groups()
+        key = uuid.uuid4().hex
+        return {
+            "type": "function_call",
+            "id": f"fc_{key}",
+            "call_id": f"call_{key}",
+            "name": name,
+            "arguments": arguments or "{}",
+            "status": "completed",
+        }
+    text = {"type": "output_text", "text": typed, "annotations": []}
+    return {
+        "type": "message",
+        "id": f"msg_{uuid.uuid4().hex}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [text],
+    }

@@ -17,8 +17,17 @@ import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, LimitOption, OutputOption, ResumeOption, SkipOption
 from gym_serve.cli.completion import graph_files
-from gym_serve.cli.graph_file import ApplicationOption, JsonOption, SetOption
-from gym_serve.cli.target import AddressOption, AttachOption, Target, TokenOption, UrlOption, stop
+from gym_serve.cli.options import (
+    AddressOption,
+    ApplicationOption,
+    AttachOption,
+    JsonOption,
+    SetOption,
+    Target,
+    TokenOption,
+    UrlOption,
+    stop,
+)
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.rows import agent_name
 
@@ -65,7 +74,7 @@ def reverify(
     """
     target = Target(graph, attach, url, address, auth_token, set_ or (), application)
     # Only now, so that --help and a wrong option need no Ray.
-    from gym_serve.cli.carrying import carry_out, conclude
+    from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
 
     try:
@@ -79,7 +88,7 @@ def reverify(
                 graph={"resources": gym.graph.get("resources") or {}},
                 aggregate=verifiers.aggregate,
             )
-            outcome = carry_out(
+            outcome = run_collection(
                 lambda progress, stopping: collect(
                     rollouts,
                     output,
@@ -93,7 +102,7 @@ def reverify(
             )
     except GymError as error:
         stop(error, as_json=as_json)
-    conclude(*outcome, as_json=as_json)
+    report_and_exit(*outcome, as_json=as_json)
 
 
 class _Verifiers:

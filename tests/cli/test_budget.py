@@ -10,8 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from gym_serve.cli.carrying import conclude
-from gym_serve.cli.outcome import print_report, report_json
+from gym_serve.cli.report import print_report, report_json
+from gym_serve.cli.run_collection import report_and_exit
 from gym_serve.rollouts import Outputs, Progress, Report, Spent
 
 COUNTS = {"calls": 2, "unreported": 0, "input_tokens": 1500, "cached_tokens": 400, "output_tokens": 30}
@@ -38,7 +38,7 @@ def test_the_exit_status(
     tmp_path: Path, complete: bool, exhausted: str | None, signalled: int | None, status: int
 ) -> None:
     with pytest.raises(typer.Exit) as caught:
-        conclude(report(tmp_path, complete=complete, exhausted=exhausted), signalled, as_json=True)
+        report_and_exit(report(tmp_path, complete=complete, exhausted=exhausted), signalled, as_json=True)
     assert caught.value.exit_code == status
 
 
@@ -54,5 +54,5 @@ def test_the_summary_has_tokens_and_cost(tmp_path: Path, capsys: pytest.CaptureF
     assert (as_json["tokens"], as_json["cost"]) == (1530, 0.25)
     assert as_json["model_usage"]["model"]["policy"] == COUNTS
     with pytest.raises(typer.Exit):
-        conclude(found, None, as_json=False)
+        report_and_exit(found, None, as_json=False)
     assert "a higher limit" in capsys.readouterr().err

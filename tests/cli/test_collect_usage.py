@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
-from gym_serve.cli.live import Live, Rate
+from gym_serve.cli.run_collection import ProgressDisplay, Rate
 from gym_serve.rollouts import Progress
 
 runner = CliRunner()
@@ -69,7 +69,7 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
 def test_a_bar_on_a_terminal() -> None:
     now = [0.0]
     file = io.StringIO()
-    with Live(Console(file=file, force_terminal=True, width=120), clock=lambda: now[0]) as live:
+    with ProgressDisplay(Console(file=file, force_terminal=True, width=120), clock=lambda: now[0]) as live:
         for finished in range(0, 60, 10):
             live(Progress(100, finished, finished, 0, 8, {}, 0.5))
             now[0] += 1.0
@@ -83,7 +83,7 @@ def test_a_bar_on_a_terminal() -> None:
 def test_lines_where_there_is_no_terminal() -> None:
     now = [0.0]
     file = io.StringIO()
-    live = Live(Console(file=file), clock=lambda: now[0])
+    live = ProgressDisplay(Console(file=file), clock=lambda: now[0])
     with live:
         for finished in range(0, 1001, 10):
             live(Progress(1000, finished, finished - finished // 10, 0, 8, {"overloaded": 3}, 0.25))
@@ -98,7 +98,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 def test_comparisons_after_the_rollouts() -> None:
     now = [0.0]
     file = io.StringIO()
-    live = Live(Console(file=file), clock=lambda: now[0])
+    live = ProgressDisplay(Console(file=file), clock=lambda: now[0])
     with live:
         for left in (0, *range(25, -1, -1)):
             live(Progress(100, 100, 100, 0, 0, {}, 0.5, comparing=left))

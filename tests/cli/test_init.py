@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
-from gym_serve.cli.init.scaffold import class_name
+from gym_serve.cli.init import class_name
 
 runner = CliRunner()
 

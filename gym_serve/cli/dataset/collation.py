@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gym_serve.cli.dataset.duplicates import Duplicates
-from gym_serve.cli.dataset.reading import checked_rows
+from gym_serve.cli.dataset.checks import Duplicates, checked_rows
 from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable
 from gym_serve.rollouts.outputs import replacing, writing

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_serve.cli.dataset.duplicates import Duplicates
+from gym_serve.cli.dataset.checks import Duplicates
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.digests import digest
 from gym_serve.rollouts.int_table import IntTable

@@ -1,26 +1,75 @@
-"""Which graph a command works on: one that it deploys, one that runs on a cluster, or one at a URL."""
+"""What several commands share: their options, the graph that they work on, and how they end on an error.
+
+`Target` says which graph: one that the command deploys, one that runs on a cluster, or one at a URL.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.completion import graphs
+from gym_serve.cli.completion import applications, graph_files, graphs
 from gym_serve.cli.printing import print_json
+from gym_serve.graph.documents import parse_yaml
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import Graph
 from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
     from gym_serve.graph.spec import Graph
 
-__all__ = ["AddressOption", "AttachOption", "RayOption", "Target", "TokenOption", "UrlOption", "stop"]
+__all__ = [
+    "AddressOption",
+    "ApplicationOption",
+    "AttachOption",
+    "FileArgument",
+    "JsonOption",
+    "RayOption",
+    "SetOption",
+    "Target",
+    "TokenOption",
+    "UrlOption",
+    "parse_pairs",
+    "resolve_file",
+    "stop",
+]
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Graph file (a Serve config in YAML).", autocompletion=graph_files),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, as in the example; may repeat."),
+]
+ApplicationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--application",
+        metavar="NAME",
+        help="Which graph, if the graph file has several.",
+        autocompletion=applications,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def resolve_file(file: Path, overrides: list[str] | None, application: str | None) -> Graph:
+    """The graph of a file.
+
+    Raises:
+        GraphError: every problem of it.
+    """
+    source = load_graph(file, overrides=overrides or (), application=application)
+    return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+
 
 AttachOption = Annotated[
     str | None,
@@ -136,3 +185,25 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
     else:
         typer.echo(error.message, err=True)
     raise typer.Exit(1)
+
+
+def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
+    """The values by key.
+
+    Args:
+        pairs: as given.
+        example: a right one, e.g. ``--param temperature=0.7``.
+
+    Raises:
+        typer.BadParameter: one is no pair, or its value no YAML.
+    """
+    values = {}
+    for pair in pairs:
+        key, given, text = pair.partition("=")
+        if not given or not key.strip():
+            raise typer.BadParameter(f"write {example}, got {pair!r}")
+        try:
+            values[key.strip()] = parse_yaml(text)
+        except GraphError:
+            raise typer.BadParameter(f"{pair!r}: the value is no valid YAML; quote it") from None
+    return values

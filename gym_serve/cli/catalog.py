@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_serve.cli.completion import types_and_graph_files
-from gym_serve.cli.graph_file import JsonOption
+from gym_serve.cli.options import JsonOption, stop
 from gym_serve.cli.printing import print_json, print_table
-from gym_serve.cli.target import stop
 from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gym_serve.cli.catalog.entries import Entry
+    from gym_serve.cli.catalog_entries import Entry
     from gym_serve.graph.loading import GraphSource
 
 __all__ = ["list_entries", "search", "show"]
@@ -49,7 +48,7 @@ def list_entries(
 
     Example: gym-serve list environment graph --graphs graphs
     """
-    from gym_serve.cli.catalog.entries import entries_of
+    from gym_serve.cli.catalog_entries import entries_of
 
     entries = entries_of({chosen.value for chosen in kind or ()}, graphs)
     _print(entries, as_json=as_json)
@@ -67,8 +66,7 @@ def search(
 
     Example: gym-serve search weather tool
     """
-    from gym_serve.cli.catalog.entries import entries_of
-    from gym_serve.cli.catalog.searching import best_matches
+    from gym_serve.cli.catalog_entries import best_matches, entries_of
 
     found = best_matches(entries_of(set(), graphs), words)
     _print(found, as_json=as_json)
@@ -96,7 +94,7 @@ def show(
 
     Example: gym-serve show simple_weather
     """
-    from gym_serve.cli.catalog.details import details, find_types
+    from gym_serve.cli.catalog_entries import details, find_types
 
     try:
         if name.endswith((".yaml", ".yml")):

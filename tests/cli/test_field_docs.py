@@ -1,10 +1,10 @@
-"""The meanings of a model's fields are the docstrings below them."""
+"""The field_docs of a model's fields are the docstrings below them."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, Field, create_model
 
-from gym_serve.cli.catalog.meanings import meanings
+from gym_serve.cli.catalog_entries import field_docs
 
 
 class Base(BaseModel):
@@ -30,14 +30,14 @@ class Outer:
 
 
 def test_docstrings_and_descriptions() -> None:
-    assert meanings(Base) == {"size": "How large\nit is.", "given": "As given."}
+    assert field_docs(Base) == {"size": "How large\nit is.", "given": "As given."}
 
 
 def test_a_class_inherits_meanings_and_changes_them() -> None:
-    found = meanings(Outer.Derived)
+    found = field_docs(Outer.Derived)
     assert found == {"size": "Another meaning.", "given": "As given.", "colour": "Its colour."}
 
 
 def test_a_model_without_source_has_those_that_were_given() -> None:
     model = create_model("Made", size=(int, Field(description="How large.")), other=(int, 0))
-    assert meanings(model) == {"size": "How large."}
+    assert field_docs(model) == {"size": "How large."}

@@ -1,0 +1,378 @@
+"""`gym-serve profile`, `diff` and `calibrate`: what stored rollouts say about policy, change and verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_serve.cli.options import JsonOption, stop
+from gym_serve.cli.printing import (
+    bar,
+    print_json,
+    print_json_stream,
+    print_problems,
+    print_table,
+    shortened,
+    sparkline,
+)
+from gym_serve.types.errors import GymError, InvalidRequest
+
+if TYPE_CHECKING:
+    from gym_serve.judging import Calibration
+    from gym_serve.rollouts.analysis import (
+        Estimate,
+        RewardProfile,
+        RunComparison,
+        TaskDifference,
+        TaskProfile,
+    )
+    from gym_serve.rollouts.analysis.comparison import ComparisonSummary, Side
+    from gym_serve.rollouts.analysis.profile import ProfileSummary
+    from gym_serve.rollouts.problems import Problems
+    from gym_serve.types.requests import JSON
+
+__all__ = ["calibrate", "diff", "profile"]
+
+KeyOption = Annotated[
+    str,
+    typer.Option(metavar="FIELD", help="Field of the rows that names a task; else the index in the run."),
+]
+SolvedAtOption = Annotated[
+    float, typer.Option(metavar="REWARD", help="Reward from which on a rollout counts as solved.")
+]
+TopOption = Annotated[int, typer.Option(min=0, help="How many tasks to print.")]
+
+
+def profile(
+    rollouts: Annotated[
+        list[Path],
+        typer.Argument(metavar="ROLLOUTS...", help="Main files of runs over the same tasks, as of collect."),
+    ],
+    *,
+    solved_at: SolvedAtOption = 1.0,
+    key: KeyOption = "_ng_task_index",
+    top: TopOption = 20,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="ROWS", help="Write the rows to train on next to this file."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print pass rates by task, tasks by difficulty, and what to train on next.
+
+    Difficulty is the pass rate p: never 0, hard below 0.25, medium up to 0.75,
+    easy below 1, always 1. To train on next are the tasks whose rollouts differ
+    in reward (neither always solved nor never): the others give no advantage to
+    learn from.
+
+    Exit status: 0, or 1 if a file cannot be read or has lines that are no
+    rollouts.
+
+    Example: gym-serve profile out.jsonl -o train_next.jsonl
+    """
+    if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
+        raise typer.BadParameter("--output is for one run, with tasks named by their index")
+    # Only now, so that --help needs little.
+    from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_rollouts
+    from gym_serve.rollouts.problems import Problems
+
+    problems, found = Problems(), RewardProfile(solved_at)
+    try:
+        for rollout in read_rollouts(rollouts, TaskKey(key), problems):
+            found.add(rollout)
+        written = None
+        if output is not None:
+            written = _write_rows(rollouts[0], found, output)
+        summary = found.summary(top)
+        if as_json:
+            _print_profile_json(found, summary, problems)
+        else:
+            _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary)
+    except GymError as error:
+        stop(error, as_json=as_json)
+    if written is not None:
+        typer.echo(f"{written:,} rows to train on next: {output}", err=as_json)
+    if not as_json:
+        print_problems(problems)
+    if problems.count or not summary.tasks:
+        raise typer.Exit(1)
+
+
+def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
+    from gym_serve.rollouts.analysis import rows_of_tasks
+    from gym_serve.rollouts.outputs import replacing
+    from gym_serve.rollouts.records import readable_line
+
+    written = 0
+    with replacing(output) as file:
+        for row in rows_of_tasks(run, found.trainable_tasks()):
+            file.write(readable_line(row))
+            written += 1
+    return written
+
+
+def _print_profile_json(found: RewardProfile, summary: ProfileSummary, problems: Problems) -> None:
+    head = {
+        "ok": not problems.count,
+        **summary._asdict(),
+        "train_next": [task.task_index for task in summary.train_next],
+        "solved_at": found.solved_at,
+        "reward_edges": found.transports,
+        "agents": [asdict(row) for row in found.agents()],
+        "problems": problems.kept,
+    }
+    print_json_stream(head, "per_task", (_profile_json(task) for task in found.tasks()))
+
+
+def _profile_json(task: TaskProfile) -> JSON:
+    return {
+        **asdict(task),
+        "pass_rate": 100.0 * task.pass_rate,
+        "bucket": task.bucket,
+        "trainable": task.trainable,
+    }
+
+
+def _print_profile(run: Path | None, found: RewardProfile, summary: ProfileSummary) -> None:
+    from gym_serve.metrics import SUMMARY_COLUMNS
+    from gym_serve.rollouts.analysis import prompts_of_tasks
+
+    if not summary.tasks:
+        typer.echo("no scored rollouts", err=True)
+        return
+    print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents()))
+    typer.echo()
+    for name, figure in (("mean reward", summary.mean_reward), ("pass rate %", summary.pass_rate)):
+        interval = f", 95% interval {figure['low']:.4g} to {figure['high']:.4g}" if "low" in figure else ""
+        typer.echo(f"{name} over {summary.tasks:,} tasks: {figure['value']:.4g}{interval}")
+    if summary.unscored_tasks:
+        typer.echo(f"{summary.unscored_tasks:,} tasks have no scored rollout: all of theirs failed")
+    typer.echo()
+    print_table(("difficulty", "tasks", ""), _bars(summary.buckets.items()))
+    typer.echo()
+    steps = [f"{10 * step}-{10 * step + 10} %" for step in range(len(summary.pass_rate_histogram))]
+    print_table(("pass rate", "tasks", ""), _bars(list(zip(steps, summary.pass_rate_histogram, strict=True))))
+    typer.echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
+    indices = [task.task_index for task in summary.train_next]
+    prompts = prompts_of_tasks(run, indices) if run is not None else {}
+    low, high = found.transports[0], found.transports[-1]
+    print_table(
+        ("task", "agent", "solved", "mean", "std", f"rewards {low:g}..{high:g}", "prompt"),
+        ([*_profile_cells(task), shortened(prompts.get(task.task_index, ""))] for task in summary.train_next),
+    )
+
+
+def _bars(counts: Iterable[tuple[str, int]]) -> list[tuple[str, str, str]]:
+    pairs = list(counts)
+    most = max(count for _, count in pairs)
+    return [(name, f"{count:,}", bar(count, most)) for name, count in pairs]
+
+
+def _profile_cells(task: TaskProfile) -> tuple[str, ...]:
+    return (
+        str(task.task_index),
+        task.agent,
+        f"{task.solved}/{task.rollouts}",
+        f"{task.mean:.3f}",
+        f"{task.std:.3f}",
+        sparkline(task.histogram),
+    )
+
+
+def diff(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Rollouts before, as of collect.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Rollouts after.")],
+    *,
+    solved_at: SolvedAtOption = 1.0,
+    key: KeyOption = "_ng_task_index",
+    top: TopOption = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two runs over the same tasks: the difference B - A, and the tasks that flipped.
+
+    Tasks are paired; one that only one run has scored counts in neither. The
+    95% interval is that of the difference. A run solves a task if more than
+    half of its rollouts are solved; B fixed or broke the tasks that one of the
+    runs solves alone.
+
+    Exit status: 0, or 1 if B is clearly worse in mean reward, if no task is in
+    both runs, or if a file has problems.
+
+    Example: gym-serve diff before.jsonl after.jsonl
+    """
+    from gym_serve.rollouts.analysis import RunComparison, TaskKey, read_rollouts
+    from gym_serve.rollouts.problems import Problems
+
+    problems, comparison, names = Problems(), RunComparison(solved_at), TaskKey(key)
+    try:
+        comparison.add_a(read_rollouts([run_a], names, problems))
+        comparison.add_b(read_rollouts([run_b], names, problems))
+        summary = comparison.summary(top)
+        if as_json:
+            _print_diff_json(comparison, summary, problems)
+        else:
+            _print_diff(run_a if key == "_ng_task_index" else None, summary)
+    except GymError as error:
+        stop(error, as_json=as_json)
+    if not as_json:
+        print_problems(problems)
+        if not summary.paired_tasks:
+            typer.echo("no task is in both runs; name them by a field of the rows: --key FIELD", err=True)
+    if problems.count or not summary.estimates or summary.estimates[0].verdict == "worse":
+        raise typer.Exit(1)
+
+
+def _print_diff_json(comparison: RunComparison, summary: ComparisonSummary, problems: Problems) -> None:
+    head = {
+        "ok": not problems.count and bool(summary.estimates),
+        **summary._asdict(),
+        "estimates": [_estimate_json(estimate) for estimate in summary.estimates],
+        "flips": [task.task_index for task in summary.flips],
+        "solved_at": comparison.solved_at,
+        "problems": problems.kept,
+    }
+    print_json_stream(head, "per_task", (_difference_json(task) for task in comparison.tasks()))
+
+
+def _estimate_json(estimate: Estimate) -> JSON:
+    return {**vars(estimate), "verdict": estimate.verdict}
+
+
+def _difference_json(task: TaskDifference) -> JSON:
+    return {
+        "task_index": task.task_index,
+        "agent": task.agent,
+        "a": task.a._asdict(),
+        "b": task.b._asdict(),
+        "difference": task.b.mean - task.a.mean,
+        "flip": task.flip,
+    }
+
+
+def _print_diff(run: Path | None, summary: ComparisonSummary) -> None:
+    from gym_serve.rollouts.analysis import prompts_of_tasks
+
+    print_table(
+        ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "B is"),
+        (_estimate_cells(estimate) for estimate in summary.estimates),
+    )
+    typer.echo(
+        f"\n{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
+        f"{summary.only_b:,} in B alone): {summary.fixed:,} fixed, {summary.broken:,} broken"
+    )
+    if summary.different_prompts:
+        typer.echo(
+            f"note: {summary.different_prompts:,} of them have another prompt in B: are these runs of the "
+            "same data set? If their order differs, name tasks by a field of the rows: --key FIELD"
+        )
+    indices = [task.task_index for task in summary.flips]
+    prompts = prompts_of_tasks(run, indices) if run is not None else {}
+    print_table(
+        ("task", "agent", "", "A solved", "B solved", "A mean", "B mean", "prompt"),
+        (
+            (
+                str(task.task_index),
+                task.agent,
+                task.flip or "",
+                _solved(task.a),
+                _solved(task.b),
+                f"{task.a.mean:.3f}",
+                f"{task.b.mean:.3f}",
+                shortened(prompts.get(task.task_index, "")),
+            )
+            for task in summary.flips
+        ),
+    )
+
+
+def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
+    interval = "" if estimate.low is None else f"{estimate.low:+.4g} to {estimate.high:+.4g}"
+    return (
+        estimate.metric,
+        estimate.agent or "all",
+        f"{estimate.tasks:,}",
+        f"{estimate.a:.4g}",
+        f"{estimate.b:.4g}",
+        f"{estimate.difference:+.4g}",
+        interval,
+        estimate.verdict,
+    )
+
+
+def _solved(side: Side) -> str:
+    return f"{side.solved}/{side.rollouts}"
+
+
+def calibrate(
+    rollouts: Annotated[
+        Path, typer.Argument(help="Rollouts, as of collect or reverify, with labels in them.")
+    ],
+    *,
+    label: Annotated[str, typer.Option(help="The field with the person's label: human, metadata.human, ...")],
+    score: Annotated[str, typer.Option(help="The field with the verifier's.")] = "reward",
+    at: Annotated[
+        float | None,
+        typer.Option(help="Compare whether both are at least this number; else the values as they are."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a verifier's verdicts with people's: agreement, Cohen's kappa, and who said what.
+
+    Kappa is the agreement beyond chance: 0 for a judge that guesses, 1 for one
+    that always says what people say. Rollouts without a label are left out.
+
+    Exit status: 0, or 1 if no rollout has a label, or a value cannot be compared.
+
+    Example: gym-serve calibrate out.jsonl --label human --at 0.5
+    """
+    from gym_serve.judging import Calibration
+    from gym_serve.rollouts.records import read_records
+
+    try:
+        if not rollouts.exists():
+            raise InvalidRequest(f"{rollouts}: there is no such file")
+        found = Calibration.of(_labelled(read_records(rollouts), label, score, at))
+    except GymError as error:
+        stop(error, as_json=as_json)
+    if as_json:
+        print_json({"ok": True, **found.to_json()})
+    else:
+        _print_calibration(found)
+
+
+def _labelled(records: Iterator[JSON], label: str, score: str, at: float | None) -> Iterator[tuple[Any, Any]]:
+    for record in records:
+        person = _field_at(record, label)
+        if person is not None:
+            yield _label_of(person, label, at), _label_of(_field_at(record, score), score, at)
+
+
+def _field_at(record: JSON, path: str) -> Any:
+    value: Any = record
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _label_of(value: Any, field: str, at: float | None) -> Any:
+    """The label that a value stands for."""
+    if at is not None:
+        if not isinstance(value, int | float):
+            raise InvalidRequest(f"{field}: {str(value)[:50]!r} is no number to compare with --at")
+        return value >= at
+    if isinstance(value, list | dict):
+        raise InvalidRequest(f"{field}: a {type(value).__name__} is no label")
+    return value
+
+
+def _print_calibration(found: Calibration) -> None:
+    print_table(
+        ("people", "verifier", "rollouts"),
+        ((str(person), str(judge), f"{n:,}") for (person, judge), n in sorted(found.pairs.items(), key=repr)),
+    )
+    kappa = "undefined, as both say one thing only" if found.kappa is None else f"{found.kappa:.3f}"
+    typer.echo(f"\n{found.rows:,} rollouts: agreement {100 * found.agreement:.1f} %, kappa {kappa}")

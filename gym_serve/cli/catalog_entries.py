@@ -1,0 +1,284 @@
+"""The catalog: server types from the entry points of installed packages, and the graph files of a folder.
+
+Inspecting a type imports it. A type that cannot be imported (an extra is not installed) is listed with
+the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from gym_serve.graph.classes import GROUPS, find_class
+from gym_serve.graph.loading import graph_names, load_graph
+from gym_serve.graph.names import nearest
+from gym_serve.graph.spec import SECTIONS
+from gym_serve.servers.base import Server
+from gym_serve.servers.clients import Client, Kind
+from gym_serve.servers.resources import ResourcesServer
+from gym_serve.types.errors import GraphError, NotFound
+
+__all__ = [
+    "NAMES",
+    "Entry",
+    "best_matches",
+    "details",
+    "entries_of",
+    "field_docs",
+    "find_types",
+    "graph_entries",
+]
+
+NAMES: dict[Kind, str] = {"resources": "environment", "agent": "agent", "model": "model"}
+"""What each kind is called here: an environment is what a resources server serves."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A server type or a graph file.
+
+    Attributes:
+        kind: ``environment``, ``agent``, ``model`` or ``graph``.
+        name: what to write as ``type``; the path of a graph.
+        package: the distribution that brings it, with its version.
+        import_path: ``package.module:Class`` of a type.
+        summary: its first sentence.
+        error: why it cannot be looked at.
+        server: its class.
+    """
+
+    kind: str
+    name: str
+    package: str = ""
+    import_path: str = ""
+    summary: str = ""
+    error: str | None = None
+    server: type[Server] | None = field(default=None, repr=False)
+
+    def public(self) -> dict[str, Any]:
+        """The entry as JSON can hold it."""
+        shown = {key: value for key, value in vars(self).items() if key != "server"}
+        return {key: value for key, value in shown.items() if value not in ("", None)}
+
+
+def entries_of(kinds: set[str], folder: Path) -> list[Entry]:
+    """All entries of some kinds: types by kind and name, then the graphs of a folder."""
+    found = [
+        entry for kind, name in NAMES.items() if not kinds or name in kinds for entry in type_entries(kind)
+    ]
+    if not kinds or "graph" in kinds:
+        found += graph_entries(folder)
+    return found
+
+
+def type_entries(kind: Kind) -> Iterator[Entry]:
+    """The server types of a kind, by name."""
+    for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: point.name):
+        yield _type_entry(kind, point)
+
+
+def graph_entries(folder: Path) -> Iterator[Entry]:
+    """The graph files of a folder; other YAML files are left out."""
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        entry = graph_entry(path)
+        if entry.error is None:
+            yield entry
+
+
+def graph_entry(path: Path) -> Entry:
+    """The entry of a graph file; its summary is the comment that it begins with."""
+    try:
+        specs = [load_graph(path, application=name).spec for name in graph_names(path)]
+    except GraphError as error:
+        return Entry("graph", str(path), error="; ".join(error.problems))
+    if not any(getattr(spec, section) for spec in specs for section in SECTIONS):
+        return Entry("graph", str(path), error="no graph: it has neither models, resources nor agents")
+    return Entry("graph", str(path), summary=_first_comment(path))
+
+
+def _type_entry(kind: Kind, point: EntryPoint) -> Entry:
+    package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
+    try:
+        server = find_class(kind, point.name)
+    except GraphError as error:
+        return Entry(NAMES[kind], point.name, package, point.value, error="; ".join(error.problems))
+    return Entry(NAMES[kind], point.name, package, point.value, summary_of(server), server=server)
+
+
+def summary_of(server: type[Server]) -> str:
+    """First paragraph of the docstring of a class, in one line."""
+    text = inspect.cleandoc(server.__doc__ or "").partition("\n\n")[0]
+    return " ".join(text.split()).replace("``", "`")
+
+
+def _first_comment(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").lstrip().splitlines()
+    return lines[0].lstrip("#").strip() if lines and lines[0].startswith("#") else ""
+
+
+_LONGEST_DEFAULT = 60
+_FILES = {"README.md": "readme", "fixtures.jsonl": "fixtures", "data": "data"}
+
+
+def find_types(name: str) -> list[Entry]:
+    """The types of a name, an entry point's or an import path.
+
+    Raises:
+        NotFound: there is none; names the nearest.
+        GraphError: the import path leads to no server class.
+    """
+    if ":" in name:
+        return [_imported(name)]
+    known = [entry for kind in NAMES for entry in type_entries(kind)]
+    found = [entry for entry in known if entry.name == name]
+    if not found:
+        raise NotFound(f"no environment, agent or model {name!r}{nearest(name, [e.name for e in known])}")
+    return found
+
+
+def details(entry: Entry) -> dict[str, Any]:
+    """A type as JSON can hold it: ``settings``, for an environment ``tools``, and its ``files``."""
+    shown = entry.public()
+    if entry.server is not None:
+        shown["description"] = inspect.cleandoc(entry.server.__doc__ or "")
+        shown["settings"] = list(_settings(entry.server))
+        if issubclass(entry.server, ResourcesServer):
+            shown["reverify_mode"] = entry.server.reverify_mode
+            shown["tools"] = [spec.openai() for spec in entry.server.tools.values()]
+        shown["files"] = files_of(entry.server)
+    return shown
+
+
+def files_of(server: type[Server]) -> dict[str, str]:
+    """README, fixtures and data beside the module of a class, as far as they are there."""
+    folder = Path(inspect.getfile(server)).parent
+    return {what: str(folder / name) for name, what in _FILES.items() if (folder / name).exists()}
+
+
+def _imported(import_path: str) -> Entry:
+    problems: list[str] = []
+    for kind, name in NAMES.items():
+        try:
+            server = find_class(kind, import_path)
+        except GraphError as error:
+            problems += error.problems
+        else:
+            return Entry(name, import_path, "", import_path, summary_of(server), server=server)
+    # Each kind was tried; what is wrong apart from the kind is said by all of them alike.
+    raise GraphError(next((p for p in problems if "belongs under" not in p), problems[0]))
+
+
+def _settings(server: type[Server]) -> Iterator[dict[str, str]]:
+    schema = server.Config.model_json_schema(by_alias=False)
+    meaning = field_docs(server.Config)
+    for name, info in server.Config.model_fields.items():
+        yield {
+            "name": name,
+            "type": _type(info, schema["properties"][name], schema.get("$defs", {})),
+            "default": _default(info),
+            "description": " ".join(meaning.get(name, "").split()).replace("``", "`"),
+        }
+
+
+def _type(info: FieldInfo, shape: dict[str, Any], definitions: dict[str, Any]) -> str:
+    for annotation in (info.annotation, *get_args(info.annotation)):
+        if isinstance(annotation, type) and issubclass(annotation, Client):
+            return f"name of {'an' if annotation.kind == 'agent' else 'a'} {annotation.kind} server"
+        if annotation is SecretStr:
+            return "secret"
+    return _shape(shape, definitions)
+
+
+def _shape(shape: dict[str, Any], definitions: dict[str, Any]) -> str:
+    if "$ref" in shape:
+        return _shape(definitions[shape["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in shape:
+        options = (_shape(option, definitions) for option in shape["anyOf"])
+        return " or ".join(option for option in options if option != "null")
+    if "enum" in shape or "const" in shape:
+        return ", ".join(str(value) for value in shape.get("enum", [shape.get("const")]))
+    if shape.get("type") == "array":
+        items = shape.get("items")
+        return f"list of {_shape(items, definitions)}" if items else "list"
+    return {"object": "mapping"}.get(shape.get("type", ""), str(shape.get("type", "any")))
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "(required)"
+    default = info.get_default(call_default_factory=True, validated_data={})
+    if default is None or isinstance(default, SecretStr):
+        return ""
+    text = json.dumps(default, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_DEFAULT else "(long)"
+
+
+def best_matches(entries: Iterable[Entry], words: Iterable[str]) -> list[Entry]:
+    """The entries that have every word, in any case; the best match first.
+
+    A word in the name counts most, then one in the summary, then one anywhere else.
+    """
+    wanted = [word.casefold() for word in words]
+    scored = []
+    for entry in entries:
+        weighted = [(weight, text.casefold()) for weight, text in _texts(entry)]
+        ranks = [max((weight for weight, text in weighted if word in text), default=0) for word in wanted]
+        if all(ranks):
+            scored.append((sum(ranks), entry))
+    return [entry for _, entry in sorted(scored, key=lambda pair: -pair[0])]
+
+
+def _texts(entry: Entry) -> Iterator[tuple[int, str]]:
+    yield 8, entry.name
+    yield 4, entry.summary
+    yield 2, f"{entry.kind} {entry.package} {entry.import_path}"
+    if entry.kind == "graph":
+        yield 1, Path(entry.name).read_text(encoding="utf-8")
+    if (server := entry.server) is None:
+        return
+    yield 2, inspect.getdoc(server) or ""
+    if issubclass(server, ResourcesServer):
+        for spec in server.tools.values():
+            yield 2, f"tool {spec.name} {spec.description}"
+    meaning = field_docs(server.Config)
+    for name in server.Config.model_fields:
+        yield 1, f"{name} {meaning.get(name, '')}"
+    if (readme := files_of(server).get("readme")) is not None:
+        yield 1, Path(readme).read_text(encoding="utf-8", errors="replace")
+
+
+def field_docs(model: type[BaseModel]) -> dict[str, str]:
+    """The meaning of every field that has one: its ``description``, else the docstring below it."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if issubclass(cls, BaseModel) and cls is not BaseModel:
+            found |= _docstrings(cls)
+    given = {name: info.description for name, info in model.model_fields.items() if info.description}
+    return {name: meaning for name, meaning in {**found, **given}.items() if name in model.model_fields}
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """Those in the body of a class; none if there is no source, as for a class made by a function."""
+    found: dict[str, str] = {}
+    with suppress(OSError, TypeError):
+        definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
+                ):
+                    found[name] = inspect.cleandoc(docstring)
+    return found

@@ -1,0 +1,289 @@
+"""`gym-serve up`, `status`, `logs` and `down`: graphs that keep running after the command."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_serve.cli import local_ray
+from gym_serve.cli.completion import graphs, servers
+from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
+from gym_serve.cli.printing import print_json, print_table
+from gym_serve.graph.loading import load_graph
+from gym_serve.graph.preflight import problems_here
+from gym_serve.graph.resolving import resolve
+from gym_serve.routing.ports import HTTP_PORT, free_port
+from gym_serve.types.errors import GraphError, GymError, NotFound
+
+__all__ = ["down", "logs", "status", "up"]
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Ray cluster; by default RAY_ADDRESS, the one that up has started, or another one here.",
+    ),
+]
+
+
+def up(
+    file: FileArgument,
+    *,
+    set_: SetOption = None,
+    application: ApplicationOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Ray cluster, or auto; by default RAY_ADDRESS, or the one that up has started.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="HTTP port, if no graph is served there yet. [default: 8000, else any]")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a graph, and leave it running; a running one of the same name is updated in place.
+
+    Without a Ray to join, one is started on this machine; it stays until
+    gym-serve down --all.
+
+    Exit status: 0 once every server is ready, or 1 if the graph has a problem or did not start.
+
+    Example: gym-serve up graphs/math.yaml
+    """
+    try:
+        source = load_graph(file, overrides=set_ or (), application=application)
+        graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+        if local_ray.use(address) is None:
+            if problems := problems_here(graph):
+                raise GraphError(problems, source=source.path)
+            typer.echo("starting Ray ...", err=True)
+            local_ray.start()
+        local_ray.connect(address)
+        # Only now: what joins Ray reads its environment when it is imported.
+        from gym_serve.client.cluster import start_serve
+        from gym_serve.client.deployed import launch
+        from gym_serve.routing.serve_compat import http_address, serve_is_running
+
+        if not serve_is_running():
+            start_serve(port or free_port(HTTP_PORT))
+        typer.echo(f"starting {source.name} ...", err=True)
+        launch(graph, source.name, source.route_prefix, source=source.path)
+        url = http_address() + source.route_prefix.rstrip("/")
+    except GymError as error:
+        stop(error, as_json=as_json)
+    if as_json:
+        print_json({"ok": True, "name": source.name, "url": url})
+    else:
+        typer.echo(f"{source.name} runs at {url}")
+
+
+_UNHEALTHY = 3
+
+
+def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """List the graphs that run, with their servers and replicas, and why a deploy has failed.
+
+    Exit status: 0 all of them are running; 1 there is no Ray; 3 one is not.
+
+    Example: gym-serve status
+    """
+    try:
+        local_ray.connect(address)
+        applications = _applications()
+    except GymError as error:
+        stop(error, as_json=as_json)
+    healthy = all(application["status"] == "RUNNING" for application in applications.values())
+    if as_json:
+        print_json({"ok": healthy, "applications": applications})
+    elif not applications:
+        typer.echo("no graph runs")
+    else:
+        print_table(("graph", "server", "status", "replicas", ""), _status_rows(applications))
+        for line in _reasons(applications):
+            typer.echo(line)
+    if not healthy:
+        raise typer.Exit(_UNHEALTHY)
+
+
+def _applications() -> dict[str, Any]:
+    from ray import serve
+
+    from gym_serve.client.deployed import states
+    from gym_serve.graph.health import reason
+    from gym_serve.routing.serve_compat import http_address, route_prefix, serve_is_running
+
+    if not serve_is_running():
+        return {}
+    applications: dict[str, Any] = {}
+    for name, application in serve.status().applications.items():
+        servers = {
+            server: {
+                "status": str(deployment.status.value),
+                "message": reason(deployment.message),
+                "replicas": {str(state): count for state, count in deployment.replica_states.items()},
+            }
+            for server, deployment in application.deployments.items()
+        }
+        applications[name] = {
+            "status": str(application.status.value),
+            "message": reason(application.message),
+            "url": http_address() + route_prefix(name),
+            # After a file that it could not build, Serve names none of those that go on.
+            "servers": servers or states(name),
+        }
+    return applications
+
+
+def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, application in applications.items():
+        yield name, "", application["status"], "", application["url"]
+        for server, state in application["servers"].items():
+            replicas = ", ".join(f"{count} {kind.lower()}" for kind, count in state["replicas"].items())
+            yield "", server, state["status"], replicas, ""
+
+
+def _reasons(applications: dict[str, Any]) -> Iterator[str]:
+    """A line for everything that has failed."""
+    for name, application in applications.items():
+        servers = application["servers"].items()
+        told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}
+        yield from (f"{place}: {message}" for place, message in told.items() if message)
+
+
+def down(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The graph to stop.", autocompletion=graphs)
+    ] = None,
+    *,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Stop the Ray that up has started, with all of its graphs.")
+    ] = False,
+    address: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a graph. With --all, stop every graph and the Ray of gym-serve up; never any other Ray.
+
+    Exit status: 0, or 1 if there was nothing to stop.
+
+    Example: gym-serve down math
+    """
+    if all_ == (name is not None) or (all_ and address is not None):
+        raise typer.BadParameter("give the NAME of a graph, or --all")
+    try:
+        stopped = _stop_all() if name is None else _stop_graph(name, address)
+    except GymError as error:
+        stop(error, as_json=as_json)
+    if as_json:
+        print_json({"ok": True, "stopped": stopped})
+    else:
+        typer.echo(f"stopped {stopped}")
+
+
+def _stop_all() -> str:
+    ray = local_ray.started()
+    if ray is None:
+        raise NotFound(
+            "gym-serve up has started no Ray that still runs; stop graphs elsewhere by their names"
+        )
+    local_ray.stop(ray)
+    return f"the Ray at {ray.address}"
+
+
+def _stop_graph(name: str, address: str | None) -> str:
+    local_ray.connect(address)
+    from ray import serve
+
+    from gym_serve.routing.serve_compat import serve_is_running
+
+    running = list(serve.status().applications) if serve_is_running() else []
+    if name not in running:
+        raise NotFound(f"no graph {name!r} runs; there is {', '.join(running) or 'none'}")
+    serve.delete(name)
+    return name
+
+
+_POLL_SECONDS = 0.5
+
+
+def logs(
+    server: Annotated[
+        str,
+        typer.Argument(metavar="SERVER", help="Name of a server in a running graph.", autocompletion=servers),
+    ],
+    *,
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The graph, if several have such a server.", autocompletion=graphs),
+    ] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="The last lines of each replica.")] = 100,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, to Ctrl-C.")] = False,
+    address: ClusterOption = None,
+) -> None:
+    """Print the logs of a server of a running graph, from this machine.
+
+    Exit status: 0, or 1 if no graph has the server, or it has no logs here; 130
+    where --follow was ended by Ctrl-C.
+
+    Example: gym-serve logs math_agent --lines 20
+    """
+    try:
+        local_ray.connect(address)
+        prefix = f"replica_{_graph_of(server, graph)}_{server}_"
+    except GymError as error:
+        stop(error)
+    directory = local_ray.logs_directory() / "serve"
+    shown: dict[Path, int] = {}
+    while True:
+        # By prefix and not by pattern: a name may hold characters that a pattern gives a meaning.
+        found = sorted(path for path in directory.glob("replica_*.log") if path.name.startswith(prefix))
+        for path in found:
+            shown[path] = _print_log(path, shown.get(path), lines)
+        if not follow:
+            break
+        time.sleep(_POLL_SECONDS)
+    if not shown:
+        typer.echo(f"{server} has no logs on this machine ({directory})", err=True)
+        raise typer.Exit(1)
+
+
+def _graph_of(server: str, graph: str | None) -> str:
+    from ray import serve
+
+    from gym_serve.routing.serve_compat import serve_is_running
+
+    applications = serve.status().applications if serve_is_running() else {}
+    if graph is not None and graph not in applications:
+        raise NotFound(f"no graph {graph!r} runs; there is {', '.join(applications) or 'none'}")
+    names = [
+        name for name, app in applications.items() if server in app.deployments and graph in (None, name)
+    ]
+    if len(names) != 1:
+        known = sorted({name for app in applications.values() for name in app.deployments})
+        problem = (
+            f"it is in {', '.join(names)}: choose with --graph" if names else f"there is {', '.join(known)}"
+        )
+        raise NotFound(f"server {server!r}: {problem or 'no graph runs'}")
+    return names[0]
+
+
+def _print_log(path: Path, offset: int | None, lines: int) -> int:
+    """Print what was added to a file, or its last lines; returns where it ends."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        if offset is None:
+            typer.echo(f"==> {path.name} <==")
+            new = list(deque(file, maxlen=lines))
+        else:
+            file.seek(offset)
+            new = list(file)
+        for line in new:
+            typer.echo(line, nl=False)
+        return file.tell()
