@@ -1,31 +1,41 @@
-"""Metrics of a stream of rollouts, in the memory of a few numbers for each.
+"""The metrics of rollouts: `Aggregator` for a stream, `aggregate_metrics` for a list.
 
-Invariants: the result does not depend on the order in which rollouts arrive; a rollout
-added twice (a journal replayed after a crash) counts once, as last added; a failed rollout
-counts among the failures and the missing ones, never as a score.
+`Aggregator` keeps a few numbers of each rollout. Its result does not depend on the order in which rollouts
+arrive. A rollout that is added twice (a journal replayed after a crash) counts once, as last added. A failed
+rollout counts as failed and missing, never as a score.
+
+`aggregate_metrics` and `pass_majority_metrics` keep the order in which the rollouts of a task are given, as
+NeMo Gym does: it defines which are the first k. `Aggregator` orders them by rollout index.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from gym_serve.metrics.estimators import Clusters
 from gym_serve.metrics.records import (
     ROLLOUT_INDEX,
+    STATISTICS_ONLY,
     TASK_INDEX,
     Group,
+    MetricSpec,
+    RecordStore,
     failure_class,
+    read_index,
     read_record,
-    read_stamp,
 )
-from gym_serve.metrics.report import Groups, group_metrics, overall_metrics
-from gym_serve.metrics.spec import STATISTICS_ONLY, MetricSpec
-from gym_serve.metrics.store import RecordStore
+from gym_serve.metrics.report import Groups, group_metrics, overall_metrics, score_metrics
+from gym_serve.types.errors import InvalidRequest
 
-__all__ = ["Aggregator"]
+__all__ = [
+    "Aggregator",
+    "aggregate_metrics",
+    "pass_majority_metrics",
+]
 
 
 class Aggregator:
@@ -43,15 +53,15 @@ class Aggregator:
         self._failed: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, rollout: Mapping[str, Any]) -> None:
-        """Take one rollout, scored or failed, into account; nothing of it is held on to.
+        """Add one rollout, scored or failed; no reference to it is kept.
 
         Args:
             rollout: a line of the output JSONL, with its task and rollout index.
 
         Raises:
-            InvalidRequest: an index is missing or is no integer.
+            InvalidRequest: an index is missing or not an integer.
         """
-        task, index = read_stamp(rollout, TASK_INDEX), read_stamp(rollout, ROLLOUT_INDEX)
+        task, index = read_index(rollout, TASK_INDEX), read_index(rollout, ROLLOUT_INDEX)
         failure = failure_class(rollout)
         if failure is not None:
             self.failures[failure] += 1
@@ -105,3 +115,71 @@ class _StoredGroups:
                 [self._store[position] for position in latest.values()],
                 expected=len(latest.keys() | failed),
             )
+
+
+def aggregate_metrics(
+    verify_responses: Iterable[Mapping[str, Any]],
+    spec: MetricSpec = STATISTICS_ONLY,
+) -> dict[str, Any]:
+    """The answer of ``POST /aggregate_metrics``.
+
+    Args:
+        verify_responses: rollouts; ``_ng_task_index`` defaults to 0 and ``_ng_rollout_index`` to
+            the rollout's place among those of its task.
+        spec: the environment's metrics.
+
+    Returns:
+        ``group_level_metrics``, ``agent_metrics`` and ``key_metrics`` as in NeMo Gym. gym_serve
+        adds ``confidence`` (for each key of ``agent_metrics``, the number of tasks behind it,
+        and the 95% interval of an average) and ``failures`` (rollouts left out, by class).
+
+    Raises:
+        InvalidRequest: a rollout is not an object, an index is not an integer, or two rollouts have the same
+            indices.
+    """
+    groups: dict[int, Group] = {}
+    seen: defaultdict[int, set[int]] = defaultdict(set)
+    failures: Counter[str] = Counter()
+    for rollout in verify_responses:
+        if not isinstance(rollout, Mapping):
+            raise InvalidRequest(f"a rollout must be a JSON object, got {str(rollout)[:50]!r}")
+        task = read_index(rollout, TASK_INDEX, default=0)
+        index = read_index(rollout, ROLLOUT_INDEX, default=len(seen[task]))
+        if index in seen[task]:
+            raise InvalidRequest(f"rollout {index} of task {task} is given twice")
+        seen[task].add(index)
+        group = groups.setdefault(task, Group(task, [], expected=0))
+        group.expected += 1
+        failure = failure_class(rollout)
+        if failure is not None:
+            failures[failure] += 1
+        else:
+            group.rollouts.append(read_record(rollout, index, spec))
+    ordered = [groups[task] for task in sorted(groups)]
+    return {
+        "group_level_metrics": [group_metrics(group) for group in ordered],
+        **overall_metrics([group for group in ordered if group.rollouts], spec),
+        "failures": dict(sorted(failures.items())),
+    }
+
+
+def pass_majority_metrics(tasks: Sequence[Sequence[Mapping[str, Any]]], spec: MetricSpec) -> dict[str, Any]:
+    """pass@k, pass@1[avg-of-k], majority@k and their spread alone, for rollouts grouped by task.
+
+    Args:
+        tasks: the scored rollouts of each task. A task without any counts as one without an
+            answer in majority@k, so leave out failed rollouts together with their empty task.
+        spec: the scores, and the field of the answer.
+
+    Returns:
+        Percentages by key, with ``per_sample_aggregate``; empty for no tasks.
+    """
+    groups = [
+        Group(
+            task,
+            [read_record(rollout, index, spec) for index, rollout in enumerate(rollouts)],
+            expected=len(rollouts),
+        )
+        for task, rollouts in enumerate(tasks)
+    ]
+    return score_metrics(groups, spec, Clusters(len(groups)))[0]

@@ -1,47 +1,103 @@
-"""The few facts of a rollout that metrics need, and how they are read from its JSON.
+"""What metrics are computed from: the spec of an environment, and the few facts kept of each rollout.
 
-Invariants: a number is finite, and small enough that squares and sums stay so (NaN and
-infinities are not JSON, and one would swallow every mean it enters: they count as missing);
-booleans are 0 and 1; a failed rollout has no score at all, rather than a score of 0.
-Nothing here trusts the verifier's own fields: a value of an unexpected type is a missing
-value, never an exception.
+- `MetricSpec` declares an environment's metrics as data, so that a collector can aggregate a million
+  rollouts as a stream and needs nothing else of the environment.
+- `read_record` reads those facts from a rollout's JSON. Numbers are finite, and small enough that their
+  squares and sums stay finite (one NaN would swallow every mean it enters: it counts as missing). Booleans
+  are 0 and 1. A failed rollout has no score, rather than a score of 0. The verifier's own fields are not
+  trusted: a value of an unexpected type counts as missing and never raises.
+- `RecordStore` keeps the records in about 8 bytes a number. All numbers are in one flat array; a rollout is
+  a slice of it, whose names are one of a few schemas, because rollouts of one environment have the same
+  fields, give or take an optional one. Equal answers and labels are stored once.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import orjson
 
-from gym_serve.metrics.spec import MetricSpec, Score
 from gym_serve.types.errors import InvalidRequest
 
 __all__ = [
     "LATENCY_FIELD",
     "ROLLOUT_INDEX",
+    "STATISTICS_ONLY",
     "TASK_INDEX",
+    "Breakdown",
     "Group",
+    "MetricSpec",
+    "RecordStore",
     "RolloutRecord",
+    "Score",
     "failure_class",
+    "read_index",
     "read_record",
-    "read_stamp",
 ]
 
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
 LATENCY_FIELD = "_ng_latency_s"
-"""Numeric field with the seconds that an episode took, where the collector stamps it."""
+"""Seconds that the episode took, as the collector measured it."""
 
 _LARGEST = 1e150
 _SHORT_ANSWER = 64  # characters; a longer answer is kept as a digest: majority only asks "the same?"
+_T = TypeVar("_T", bound=Hashable)
+_EXACT = 2**53  # integers up to here survive as floats
+
+
+@dataclass(frozen=True)
+class Score:
+    """A named score of a rollout, read from one of its top-level fields."""
+
+    name: str
+    """Name in the metrics: ``accuracy`` gives ``pass@1/accuracy``."""
+    field: str = "reward"
+    """Numeric field of the rollout that holds the score."""
+    requires: str | None = None
+    """The rollout has this score only where this other field is present and not null."""
+    above: float | None = None
+    """When given, the score is 1 for a value above this threshold and 0 otherwise."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The mean reward for each value of a field, as ``mean/reward_{prefix}{value}``."""
+
+    field: str
+    prefix: str = ""
+    missing: str | None = None
+    """Value for rollouts without the field; None leaves them out."""
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """The metrics of one environment. The default has the statistics of numeric fields alone."""
+
+    scores: tuple[Score, ...] = ()
+    """Scores that get pass@k, averages and, with ``answer``, majority@k."""
+    answer: str | None = None
+    """Field of the extracted answer; with it come majority@k and the score ``no_answer``."""
+    subset: str | None = None
+    """Field whose values split the tasks; ``easy/pass@1/accuracy`` for the value ``easy``."""
+    sample_std_dev: bool = False
+    """Add ``avg_sample_std_dev``, the spread within a task (a fraction, not a percentage)."""
+    breakdowns: tuple[Breakdown, ...] = ()
+    key_metrics: tuple[str, ...] = ("mean/*",)
+    """Patterns of the headline metrics: see `select_key_metrics`."""
+
+
+STATISTICS_ONLY = MetricSpec()
+"""No scores: the statistics of numeric fields, which every environment has."""
 
 
 @dataclass(slots=True)
 class RolloutRecord:
-    """What is kept of one rollout that was scored."""
+    """The facts kept of one scored rollout."""
 
     index: int
     fields: dict[str, int | float]
@@ -58,8 +114,7 @@ class Group:
     task_index: int
     rollouts: list[RolloutRecord]
     expected: int
-    """How many rollouts the task has, those that failed or are missing included."""
-    row: Mapping[str, Any] = field(default_factory=lambda: {"agent_ref": {"name": "agent"}})
+    """How many rollouts the task should have, failed and missing ones included."""
 
 
 def read_record(rollout: Mapping[str, Any], index: int, spec: MetricSpec) -> RolloutRecord:
@@ -77,15 +132,15 @@ def read_record(rollout: Mapping[str, Any], index: int, spec: MetricSpec) -> Rol
     return RolloutRecord(index, _numeric_fields(rollout), scores, answer, labels)
 
 
-def read_stamp(rollout: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """An index that the collector stamped on a rollout.
+def read_index(rollout: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """The task or rollout index of a rollout.
 
     Raises:
-        InvalidRequest: it is no 64-bit integer, or is missing and has no ``default``.
+        InvalidRequest: it is not a 64-bit integer, or is missing and has no ``default``.
     """
     value = rollout.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise InvalidRequest(f"rollout field {key!r} must be a 64-bit integer, not a {type(value).__name__}")
+        raise InvalidRequest(f"`{key}` must be a 64-bit integer, got a {type(value).__name__}")
     return value
 
 
@@ -147,3 +202,73 @@ def _comparable(answer: object) -> Hashable:
         except orjson.JSONEncodeError:  # too deep or no JSON: cannot be compared, so equal to no other
             return object()
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class RecordStore:
+    """Rollout records by position, in the order they were appended."""
+
+    def __init__(self) -> None:
+        self.tasks = array("q")
+        self.indices = array("q")
+        self._fields = _NumberRows()
+        self._scores = _NumberRows()
+        self._answers: _Interned[Hashable] = _Interned()
+        self._labels: _Interned[tuple[str | None, ...]] = _Interned()
+
+    def append(self, task: int, record: RolloutRecord) -> None:
+        """Store ``record`` as a rollout of ``task``."""
+        self.tasks.append(task)
+        self.indices.append(record.index)
+        self._fields.append(record.fields)
+        self._scores.append(record.scores)
+        self._answers.append(record.answer)
+        self._labels.append(record.labels)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, position: int) -> RolloutRecord:
+        return RolloutRecord(
+            self.indices[position],
+            self._fields[position],
+            self._scores[position],
+            self._answers[position],
+            self._labels[position],
+        )
+
+
+class _NumberRows:
+    def __init__(self) -> None:
+        self._schemas: _Interned[tuple[tuple[str, bool], ...]] = _Interned()  # (name, is an integer)
+        self._ends = array("q", [0])
+        self._numbers = array("d")
+
+    def append(self, row: Mapping[str, int | float]) -> None:
+        self._schemas.append(
+            tuple((name, isinstance(value, int) and abs(value) <= _EXACT) for name, value in row.items())
+        )
+        self._numbers.extend(row.values())
+        self._ends.append(len(self._numbers))
+
+    def __getitem__(self, position: int) -> dict[str, int | float]:
+        numbers = self._numbers[self._ends[position] : self._ends[position + 1]]
+        return {
+            name: int(value) if is_integer else value
+            for (name, is_integer), value in zip(self._schemas[position], numbers, strict=True)
+        }
+
+
+class _Interned(Generic[_T]):
+    def __init__(self) -> None:
+        self._codes = array("q")
+        self._code_of: dict[_T, int] = {}
+        self._values: list[_T] = []
+
+    def append(self, value: _T) -> None:
+        code = self._code_of.setdefault(value, len(self._values))
+        if code == len(self._values):
+            self._values.append(value)
+        self._codes.append(code)
+
+    def __getitem__(self, position: int) -> _T:
+        return self._values[self._codes[position]]

@@ -1,26 +1,132 @@
-"""The metrics of a set of groups: `group_metrics` of each task, `overall_metrics` of all.
+"""The metrics of groups: `group_metrics` of each task, `overall_metrics` of all tasks, and the headline
+metrics.
 
-Groups are read one at a time, several times over, so that the caller may rebuild them
-from a compact store instead of holding them.
+Groups are read one at a time, several times over, so that the caller may rebuild them from a compact store
+instead of holding them.
+
+Which tasks count is as in NeMo Gym. pass@k averages the tasks with at least k rollouts (fewer cannot
+estimate it), pass@1[avg-of-k] every task that has a score, majority@k every task, with 0 for a task without
+an answer. These sets differ, so each figure carries its own number of tasks. ``per_sample_aggregate`` is the
+average of the i-th rollouts ("run" i) alone; the standard deviation across runs is taken over these
+averages.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from gym_serve.metrics.bootstrap import Clusters, Figure
-from gym_serve.metrics.describe import describe
-from gym_serve.metrics.headlines import select_key_metrics
-from gym_serve.metrics.records import ROLLOUT_INDEX, TASK_INDEX, Group, RolloutRecord
-from gym_serve.metrics.scoring import ScoreMetrics, ScoreShape
-from gym_serve.metrics.spec import MetricSpec
+from gym_serve.metrics.estimators import (
+    Clusters,
+    Figure,
+    average_curve,
+    describe,
+    majority_curve,
+    pass_curve,
+    spread_curve,
+    stdev,
+)
+from gym_serve.metrics.records import ROLLOUT_INDEX, TASK_INDEX, Group, MetricSpec, RolloutRecord
 
-__all__ = ["Groups", "field_columns", "group_metrics", "overall_metrics", "score_metrics"]
+__all__ = [
+    "Groups",
+    "ScoreMetrics",
+    "ScoreShape",
+    "field_columns",
+    "group_metrics",
+    "overall_metrics",
+    "score_metrics",
+    "select_key_metrics",
+]
+
+
+class ScoreShape:
+    """The names of the scores and the largest k of a set of tasks: what must be known first."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.max_k = 0
+
+    def see(self, rollouts: Sequence[RolloutRecord]) -> None:
+        """Take one task's rollouts into account."""
+        self.max_k = max(self.max_k, len(rollouts))
+        for rollout in rollouts:
+            self.names.update(rollout.scores)
+
+
+class ScoreMetrics:
+    """Accumulates tasks one by one, and holds nothing of them.
+
+    Args:
+        shape: made from the same tasks beforehand.
+        clusters: clusters of the tasks, for the confidence intervals.
+        spec: whether there is an answer to vote on, and whether to add ``avg_sample_std_dev``.
+    """
+
+    def __init__(self, shape: ScoreShape, clusters: Clusters, spec: MetricSpec) -> None:
+        self._max_k = shape.max_k
+        self._names = sorted(shape.names)
+        self._spec = spec
+
+        def curves(scale: float = 100.0) -> dict[str, list[Figure]]:
+            return {name: [Figure(clusters, scale) for _ in range(self._max_k)] for name in self._names}
+
+        self._pass, self._average, self._majority, self._runs = curves(), curves(), curves(), curves()
+        self._spread = curves(1.0)
+
+    def add(self, cluster: int, rollouts: Sequence[RolloutRecord]) -> None:
+        """Add one task's rollouts, in the order that defines "the first k"."""
+        for name in self._names:
+            scores = [rollout.scores.get(name) for rollout in rollouts]
+            present = [score for score in scores if score is not None]
+            _add_curve(self._pass[name], cluster, pass_curve(present))
+            _add_curve(self._average[name], cluster, average_curve(scores, self._max_k))
+            _add_curve(self._runs[name], cluster, scores)
+            if self._spec.answer is not None:
+                votes = [(rollout.answer, score) for rollout, score in zip(rollouts, scores, strict=True)]
+                _add_curve(self._majority[name], cluster, majority_curve(votes, self._max_k))
+            if self._spec.sample_std_dev:
+                _add_curve(self._spread[name], cluster, spread_curve(scores, self._max_k))
+
+    def metrics(self) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+        """The metrics by key, and under the same keys the confidence of each."""
+        figures: dict[str, Figure] = {}
+        runs: dict[str, list[float]] = {}
+        for name in self._names:
+            for k in range(1, self._max_k + 1):
+                figures[f"pass@{k}/{name}"] = self._pass[name][k - 1]
+                figures[f"pass@1[avg-of-{k}]/{name}"] = self._average[name][k - 1]
+                figures[f"majority@{k}/{name}"] = self._majority[name][k - 1]
+                figures[f"pass@1[avg-of-{k}]/{name}/avg_sample_std_dev"] = self._spread[name][k - 1]
+            if values := [run.value for run in self._runs[name] if run.num_tasks]:
+                runs[name] = values
+        figures = {key: figure for key, figure in figures.items() if figure.num_tasks}
+        metrics: dict[str, Any] = {key: figure.value for key, figure in figures.items()}
+        confidence = {key: figure.confidence() for key, figure in figures.items()}
+        metrics["per_sample_aggregate"] = runs
+        for name, values in runs.items():
+            tasks: dict[str, float] = {"num_tasks": self._average[name][-1].num_tasks}
+            for k in range(2, self._max_k + 1):
+                if len(first := values[:k]) > 1:
+                    key = f"pass@1[avg-of-{k}]/{name}"
+                    deviation = stdev(first)
+                    metrics[f"{key}/std_dev_across_runs"] = deviation
+                    metrics[f"{key}/std_err_across_runs"] = deviation / math.sqrt(len(first))
+                    for kind in ("std_dev", "std_err"):
+                        confidence[f"{key}/{kind}_across_runs"] = tasks
+        return metrics, confidence
+
+
+def _add_curve(figures: Sequence[Figure], cluster: int, curve: Iterable[float | None]) -> None:
+    for figure, value in zip(figures, curve, strict=False):
+        if value is not None:
+            figure.add(cluster, value)
+
 
 Metrics = dict[str, Any]
 Confidence = dict[str, dict[str, float]]
@@ -40,7 +146,7 @@ def group_metrics(group: Group) -> Metrics:
     return {
         TASK_INDEX: group.task_index,
         **describe(field_columns(group.rollouts), num_rollouts),
-        "sample": dict(group.row),
+        "sample": {"agent_ref": {"name": "agent"}},  # as in NeMo Gym
         "num_rollouts": num_rollouts,
         "expected_num_rollouts": group.expected,
         "missing_num_rollouts": group.expected - num_rollouts,
@@ -146,3 +252,44 @@ def _rewards_by_label(group: Group, spec: MetricSpec) -> dict[str, list[float]]:
             if label is not None and reward is not None:
                 rewards[breakdown.prefix + label].append(reward)
     return rewards
+
+
+_SPREAD_SUFFIXES = ("std_dev_across_runs", "std_err_across_runs", "avg_sample_std_dev")
+
+
+def select_key_metrics(agent_metrics: Mapping[str, Any], patterns: Iterable[str]) -> dict[str, Any]:
+    """The metrics whose keys match a pattern, in the order of the patterns.
+
+    Args:
+        agent_metrics: all metrics by key.
+        patterns: keys in which ``*`` stands for any text and ``{k}`` for a number. Of the keys
+            that match a pattern with ``{k}``, those with the highest k count: for each subset by
+            itself where the pattern starts with ``*/``. Such a pattern never takes the spread of
+            a figure, so ``pass@1[avg-of-{k}]/*`` is one figure for each score.
+    """
+    selected: dict[str, Any] = {}
+    for pattern in patterns:
+        expression = _compiled(pattern)
+        matches = [match for key in agent_metrics if (match := expression.fullmatch(key))]
+        if "{k}" in pattern:
+            matches = _highest_k(match for match in matches if not match.string.endswith(_SPREAD_SUFFIXES))
+        selected.update((match.string, agent_metrics[match.string]) for match in matches)
+    return selected
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    expression = re.escape(pattern).replace(r"\{k\}", r"(?P<k>\d{1,9})")
+    if expression.startswith(r"\*/"):
+        expression = expression.replace(r"\*", r"(?P<subset>.+)", 1)
+    return re.compile(expression.replace(r"\*", ".+"), re.DOTALL)
+
+
+def _highest_k(matches: Iterable[re.Match[str]]) -> list[re.Match[str]]:
+    highest: dict[str | None, list[re.Match[str]]] = {}
+    for match in matches:
+        best = highest.setdefault(match.groupdict().get("subset"), [])
+        if best and int(match["k"]) > int(best[0]["k"]):
+            best.clear()
+        if not best or int(match["k"]) == int(best[0]["k"]):
+            best.append(match)
+    return [match for best in highest.values() for match in best]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from gym_serve.metrics.aggregator import Aggregator
-from gym_serve.metrics.curves import pass_at_k
+from gym_serve.metrics.estimators import pass_at_k
 from gym_serve.metrics.records import LATENCY_FIELD
 
 __all__ = ["SUMMARY_COLUMNS", "SummaryRow", "summarize"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gym_serve.metrics import Aggregator, MetricSpec
-from gym_serve.metrics.bootstrap import Clusters, Figure
+from gym_serve.metrics.estimators import Clusters, Figure
 from gym_serve.metrics.records import Group
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.digests import digest

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gym_serve.metrics import Aggregator, SummaryRow, summarize
-from gym_serve.metrics.bootstrap import Clusters, Figure
-from gym_serve.metrics.describe import stdev
+from gym_serve.metrics.estimators import Clusters, Figure, stdev
 from gym_serve.metrics.records import Group, failure_class
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.stamps import task_index
