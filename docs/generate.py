@@ -1,15 +1,16 @@
-"""Write the pages that come from the code: docs/types.md and docs/environments.md.
+"""Write the pages that come from the code: docs/types.md, docs/environments.md and docs/api.md.
 
     python docs/generate.py
 
-types.md: the settings of every built-in server type. Names, types, defaults and field_docs are those of the
-pydantic models; the docstrings below their attributes are the field_docs.
+types.md lists the settings of every built-in server type. Names, types, defaults and meanings come from the
+pydantic models and the docstrings below their attributes.
 
-environments.md: every environment and agent, one line each. What it is for and how it is rewarded is the
-first sentence of its class; tools, state and the kind follow from its methods; what to install, from what
-its modules import and the extras of pyproject.toml.
+environments.md lists every environment and agent. The description is the first paragraph of the class; tools,
+state and kind follow from its methods, and the packages to install from its imports and pyproject.toml.
 
-A test fails when a committed page is out of date.
+api.md lists every name of `gym_serve` and `gym_serve.testing` with its signature and docstring.
+
+A test fails if a committed page is out of date.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterator
+import textwrap
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import lru_cache
 from importlib.metadata import entry_points, packages_distributions
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+import gym_serve
+import gym_serve.testing
 from gym_serve.cli.catalog_entries import field_docs
 from gym_serve.graph.options import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
@@ -248,11 +254,17 @@ def _extras(server: type[Server]) -> list[str]:
     if folder.name in extras:
         return [folder.name]
     base = {_distribution(name) for name in (project["name"], *project["dependencies"])}
-    installed = packages_distributions()
+    installed = _installed()
     imported = {
         _distribution(name) for module in _imports(folder, set()) for name in installed.get(module, [])
     }
     return sorted(extra for extra, names in extras.items() if names & imported - base and extra != "test")
+
+
+@lru_cache
+def _installed() -> Mapping[str, list[str]]:
+    """The distributions of each installed module; reading them takes seconds."""
+    return packages_distributions()
 
 
 def _imports(folder: Path, seen: set[Path]) -> set[str]:
@@ -278,9 +290,172 @@ def _distribution(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0]).lower() if name else ""
 
 
+API_HEAD = """\
+<!-- Written by docs/generate.py; do not edit. -->
+# Python API
+
+Every public name with its signature and docstring. `gym_serve` exports all of them except those of the
+last section. The guides show how to use them: [trainers](trainers.md), [writing an
+environment](writing-an-environment.md), [writing an agent](writing-an-agent.md), [writing a
+model](writing-a-model.md).
+"""
+API_SECTIONS = {
+    "Rollouts": ("Gym", "Budget", "Group", "Progress", "PromptTemplate", "Report", "merge"),
+    "Servers": ("ResourcesServer", "tool", "AgentServer", "Episode", "ModelServer", "ServerRunner"),
+    "Requests and results": ("Response", "VerifyRequest", "Verdict", "CompareRequest", "Comparison"),
+    "Clients": ("ModelClient", "EnvironmentClient", "AgentClient"),
+    "Graphs": ("Graph", "GraphSpec", "load_graph", "resolve"),
+}
+"""The names of `gym_serve` in order; errors and names that are missing here follow."""
+
+
+def api_page() -> str:
+    """The text of api.md."""
+    public = {name: getattr(gym_serve, name) for name in gym_serve.__all__}
+    errors = {name: value for name, value in public.items() if _is_error(value)}
+    placed = {name for names in API_SECTIONS.values() for name in names}
+    rest = [name for name in public if name not in {*placed, *errors, "__version__"}]
+    lines = [API_HEAD]
+    for title, names in {**API_SECTIONS, "Other names": rest}.items():
+        entries = [line for name in names if name in public for line in _entry(name, public[name])]
+        lines += [f"## {title}\n", *entries] if entries else []
+    lines += ["## Errors\n", "[Errors](errors.md) lists causes and remedies. Indentation shows subclasses.\n"]
+    lines += [*_error_tree(errors, gym_serve.GymError), ""]
+    lines += ["## gym_serve.testing\n"]
+    for name in gym_serve.testing.__all__:
+        lines += _entry(name, getattr(gym_serve.testing, name))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _error_tree(errors: Mapping[str, type], root: type, depth: int = 0) -> Iterator[str]:
+    yield f"{'  ' * depth}- `{root.__name__}` (`{root.code}`): {_line(root.__doc__)}"  # type: ignore[attr-defined]
+    for error in errors.values():
+        if root in error.__bases__:
+            yield from _error_tree(errors, error, depth + 1)
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    """The lines of a class, function or constant."""
+    yield f"### {name}\n"
+    if not callable(value):
+        yield f"`{value!r}`\n"
+        return
+    yield from _documented(value)
+    if not isinstance(value, type):
+        return
+    if fields := _fields(value):
+        yield "\n".join(["| field | type | meaning |", "|---|---|---|", *fields, ""])
+    for cls in [value, *[base for base in value.__mro__[1:] if not _is_listed(base)]]:
+        for member, given in vars(cls).items():
+            method = given.__func__ if isinstance(given, (classmethod, staticmethod)) else given
+            if not member.startswith("_") and inspect.getdoc(method):
+                if isinstance(method, property):
+                    yield f"#### {name}.{member}\n\n{_text(method)}\n"
+                elif inspect.isfunction(method):
+                    yield f"#### {name}.{member}\n"
+                    yield from _documented(method)
+
+
+def _is_listed(cls: type) -> bool:
+    """Whether its members stand elsewhere: under its own name, or in another package's documentation."""
+    return cls.__name__ in gym_serve.__all__ or not cls.__module__.startswith("gym_serve")
+
+
+def _documented(value: Any) -> Iterator[str]:
+    """The signature, where it says more than the fields do, and the docstring."""
+    if inspect.isfunction(value):
+        prefix = "async " if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) else ""
+        yield f"`{prefix}{value.__name__}{_signature(value)}`\n"
+    elif not issubclass(value, BaseModel) and not hasattr(value, "__dataclass_fields__"):
+        yield f"`class {value.__name__}{_signature(value.__init__)}`\n"
+    yield f"{_text(value)}\n"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    signature = inspect.signature(function)
+    given = [
+        parameter.replace(
+            annotation=_Source(parameter.annotation), default=_default_source(parameter.default)
+        )
+        for name, parameter in signature.parameters.items()
+        if name not in ("self", "cls")
+    ]
+    returned = signature.return_annotation
+    plain = signature.replace(parameters=given, return_annotation=signature.empty)
+    return f"{plain} -> {returned}" if isinstance(returned, str) and returned != "None" else str(plain)
+
+
+def _default_source(default: Any) -> Any:
+    return _Source("...") if callable(default) and default is not inspect.Parameter.empty else default
+
+
+class _Source:
+    """An annotation that is shown as it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _attributes(value: Any) -> dict[str, str]:
+    """The meanings in a section ``Attributes`` of a docstring."""
+    _, _, section = (inspect.getdoc(value) or "").partition("\nAttributes:\n")
+    section = section.split("\n\n")[0]
+    return {
+        found[1]: found[2] for found in re.finditer(r"^    (\w+):((?:.|\n {5,})*)", section, re.MULTILINE)
+    }
+
+
+def _text(value: Any) -> str:
+    """A docstring as Markdown: sections such as ``Args`` are lists; a table shows ``Attributes``."""
+    docstring = re.sub(r"Attributes:\n(    .*\n?)+", "", inspect.getdoc(value) or "")
+    lines = docstring.replace("``", "`").splitlines()
+    text, section = [], ""
+    for line in lines:
+        if heading := re.fullmatch(r"(Args|Raises|Returns|Yields):", line):
+            section = heading[1]
+            text += [f"**{section}**", ""]
+        elif section in ("Args", "Raises") and re.match(r"    \S", line):
+            name, colon, meaning = line.strip().partition(":")
+            text.append(f"- `{name.strip('`')}`{colon}{meaning}")
+        elif section and line.startswith("    "):
+            text.append("  " * (section in ("Args", "Raises")) + line.strip())
+        else:
+            section = section if not line else ""
+            text.append(line)
+    return "\n".join(text).strip()
+
+
+def _fields(cls: type) -> list[str]:
+    """Rows of a table: the fields of a data class or pydantic model, with the docstrings below them."""
+    named = cls.model_fields if issubclass(cls, BaseModel) else getattr(cls, "__dataclass_fields__", {})
+    rows, meanings_above = [], _attributes(cls)
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("gym_serve"):
+            continue
+        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for node, below in pairwise([*definition.body, ast.Pass()]):
+            match node, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), _ if name in named and name[0] != "_":
+                    doc = below.value if isinstance(below, ast.Expr) else None
+                    meaning = doc.value if isinstance(doc, ast.Constant) else meanings_above.get(name)
+                    annotated = re.sub(r"^Annotated\[(.*), \w+\]$", r"\1", ast.unparse(node.annotation))
+                    annotation = annotated.replace("|", "\\|")
+                    rows.append(f"| `{name}` | `{annotation}` | {_line(meaning)} |")
+    return rows
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "types.md": types_page,
     ROOT / "docs" / "environments.md": environments_page,
+    ROOT / "docs" / "api.md": api_page,
 }
 
 
