@@ -20,7 +20,7 @@ from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer, Operation
 from gym_serve.servers.context import current
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, Unavailable
-from gym_serve.types.protocols.fields import shown
+from gym_serve.types.protocols.content import shown
 from gym_serve.types.requests import JSON
 
 __all__ = ["PoolingModel"]

@@ -35,7 +35,7 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
-from gym_serve.types.protocols.sampling import metadata_object
+from gym_serve.types.protocols.requests import metadata_object
 from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Episode", "EpisodeOver", "Limits", "shortened", "written_bytes"]

@@ -22,7 +22,7 @@ from gym_serve.types.protocols import (
     response_to_message,
     split_think,
 )
-from gym_serve.types.protocols.think import ThinkSplitter
+from gym_serve.types.protocols.content import ThinkSplitter
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 TEXT = st.text(st.sampled_from("ab <>/think\n"), max_size=12) | st.lists(

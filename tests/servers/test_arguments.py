@@ -18,7 +18,7 @@ from gym_serve.rollouts.records import RecordFile, read_records
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import EnvironmentClient, ServerRunner
 from gym_serve.types.exact import any_json, exact_json
-from gym_serve.types.protocols.to_message import tool_input
+from gym_serve.types.protocols.messages import tool_input
 
 LARGEST = 10**4300 - 1  # as Python reads them
 integers = st.one_of(

@@ -18,7 +18,7 @@ from gym_serve.interop.export.rollout import NotExportable, Rollout
 from gym_serve.interop.export.tokens import Bundle, read_bundle
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols import ReasoningForm, responses_to_chat
-from gym_serve.types.protocols.tools import chat_tools
+from gym_serve.types.protocols.items import chat_tools
 from gym_serve.types.requests import JSON
 
 __all__ = [

@@ -13,10 +13,16 @@ answer of a backend that makes no sense raises `Unavailable`.
     finished   response_events     chat_chunks       message_events      FINAL_EVENTS
 """
 
-from gym_serve.types.protocols.answers import check_completion, check_response
-from gym_serve.types.protocols.audio import inline_audio
-from gym_serve.types.protocols.chat_chunks import chat_chunks
-from gym_serve.types.protocols.completion_stream import CompletionStream
+from gym_serve.types.protocols.answers import (
+    chat_to_response,
+    check_completion,
+    check_response,
+    context_overflow_response,
+    is_context_overflow,
+    response_to_chat,
+)
+from gym_serve.types.protocols.chat_stream import ChunkJoiner, CompletionStream, chat_chunks
+from gym_serve.types.protocols.content import inline_audio, split_think, wrap_think
 from gym_serve.types.protocols.items import (
     assistant_items,
     input_form,
@@ -24,22 +30,27 @@ from gym_serve.types.protocols.items import (
     messages_to_items,
     new_id,
 )
-from gym_serve.types.protocols.joining import ChunkJoiner
-from gym_serve.types.protocols.message_params import message_to_params
-from gym_serve.types.protocols.message_stream import MessageStream, message_events
-from gym_serve.types.protocols.overflow import is_context_overflow
-from gym_serve.types.protocols.response_events import FINAL_EVENTS, response_events
-from gym_serve.types.protocols.response_stream import ResponseStream
-from gym_serve.types.protocols.sampling import apply_sampling
-from gym_serve.types.protocols.sse import chat_sse, responses_sse
-from gym_serve.types.protocols.think import split_think, wrap_think
-from gym_serve.types.protocols.to_chat import ReasoningForm, responses_to_chat
-from gym_serve.types.protocols.to_completion import response_to_chat
-from gym_serve.types.protocols.to_message import error_message, response_to_message
-from gym_serve.types.protocols.to_params import chat_to_params
-from gym_serve.types.protocols.to_response import chat_to_response, context_overflow_response
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, completion_tokens
-from gym_serve.types.protocols.usage import usage_sum
+from gym_serve.types.protocols.messages import (
+    MessageStream,
+    error_message,
+    message_events,
+    message_to_params,
+    response_to_message,
+)
+from gym_serve.types.protocols.requests import (
+    ReasoningForm,
+    apply_sampling,
+    chat_to_params,
+    responses_to_chat,
+)
+from gym_serve.types.protocols.response_stream import (
+    FINAL_EVENTS,
+    ResponseStream,
+    chat_sse,
+    response_events,
+    responses_sse,
+)
+from gym_serve.types.protocols.tokens import TOKEN_KEYS, completion_tokens, usage_sum
 
 __all__ = [
     "FINAL_EVENTS",

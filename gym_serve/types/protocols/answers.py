@@ -1,21 +1,50 @@
-"""Answers of models and agents, checked before anybody is scored by them or they are stored.
+"""Answers: checked, and converted between Chat Completions and Responses.
 
-A field that is read has the type that its protocol gives it, or the answer is `Unavailable`: a sick endpoint
-is nobody's zero. What the model *wrote* is never judged here: any text, any name of a tool and any arguments
-are an answer, as a model that could make its answer invalid could turn its own zeros into failures.
+**Checks** run before an answer is scored or stored. Every field that is read must have its protocol's type,
+else the answer is `Unavailable`: a broken endpoint must not score the policy zero. What the *model* wrote
+is never judged: any text, tool name and arguments are an answer, because a model that could make its answer
+invalid could turn its own zeros into failures.
+
+**Context overflow** (the prompt does not fit the model's context) is the policy's own result, not a
+failure: the answer is an empty response, incomplete for ``max_output_tokens``. Most backends report it only
+in words; they are searched for in the error's message alone, because the rest of the body may repeat the
+request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gym_serve.types.errors import Unavailable
-from gym_serve.types.protocols.fields import shown
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, tokens_problem
+import orjson
+
+from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.protocols.content import content_refusal, content_text, seconds, shown
+from gym_serve.types.protocols.items import answer_items, assistant_items, message_item, new_id
+from gym_serve.types.protocols.requests import responses_to_chat
+from gym_serve.types.protocols.tokens import (
+    TOKEN_KEYS,
+    add_logprobs,
+    answer_logprobs,
+    asks_for_logprobs,
+    chat_usage,
+    completion_tokens,
+    responses_usage,
+    tokens_problem,
+)
 from gym_serve.types.requests import JSON
 
-__all__ = ["check_completion", "check_delta", "check_response"]
+__all__ = [
+    "chat_to_response",
+    "check_completion",
+    "check_delta",
+    "check_response",
+    "context_overflow_response",
+    "is_context_overflow",
+    "response_to_chat",
+]
 
 _TEXTS = ("refusal", "reasoning_content", "reasoning")
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "function_call", "audio", *_TEXTS})
@@ -233,3 +262,216 @@ _ITEMS: dict[str, Callable[[JSON], str | None]] = {
     "function_call": _call_item_problem,
     "reasoning": _reasoning_item_problem,
 }
+
+
+# Parameters of the request that OpenAI's Response repeats.
+_ECHOED = (
+    "background",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "previous_response_id",
+    "prompt",
+    "reasoning",
+    "service_tier",
+    "temperature",
+    "text",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+)
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def chat_to_response(
+    completion: Mapping[str, Any], params: Mapping[str, Any], *, parse_think: bool, token_ids: bool = True
+) -> JSON:
+    """The Response for a chat completion.
+
+    Where the backend says which of the request's stop sequences ended the generation, that is its
+    ``stop_sequence``: no field of OpenAI's, but Anthropic's clients ask for it.
+
+    Args:
+        completion: answer of ``POST /v1/chat/completions``; its first choice counts.
+        params: the Responses body that it answers; the Response repeats its settings, and has log
+            probabilities where it asks for them.
+        parse_think: take ``<think>`` tags in the text as reasoning.
+        token_ids: put the token bundle on the last output item, where the backend sent all of it.
+
+    Raises:
+        Unavailable: the backend's answer is malformed, or it gave the generation up.
+    """
+    choice = check_completion(completion)
+    try:
+        output = assistant_items(choice["message"], parse_think=parse_think)
+    except BadRequest as error:
+        raise Unavailable(f"the backend's answer cannot be read: {error.message}") from None
+    if asks_for_logprobs(params):
+        add_logprobs(output, choice.get("logprobs"))
+    if token_ids:
+        output[-1].update(completion_tokens(completion) or {})
+    created = seconds(completion.get("created"))
+    response = _response(
+        params,
+        output,
+        reason=_INCOMPLETE.get(str(choice.get("finish_reason"))),
+        model=params.get("model") or completion.get("model"),
+        created_at=time.time() if created is None else created,
+        usage=responses_usage(completion.get("usage")),
+    )
+    stop = choice.get("stop_reason", choice.get("matched_stop"))  # of vLLM and of SGLang
+    return {**response, "stop_sequence": stop} if isinstance(stop, str) else response
+
+
+def context_overflow_response(params: Mapping[str, Any]) -> JSON:
+    """The Response of a model whose context the prompt does not fit: empty and incomplete."""
+    return _response(
+        params,
+        [message_item("")],
+        reason="max_output_tokens",
+        model=params.get("model"),
+        created_at=time.time(),
+        usage=None,
+    )
+
+
+def _response(
+    params: Mapping[str, Any],
+    output: list[JSON],
+    *,
+    reason: str | None,
+    model: Any,
+    created_at: float,
+    usage: JSON | None,
+) -> JSON:
+    parallel = params.get("parallel_tool_calls")
+    return {
+        **{key: params.get(key) for key in _ECHOED},
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": created_at,
+        "model": str(model or ""),
+        "status": "incomplete" if reason else "completed",
+        "incomplete_details": {"reason": reason} if reason else None,
+        "error": None,
+        "output": output,
+        "usage": usage,
+        "tools": params.get("tools") or [],
+        "tool_choice": params.get("tool_choice") or "auto",
+        "parallel_tool_calls": True if parallel is None else parallel,
+    }
+
+
+_FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None = None) -> JSON:
+    """The chat completion for a Response.
+
+    Args:
+        response: OpenAI's Response, of one model call or of a whole episode.
+        chat: the chat body that it answers; names the model where the response does not.
+
+    Raises:
+        Unavailable: the response is a failed one, or none at all.
+    """
+    output = response.get("output")
+    if not isinstance(output, list) or response.get("error"):
+        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
+    answer = answer_items(output)
+    message = _final_message(answer)
+    details = response.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    finish = _FINISH.get(str(reason)) or ("tool_calls" if message.get("tool_calls") else "stop")
+    logprobs = answer_logprobs(answer)
+    return {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(seconds(response.get("created_at")) or 0),
+        "model": response.get("model") or (chat or {}).get("model") or "",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}],
+        "usage": chat_usage(response.get("usage")),
+    }
+
+
+def _final_message(answer: list[Any]) -> JSON:
+    # The assistant items of an input fold in the same way.
+    try:
+        messages = responses_to_chat({"input": answer}, reasoning="field", token_ids=True)["messages"]
+    except BadRequest as error:
+        raise Unavailable(f"the response is malformed: {error.message}") from None
+    message: JSON = messages[0] if messages else {"role": "assistant", "content": None}
+    refusal = content_refusal(message["content"]) or None
+    if refusal:
+        message["content"] = content_text(message["content"]) or None
+    elif message["content"] is None and "tool_calls" not in message:
+        message["content"] = ""
+    return {**message, "refusal": refusal}
+
+
+_STATUSES = (400, 422)  # 422 is TGI's
+_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_LENGTH = 1000  # characters of a message; what comes later is mostly a repeated input
+
+_STATED = re.compile(
+    "|".join(
+        (
+            # vLLM, OpenAI, OpenRouter, DeepSeek; "exceeds the model's maximum context length of" of SGLang
+            r"maximum context length (is|of)\b",
+            r"model's maximum context length \(\d",
+            # Mistral: "... too large for model with 32768 maximum context length"
+            r"\d maximum context length",
+            # Fireworks: "The prompt is too long: 9000, model maximum context length: 8191"; and Anthropic
+            r"prompt is too long: \d",
+            # vLLM: "The decoder prompt (length N) is longer than the maximum model length of M."
+            r"longer than the maximum model length of \d",
+            # older vLLM, where the prompt leaves no room: "max_tokens must be at least 1, got -5."
+            r"max_tokens must be at least 1, got -\d",
+            # SGLang
+            r"longer than the model's context length",
+            r"tokens\) exceeds the maximum allowed length",
+            # OpenAI's Responses API: "Your input exceeds the context window of this model."
+            r"exceeds? the context window of",
+            # TensorRT-LLM: "The sum of prompt length (N), query length (0) should not exceed
+            # max_num_tokens (M)"; "... = max_seq_len (M) - `splited_prompt_len` (N)"
+            r"prompt length \([\d.]+\).{0,60} should not exceed max_num_tokens",
+            r"max_seq_len \(\d+\) - `splited_prompt_len`",
+            r"prompt length \(\d+\) exceeds maximum sequence length",
+            # llama.cpp, Anthropic, Gemini, TGI
+            r"exceeds the available context size",
+            r"exceed context limit: \d",
+            r"input token count.{0,40} exceeds the maximum number of tokens",
+            r"`inputs` tokens \+ `max_new_tokens` must be <=",
+        )
+    )
+)
+
+
+def is_context_overflow(status: int, body_text: str) -> bool:
+    """Whether a backend's error says that the prompt (with the tokens to produce) does not fit.
+
+    A limit on the *output* alone ("max_tokens is too large ... supports at most 4096 completion
+    tokens") is a mistake of the request, and not meant.
+    """
+    if status not in _STATUSES:
+        return False
+    code, message = _said(body_text)
+    return code in _CODES or _STATED.search(message[:_LENGTH].lower()) is not None
+
+
+def _said(body_text: str) -> tuple[str | None, str]:
+    """The code and the message of an error body."""
+    try:
+        body: Any = orjson.loads(body_text)
+    except orjson.JSONDecodeError:
+        return None, body_text
+    error = body.get("error", body) if isinstance(body, Mapping) else body
+    if not isinstance(error, Mapping):
+        return None, error if isinstance(error, str) else ""
+    message = error.get("message") or error.get("detail")
+    codes = (error.get("code"), error.get("type"))
+    code = next((code for code in codes if isinstance(code, str) and code in _CODES), None)
+    return code, message if isinstance(message, str) else ""

@@ -1,4 +1,11 @@
-"""Chat messages -> Responses items: a model's answer, a conversation, or a history in chat form."""
+"""Messages and tools, between Chat Completions and Responses.
+
+Messages: a model's answer, a conversation, or the chat messages in a row's input become Responses items.
+
+Tools: Responses writes a function flat (``{"type", "name", "parameters"}``), chat nests it (``{"type",
+"function": {...}}``). ``strict`` is dropped on the way to chat, as in NeMo Gym: some engines constrain
+decoding with it, and then sample from another distribution than the policy's.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +14,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.fields import json_text, shown
-from gym_serve.types.protocols.parts import (
+from gym_serve.types.protocols.content import (
     content_refusal,
     content_text,
+    json_text,
     responses_content,
+    shown,
+    split_think,
     with_chat_parts,
 )
-from gym_serve.types.protocols.think import split_think
 from gym_serve.types.protocols.tokens import item_tokens
 from gym_serve.types.requests import JSON
 
-__all__ = ["assistant_items", "input_form", "message_item", "messages_to_items", "new_id"]
+__all__ = [
+    "answer_items",
+    "assistant_items",
+    "chat_response_format",
+    "chat_tool_choice",
+    "chat_tools",
+    "input_form",
+    "message_item",
+    "messages_to_items",
+    "new_id",
+    "responses_text_format",
+    "responses_tool_choice",
+    "responses_tools",
+]
 
 _CHAT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "refusal")  # of an assistant's chat message
 
@@ -73,6 +94,23 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
         items.append(message_item(text, refusal))
     items.extend(map(_call_item, calls))
     return items
+
+
+def answer_items(output: list[Any]) -> list[Any]:
+    """What the model said last: the items after the last tool output.
+
+    An agent's Response holds a whole episode. A client may act on the end of it alone: the calls before
+    that were already run, and must not be run again.
+    """
+    start = len(output)
+    while start > 0 and _is_answer(output[start - 1]):
+        start -= 1
+    return output[start:]
+
+
+def _is_answer(item: Any) -> bool:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
 
 
 def messages_to_items(
@@ -172,3 +210,102 @@ def _call_item(call: Mapping[str, Any]) -> JSON:
         "id": call_id,
         "status": "completed",
     }
+
+
+_FUNCTION_KEYS = ("name", "description", "parameters")
+
+
+def chat_tools(tools: Any) -> list[JSON]:
+    """Function tools in chat form.
+
+    Raises:
+        BadRequest: a hosted tool (web_search, ...), which no chat backend runs; or no name.
+    """
+    converted = []
+    for i, tool in enumerate(_listed(tools, "tools")):
+        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+            kind = tool.get("type") if isinstance(tool, dict) else tool
+            raise BadRequest(f"tools[{i}]: a chat backend takes function tools only, not {shown(kind)}")
+        if not isinstance(tool.get("name"), str):
+            raise BadRequest(f"tools[{i}]: a function without a name")
+        function = {key: tool[key] for key in _FUNCTION_KEYS if tool.get(key) is not None}
+        converted.append({"type": "function", "function": function})
+    return converted
+
+
+def responses_tools(tools: Any) -> list[JSON]:
+    """Chat tools in Responses form.
+
+    Raises:
+        BadRequest: a tool that is no function.
+    """
+    converted = []
+    for i, tool in enumerate(_listed(tools or [], "tools")):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            raise BadRequest(f"tools[{i}]: a function tool is expected")
+        converted.append({**function, "type": "function"})
+    return converted
+
+
+def chat_tool_choice(choice: Any) -> Any:
+    """``tool_choice`` in chat form.
+
+    Raises:
+        BadRequest: the choice of a hosted tool.
+    """
+    if not isinstance(choice, dict) or "function" in choice:
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        tools = [chat_tool_choice(tool) for tool in _listed(choice.get("tools"), "tool_choice.tools")]
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools},
+        }
+    raise BadRequest(f"tool_choice: {shown(choice.get('type'))} has no chat form")
+
+
+def responses_tool_choice(choice: Any) -> Any:
+    """``tool_choice`` in Responses form; null is ``"auto"``."""
+    if not isinstance(choice, dict):
+        return "auto" if choice is None else choice
+    if isinstance(choice.get("function"), dict):
+        return {"type": "function", "name": choice["function"].get("name")}
+    if isinstance(choice.get("allowed_tools"), dict):
+        allowed = choice["allowed_tools"]
+        tools = [responses_tool_choice(tool) for tool in _listed(allowed.get("tools"), "tool_choice.tools")]
+        return {"type": "allowed_tools", "mode": allowed.get("mode", "auto"), "tools": tools}
+    return dict(choice)
+
+
+def chat_response_format(text: Any) -> JSON | None:
+    """``response_format`` for ``text.format``; None for plain text, chat's default.
+
+    Raises:
+        BadRequest: a format that chat cannot say.
+    """
+    wanted = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(wanted, dict) or wanted.get("type") == "text":
+        return None
+    if wanted.get("type") == "json_object":
+        return {"type": "json_object"}
+    if wanted.get("type") == "json_schema":
+        schema = {k: v for k, v in wanted.items() if k != "type" and v is not None}
+        return {"type": "json_schema", "json_schema": schema}
+    raise BadRequest(f"text.format: {shown(wanted.get('type'))} has no chat form")
+
+
+def responses_text_format(response_format: Any) -> JSON | None:
+    """``text.format`` for ``response_format``; None without one."""
+    if not isinstance(response_format, dict):
+        return None
+    schema = response_format.get("json_schema")
+    return {**(schema if isinstance(schema, dict) else {}), "type": response_format.get("type", "text")}
+
+
+def _listed(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadRequest(f"{where}: a list is expected, not {type(value).__name__}")
+    return value

@@ -1,24 +1,159 @@
-"""`ResponseStream`: the chunks of a chat stream as the events of a Responses stream, while they come.
+"""Responses streams: the events of a finished Response, and of a chat stream while its chunks arrive.
 
-The order is OpenAI's: created, in_progress, then each item from added to done, one at a time, then completed,
-incomplete or failed. The items of the last event are those that were streamed, so that whoever joins the
-events has the same answer as whoever takes the last one.
+The order is OpenAI's: created, in_progress, each item from added to done, then completed, incomplete or
+failed. Events are numbered from 0. The last event repeats exactly the items that were streamed, so joining
+the events and reading the last one give the same answer. An item other than reasoning, message and
+function_call (such as a tool's output in an episode) is added and done whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gym_serve.types.protocols.fields import seconds
+import orjson
+
+from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
-from gym_serve.types.protocols.logprobs import add_logprobs, asks_for_logprobs, choice_logprobs
-from gym_serve.types.protocols.response_events import final_event, item_events, response_events
-from gym_serve.types.protocols.think import ThinkSplitter
-from gym_serve.types.protocols.tokens import TOKEN_KEYS
+from gym_serve.types.protocols.tokens import TOKEN_KEYS, add_logprobs, asks_for_logprobs, choice_logprobs
 from gym_serve.types.requests import JSON
 
-__all__ = ["ResponseStream"]
+__all__ = [
+    "FINAL_EVENTS",
+    "ResponseStream",
+    "chat_sse",
+    "event_object",
+    "final_event",
+    "item_events",
+    "response_events",
+    "responses_sse",
+]
+
+FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""The events that end a stream; each has the whole Response."""
+
+_FINAL = {"incomplete": "response.incomplete", "failed": "response.failed"}
+
+
+def response_events(response: Mapping[str, Any]) -> Iterator[JSON]:
+    """The events of the stream, in order.
+
+    Items without an id (OpenAI lets inputs leave it out) get one, because events name their item.
+    """
+    for number, event in enumerate(_events(response)):
+        yield {**event, "sequence_number": number}
+
+
+def _events(response: Mapping[str, Any]) -> Iterator[JSON]:
+    output = [
+        item if item.get("id") else {**item, "id": f"item_{i}"}
+        for i, item in enumerate(response.get("output") or ())
+    ]
+    begun = {
+        **response,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "incomplete_details": None,
+        "error": None,
+    }
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(output):
+        yield from item_events(item, index)
+    yield final_event({**response, "output": output})
+
+
+def event_object(event: Mapping[str, Any], key: str) -> JSON:
+    """What an event has to have: its item, or the response.
+
+    Raises:
+        Unavailable: it has none (the events of an API come as they are).
+    """
+    value = event.get(key)
+    if not isinstance(value, dict):
+        raise Unavailable(f"the backend's stream has a malformed {shown(event.get('type'))}")
+    return value
+
+
+def final_event(response: Mapping[str, Any]) -> JSON:
+    """The event that ends the stream of a response."""
+    return {"type": _FINAL.get(str(response.get("status")), "response.completed"), "response": response}
+
+
+def item_events(item: JSON, index: int) -> Iterator[JSON]:
+    """The events of one item, each of its parts in one delta."""
+    place = {"item_id": item["id"], "output_index": index}
+    kind = item.get("type")
+    begun = item
+    inner: Iterator[JSON] = iter(())
+    if kind == "message":
+        begun = {**item, "status": "in_progress", "content": []}
+        inner = _message_events(item, place)
+    elif kind == "reasoning":
+        begun = {**item, "summary": [], **({"content": []} if item.get("content") else {})}
+        inner = _reasoning_events(item, place)
+    elif kind == "function_call":
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        inner = _call_events(item, place)
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield from inner
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _message_events(item: JSON, place: JSON) -> Iterator[JSON]:
+    for i, part in enumerate(_parts(item, "content")):
+        at = {**place, "content_index": i}
+        if part.get("type") == "refusal":
+            text = str(part.get("refusal") or "")
+            yield {"type": "response.content_part.added", **at, "part": {**part, "refusal": ""}}
+            yield {"type": "response.refusal.delta", **at, "delta": text}
+            yield {"type": "response.refusal.done", **at, "refusal": text}
+        else:
+            text = str(part.get("text") or "")
+            logprobs = part.get("logprobs") or []
+            yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
+            yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": logprobs}
+            yield {"type": "response.output_text.done", **at, "text": text, "logprobs": logprobs}
+        yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _reasoning_events(item: JSON, place: JSON) -> Iterator[JSON]:
+    for i, part in enumerate(_parts(item, "summary")):
+        at = {**place, "summary_index": i}
+        text = str(part.get("text") or "")
+        yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
+        yield {"type": "response.reasoning_summary_text.delta", **at, "delta": text}
+        yield {"type": "response.reasoning_summary_text.done", **at, "text": text}
+        yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
+    for i, part in enumerate(_parts(item, "content")):
+        at = {**place, "content_index": i}
+        text = str(part.get("text") or "")
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+        yield {"type": "response.reasoning_text.delta", **at, "delta": text}
+        yield {"type": "response.reasoning_text.done", **at, "text": text}
+        yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _call_events(item: JSON, place: JSON) -> Iterator[JSON]:
+    arguments = str(item.get("arguments") or "")
+    yield {"type": "response.function_call_arguments.delta", **place, "delta": arguments}
+    yield {
+        "type": "response.function_call_arguments.done",
+        **place,
+        "name": item.get("name"),
+        "arguments": arguments,
+    }
+
+
+def _parts(item: JSON, key: str) -> list[JSON]:
+    parts = item.get(key)
+    if isinstance(parts, str):
+        return [{"type": "output_text", "text": parts, "annotations": []}]
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
 
 _KNOWN_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version")
 
@@ -121,7 +256,7 @@ class ResponseStream:
         item = self._open
         assert item is not None
         part = item["summary" if kind == "reasoning" else "content"][0]
-        field, event, index = _TEXTS[kind]
+        field, event, index = _TEXT_EVENTS[kind]
         part[field] += text
         extra: JSON = {"logprobs": self._new_logprobs(part)} if kind == "message" else {}
         yield {"type": event, **self._place(), index: 0, "delta": text, **extra}
@@ -184,7 +319,7 @@ class ResponseStream:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
 
-_TEXTS = {
+_TEXT_EVENTS = {
     "message": ("text", "response.output_text.delta", "content_index"),
     "refusal": ("refusal", "response.refusal.delta", "content_index"),
     "reasoning": ("text", "response.reasoning_summary_text.delta", "summary_index"),
@@ -209,3 +344,24 @@ _EMPTY: dict[str, Callable[[], JSON]] = {
 def _kind_of(item: JSON) -> str:
     content = item.get("content")
     return "refusal" if content and content[0]["type"] == "refusal" else str(item["type"])
+
+
+def responses_sse(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """A Responses stream: an ``event:`` line with the type and a ``data:`` line for each event."""
+    for event in events:
+        yield b"event: " + str(event["type"]).encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+def chat_sse(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """A chat stream: a ``data:`` line for each chunk, and ``data: [DONE]`` at the end."""
+    for chunk in chunks:
+        yield b"data: " + _encode(chunk) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # A lone surrogate in a model's text: only the escaped form can carry it.
+        return json.dumps(value).encode()

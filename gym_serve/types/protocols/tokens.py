@@ -1,23 +1,45 @@
-"""The token bundle: what a trainer needs to know of one model call.
+"""What an answer says of its tokens: ids, log probabilities and counts.
 
-``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs`` go together: all three
-or none, and one log probability per produced token. A bundle that breaks this would be trained on
-silently, so it is an error. ``routed_experts`` (the experts that each token took, for replay in a
-mixture-of-experts trainer) rides along where a backend sends it.
+**The token bundle** is what a trainer needs from one model call: ``prompt_token_ids``,
+``generation_token_ids`` and ``generation_log_probs``, all three or none, with one log probability per
+generated token. A bundle that breaks this would be trained on without anybody noticing, so it is an error.
+``routed_experts`` (the experts that processed each token, for replay in a mixture-of-experts trainer) is
+kept where a backend sends it.
+
+**Log probabilities** are one list per choice in chat. In Responses they belong to the text. Some backends'
+lists also cover reasoning and tool calls; the whole list is put on the first text.
+
+**Counts** that a backend did not report are null, never zero: zero is a measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from math import isfinite
 from typing import Any
 
 import orjson
 
 from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.protocols.content import shown
 from gym_serve.types.requests import JSON
 
-__all__ = ["TOKEN_KEYS", "completion_tokens", "item_tokens", "tokens_problem"]
+__all__ = [
+    "LOGPROBS",
+    "TOKEN_KEYS",
+    "add_logprobs",
+    "answer_logprobs",
+    "asks_for_logprobs",
+    "chat_usage",
+    "choice_logprobs",
+    "completion_tokens",
+    "includes_logprobs",
+    "item_tokens",
+    "responses_usage",
+    "tokens_problem",
+    "usage_sum",
+]
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _OPTIONAL_KEY = "routed_experts"
@@ -128,3 +150,131 @@ def _bundle(found: Mapping[str, Any]) -> JSON:
     if found.get(_OPTIONAL_KEY) is not None:
         bundle[_OPTIONAL_KEY] = found[_OPTIONAL_KEY]
     return bundle
+
+
+_NUMBERS = {float, int, type(None)}
+
+LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` of a Responses body has to hold."""
+
+
+def asks_for_logprobs(params: Mapping[str, Any]) -> bool:
+    """Whether a Responses body asks for log probabilities."""
+    return bool(params.get("top_logprobs")) or includes_logprobs(params)
+
+
+def includes_logprobs(params: Mapping[str, Any]) -> bool:
+    """Whether it asks for them by ``include``."""
+    include = params.get("include")
+    return isinstance(include, list) and LOGPROBS in include
+
+
+def choice_logprobs(logprobs: Any) -> list[JSON]:
+    """The entries of a chat choice's ``logprobs``; empty without any.
+
+    Raises:
+        Unavailable: one has a log probability that is no number.
+    """
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not {type(entry.get("logprob")) for entry in found} <= _NUMBERS:
+        raise Unavailable(f"the backend's answer has log probabilities that are no numbers: {shown(found)}")
+    return found
+
+
+def add_logprobs(output: list[JSON], logprobs: Any) -> None:
+    """Put a chat choice's ``logprobs`` on the first text of the output items made of it."""
+    entries = choice_logprobs(logprobs)
+    texts = (part for item in output if item["type"] == "message" for part in item["content"])
+    text = next((part for part in texts if part["type"] == "output_text"), None)
+    if entries and text is not None:
+        text["logprobs"] = [*text.get("logprobs", ()), *entries]
+
+
+def answer_logprobs(answer: list[Any]) -> JSON | None:
+    """A chat choice's ``logprobs`` for the items of an answer; None where they have none."""
+    found: list[JSON] = []
+    for item in answer:
+        content = item.get("content") if isinstance(item, dict) else None
+        for part in content if isinstance(content, list) else ():
+            entries = part.get("logprobs") if isinstance(part, dict) else None
+            found += choice_logprobs({"content": entries})
+    return {"content": found, "refusal": None} if found else None
+
+
+def responses_usage(usage: Any) -> JSON | None:
+    """Usage of a chat completion in Responses form; None without one."""
+    if not isinstance(usage, dict) or not usage:
+        return None
+    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    total = _count(usage.get("total_tokens"))
+    cached = _detail(
+        usage, "prompt_tokens_details", "cached_tokens", "cached_input_tokens", "cache_read_input_tokens"
+    )
+    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens", "reasoning_output_tokens")
+    return {
+        "input_tokens": prompt or 0,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": completion or 0,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        # A provider's total may be accounted otherwise than by the sum.
+        "total_tokens": (prompt or 0) + (completion or 0) if total is None else total,
+    }
+
+
+def chat_usage(usage: Any) -> JSON | None:
+    """Usage of a Response in chat form; None without one."""
+    if not isinstance(usage, dict) or not usage:
+        return None
+    return {
+        "prompt_tokens": usage.get("input_tokens"),
+        "completion_tokens": usage.get("output_tokens"),
+        "total_tokens": usage.get("total_tokens"),
+        "prompt_tokens_details": usage.get("input_tokens_details"),
+        "completion_tokens_details": usage.get("output_tokens_details"),
+    }
+
+
+def usage_sum(usages: Iterable[Mapping[str, Any] | None]) -> JSON | None:
+    """The sum of the Responses usages of several calls; None where none of them has one.
+
+    A nested detail that is unknown (null or absent) in one of the summed usages is null in the sum.
+    """
+    known = [usage for usage in usages if usage]
+    total: JSON = {}
+    nested: JSON = {}
+    for usage in known:
+        for key, value in usage.items():
+            if isinstance(value, dict):
+                total[key] = nested[key] = None
+            elif key not in nested:
+                total[key] = total.get(key, 0) + (_count(value) or 0)
+    for key in nested:
+        details = [usage.get(key) for usage in known]
+        total[key] = _sum_details([detail if isinstance(detail, dict) else {} for detail in details])
+    return total if known else None
+
+
+def _sum_details(details: list[JSON]) -> JSON:
+    total: JSON = dict.fromkeys(chain.from_iterable(details), 0)
+    for detail in details:
+        for key, sum_so_far in total.items():
+            count = _count(detail.get(key))
+            total[key] = None if count is None or sum_so_far is None else sum_so_far + count
+    return total
+
+
+def _detail(usage: Mapping[str, Any], group: str, name: str, *aliases: str) -> int | None:
+    """A nested count, or one of the names under which other backends send it at the top."""
+    details = usage.get(group)
+    nested = _count(details.get(name)) if isinstance(details, dict) else None
+    if nested is not None:
+        return nested
+    for alias in (name, *aliases):
+        if (count := _count(usage.get(alias))) is not None:
+            return count
+    return None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -1,12 +1,17 @@
-"""Responses -> Chat Completions: the body for a model that speaks only chat.
+"""Requests: a Responses body as a Chat Completions body, the reverse, and the sampling parameters of both.
 
-Reasoning, message and function_call items in a row are one turn of the model, so they fold into one
-assistant message; an output or another role ends the turn. Nothing that the model is to see is lost:
-every reasoning block, text, refusal and call arrives. What chat cannot say is an error, not a gap.
+**Responses -> chat.** Consecutive reasoning, message and function_call items are one turn of the model and
+become one assistant message; an output or another role ends the turn. Nothing that the model should see is
+lost: every reasoning block, text, refusal and call arrives. What chat cannot express is an error.
 
-An assistant message shows its reasoning before its calls. So reasoning that follows an answered call begins
-another message, behind the output of that call: no thought is shown in front of a call that came before it.
-A turn that passes its tokens on stays one message, as the tokens hold the order.
+An assistant message shows its reasoning before its calls. So reasoning that follows an answered call starts
+another message, after the output of that call: no thought appears before a call that preceded it. A turn
+with token ids stays one message, because the tokens keep the order.
+
+**Sampling parameters** are merged in one place. Lowest precedence first: the deployment's ``extra_body``,
+the row's ``metadata.extra_body``, explicit fields of the request, the deployment's overrides. The overrides
+keep training on-policy whatever a caller sends. Chat-template arguments follow the same order, merged key
+by key.
 """
 
 from __future__ import annotations
@@ -14,17 +19,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import orjson
+
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols.fields import shown
-from gym_serve.types.protocols.items import input_form
-from gym_serve.types.protocols.logprobs import includes_logprobs
-from gym_serve.types.protocols.parts import chat_content, content_refusal, content_text
-from gym_serve.types.protocols.think import split_think, wrap_think
-from gym_serve.types.protocols.tokens import item_tokens
-from gym_serve.types.protocols.tools import chat_response_format, chat_tool_choice, chat_tools
+from gym_serve.types.protocols.content import (
+    chat_content,
+    content_refusal,
+    content_text,
+    json_text,
+    shown,
+    split_think,
+    wrap_think,
+)
+from gym_serve.types.protocols.items import (
+    chat_response_format,
+    chat_tool_choice,
+    chat_tools,
+    input_form,
+    messages_to_items,
+    responses_text_format,
+    responses_tool_choice,
+    responses_tools,
+)
+from gym_serve.types.protocols.tokens import LOGPROBS, includes_logprobs, item_tokens
 from gym_serve.types.requests import JSON
 
-__all__ = ["ReasoningForm", "responses_to_chat"]
+__all__ = ["ReasoningForm", "apply_sampling", "chat_to_params", "metadata_object", "responses_to_chat"]
 
 ReasoningForm = Literal["field", "think_tags", "drop"]
 
@@ -70,7 +90,7 @@ def responses_to_chat(
     for key in _STATE:
         if params.get(key) is not None:
             raise BadRequest(f"{key}: send the whole conversation, a chat backend keeps none")
-    messages = _messages(params.get("input"), reasoning, token_ids)
+    messages = _chat_messages(params.get("input"), reasoning, token_ids)
     if instructions := params.get("instructions"):
         if not isinstance(instructions, str):
             raise BadRequest("instructions: a string is expected")
@@ -121,7 +141,7 @@ def _with_instructions(instructions: str, messages: list[JSON]) -> list[JSON]:
     return [{"role": "system", "content": "\n\n".join(leading)}, *rest]
 
 
-def _messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> list[JSON]:
+def _chat_messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> list[JSON]:
     if isinstance(items, str):
         return [{"role": "user", "content": [{"type": "text", "text": items}]}]
     if not isinstance(items, list):
@@ -192,7 +212,7 @@ class _Turn:
         kind = item.get("type") or ("message" if item.get("role") else None)
         if kind == "function_call_output":
             content = chat_content(item.get("output"), f"{where}.output")
-            call_id = _text(item, "call_id", where)
+            call_id = _item_text(item, "call_id", where)
             self._outputs.append({"role": "tool", "content": content, "tool_call_id": call_id})
             return
         if kind == "message" and item.get("role") != "assistant":
@@ -209,7 +229,7 @@ class _Turn:
         elif kind == "reasoning":
             self._add_reasoning([text for text in _reasoning_texts(item) if text])
         elif kind == "function_call":
-            self._said[-1].calls.append(_call(item, where))
+            self._said[-1].calls.append(_chat_call(item, where))
         else:
             raise BadRequest(f"{where}: an item of type {shown(kind)} has no chat form")
         if self._token_ids:
@@ -288,13 +308,146 @@ def _reasoning_texts(item: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _call(item: Mapping[str, Any], where: str) -> JSON:
-    function = {"arguments": _text(item, "arguments", where), "name": _text(item, "name", where)}
-    return {"id": _text(item, "call_id", where), "function": function, "type": "function"}
+def _chat_call(item: Mapping[str, Any], where: str) -> JSON:
+    function = {"arguments": _item_text(item, "arguments", where), "name": _item_text(item, "name", where)}
+    return {"id": _item_text(item, "call_id", where), "function": function, "type": "function"}
 
 
-def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+def _item_text(item: Mapping[str, Any], key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
         raise BadRequest(f"{where}: a {item.get('type')} without a {key!r} string")
     return value
+
+
+_SAME = ("model", "service_tier", "store", "temperature", "top_logprobs", "top_p", "user", "stream")
+_CONVERTED = frozenset(
+    {
+        "chat_template_kwargs",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "metadata",
+        "n",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "response_format",
+        "stream_options",
+        "tool_choice",
+        "tools",
+        "verbosity",
+        *_SAME,
+    }
+)
+
+
+def chat_to_params(chat: Mapping[str, Any], *, parse_think: bool = True, token_ids: bool = False) -> JSON:
+    """The body of ``POST /v1/responses`` for a body of ``POST /v1/chat/completions``.
+
+    Sampling that Responses lacks (seed, stop, penalties, top_k, ...) travels in
+    ``metadata.extra_body``, as a row writes it.
+
+    Args:
+        chat: the chat body; it is not changed.
+        parse_think: take ``<think>`` tags in the assistant's texts as reasoning.
+        token_ids: keep the token bundles of assistant messages.
+
+    Raises:
+        BadRequest: something that Responses has no form for, or ``n`` over 1.
+    """
+    if chat.get("n") not in (None, 1):
+        raise BadRequest("n: this server gives one choice for a call")
+    messages = chat.get("messages")
+    if not isinstance(messages, list):
+        raise BadRequest("messages: a list of messages is missing")
+    parallel = chat.get("parallel_tool_calls")
+    params: JSON = {key: chat[key] for key in _SAME if chat.get(key) is not None}
+    params["input"] = messages_to_items(messages, parse_think=parse_think, token_ids=token_ids)
+    params["tools"] = responses_tools(chat.get("tools"))
+    params["tool_choice"] = responses_tool_choice(chat.get("tool_choice"))
+    params["parallel_tool_calls"] = True if parallel is None else parallel
+    limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
+    if limit is not None:
+        params["max_output_tokens"] = limit
+    if chat.get("logprobs"):
+        params["include"] = [LOGPROBS]
+    if chat.get("reasoning_effort") is not None:
+        params["reasoning"] = {"effort": chat["reasoning_effort"]}
+    text = {"format": responses_text_format(chat.get("response_format")), "verbosity": chat.get("verbosity")}
+    text = {key: value for key, value in text.items() if value is not None}
+    if text:
+        params["text"] = text
+    metadata = _metadata(chat)
+    if metadata:
+        params["metadata"] = metadata
+    return params
+
+
+def _metadata(chat: Mapping[str, Any]) -> JSON:
+    given = chat.get("metadata")
+    metadata = dict(given) if isinstance(given, dict) else {}
+    further = {k: v for k, v in chat.items() if k not in _CONVERTED and v is not None}
+    template = chat.get("chat_template_kwargs")
+    if template and not isinstance(template, dict):
+        raise BadRequest(f"chat_template_kwargs is an object, not {type(template).__name__}")
+    for key, explicit in (("extra_body", further), ("chat_template_kwargs", template)):
+        if explicit:
+            metadata[key] = json_text({**metadata_object(given, key), **explicit}, key)
+    return metadata
+
+
+def apply_sampling(
+    chat: Mapping[str, Any],
+    *,
+    extra_body: Mapping[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> JSON:
+    """The body for a chat backend with everybody's sampling parameters merged in.
+
+    Args:
+        chat: body of ``POST /v1/chat/completions``.
+        extra_body: the deployment's defaults.
+        chat_template_kwargs: the deployment's chat-template arguments.
+        overrides: values that always hold, whoever asked for something else.
+
+    Raises:
+        BadRequest: ``metadata.extra_body`` or either ``chat_template_kwargs`` is no JSON object.
+    """
+    metadata = chat.get("metadata")
+    body: JSON = {**(extra_body or {}), **metadata_object(metadata, "extra_body")}
+    # An explicit null says "no preference": it must not hide a value from below.
+    body.update((key, value) for key, value in chat.items() if value is not None or key not in body)
+    template = {
+        **(chat_template_kwargs or {}),
+        **metadata_object(metadata, "chat_template_kwargs"),
+        **_object(body.get("chat_template_kwargs"), "chat_template_kwargs"),
+    }
+    if template:
+        body["chat_template_kwargs"] = template
+    body.update(overrides or {})
+    return body
+
+
+def metadata_object(metadata: Any, key: str) -> JSON:
+    """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    value = metadata.get(key) if isinstance(metadata, dict) else None
+    if isinstance(value, str) and value:
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"metadata.{key} is no JSON: {error}") from None
+    return _object(value, f"metadata.{key}")
+
+
+def _object(value: Any, where: str) -> JSON:
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} is an object, not {type(value).__name__}")
+    return dict(value)

@@ -1,0 +1,290 @@
+"""Values and content parts of messages, between Chat Completions and Responses, in both directions.
+
+Values of fields come from elsewhere and may be of any type, size and depth. Parts are text, images, audio,
+video and files. A part without a form in the other protocol is an error that names it: without the part,
+the model would see another task than the row's.
+
+Reasoning inside text is written ``<think>...</think>``. Only a complete pair counts as reasoning; a lone
+tag stays text, so no text of a model is lost. An endpoint whose chat template opens the tag itself needs a
+reasoning parser of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gym_serve.types.errors import BadRequest
+from gym_serve.types.requests import JSON
+
+__all__ = [
+    "ThinkSplitter",
+    "chat_content",
+    "content_refusal",
+    "content_text",
+    "inline_audio",
+    "json_text",
+    "responses_content",
+    "seconds",
+    "shown",
+    "split_think",
+    "with_chat_parts",
+    "wrap_think",
+]
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
+
+
+def json_text(value: Any, where: str) -> str:
+    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size.
+
+    Raises:
+        BadRequest: it has no JSON form, or is nested too deeply.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"{where}: this cannot be written as JSON: {error}") from None
+
+
+def seconds(value: Any) -> float | None:
+    """A moment as a finite number; None for anything else."""
+    try:
+        moment = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return moment if math.isfinite(moment) else None
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: however large or deep it is, in a line or two."""
+    return _REPR.repr(value)
+
+
+_CHAT_KINDS = frozenset({"text", "image_url", "video_url", "file"})
+_RESPONSES_KINDS = frozenset({"input_text", "input_image", "input_video", "input_file"})
+_FILE_KEYS = ("file_data", "file_id", "filename")
+
+
+def content_text(content: Any) -> str:
+    """All the text of a message's content: a string, a list of parts of any kind, or null."""
+    return content if isinstance(content, str) else _joined(content, "text")
+
+
+def content_refusal(content: Any) -> str:
+    """What a message's content says to refuse; empty for one that refuses nothing."""
+    return _joined(content, "refusal")
+
+
+def chat_content(content: Any, where: str) -> Any:
+    """Content of a Responses message or output, as Chat Completions has it.
+
+    Raises:
+        BadRequest: it is neither a string nor a list of parts, or a part has no chat form.
+    """
+    if isinstance(content, list):
+        return [_chat_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    if isinstance(content, str):
+        return content
+    raise BadRequest(f"{where}: a string or a list of parts is expected, not {type(content).__name__}")
+
+
+def responses_content(content: Any, where: str) -> Any:
+    """Content of a chat message as Responses input has it; null becomes an empty string.
+
+    Parts that are written as in Responses already stay as they are.
+
+    Raises:
+        BadRequest: as `chat_content`.
+    """
+    if isinstance(content, list):
+        return [_responses_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    if content is None or isinstance(content, str):
+        return content or ""
+    raise BadRequest(f"{where}: a string or a list of parts is expected, not {type(content).__name__}")
+
+
+def with_chat_parts(content: list[Any], where: str) -> list[Any]:
+    """Content of a Responses message whose parts may be written as in chat; others stay as they are.
+
+    Raises:
+        BadRequest: a part of chat that is malformed.
+    """
+    return [
+        _responses_part(part, f"{where}[{i}]") if _kind(part) in _CHAT_KINDS else part
+        for i, part in enumerate(content)
+    ]
+
+
+def _chat_part(part: Any, where: str) -> JSON:
+    kind = _kind(part)
+    if kind == "input_text":
+        return {"type": "text", "text": _required(part, "text", str, where)}
+    if kind == "input_image":
+        url = _url(part.get("image_url"))
+        if not url:
+            raise BadRequest(f"{where}: input_image needs image_url (a URL or a data: URL)")
+        return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
+    if kind == "input_video":
+        url = _url(part.get("video_url") or part.get("video"))
+        if not url:
+            raise BadRequest(f"{where}: input_video needs video_url")
+        return {"type": "video_url", "video_url": {"url": url}}
+    if kind == "input_file":
+        file = {key: part[key] for key in _FILE_KEYS if part.get(key)}
+        if not file.keys() & {"file_data", "file_id"}:
+            raise BadRequest(f"{where}: input_file needs file_data or file_id; chat has no file_url")
+        return {"type": "file", "file": file}
+    raise BadRequest(f"{where}: a part of type {shown(kind)} has no chat form")
+
+
+def _responses_part(part: Any, where: str) -> JSON:
+    kind = _kind(part)
+    if kind in _RESPONSES_KINDS:
+        return dict(part)
+    if kind == "text":
+        return {"type": "input_text", "text": _required(part, "text", str, where)}
+    if kind == "image_url":
+        image = part.get("image_url")
+        detail = image.get("detail") if isinstance(image, dict) else None
+        return {"type": "input_image", "image_url": _url(image), "detail": detail or "auto"}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
+    if kind == "video_url":
+        return {"type": "input_video", "video_url": _url(part.get("video_url"))}
+    if kind == "file":
+        file = _required(part, "file", Mapping, where)
+        return {"type": "input_file", **{key: file[key] for key in _FILE_KEYS if file.get(key)}}
+    raise BadRequest(f"{where}: a part of type {shown(kind)} has no Responses form")
+
+
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _url(value: Any) -> str:
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) else ""
+
+
+def _required(part: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    if not isinstance(part.get(key), kind):
+        wanted = "a string" if kind is str else "an object"
+        raise BadRequest(f"{where}: a part of type {part['type']!r} without {key!r}, {wanted}")
+    return part[key]
+
+
+def _joined(content: Any, key: str) -> str:
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get(key) for part in parts if isinstance(part, dict))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def split_think(text: str) -> tuple[list[str], str]:
+    """The reasoning blocks of ``text``, in order, and what is left of it without them."""
+    blocks: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0:
+        end = text.find(_CLOSE, start + len(_OPEN))
+        if end < 0:
+            break
+        rest.append(text[at:start])
+        blocks.append(text[start + len(_OPEN) : end])
+        at = end + len(_CLOSE)
+    rest.append(text[at:])
+    return blocks, "".join(rest)
+
+
+def wrap_think(blocks: Iterable[str]) -> str:
+    """The blocks as tagged text; an empty block leaves no tags."""
+    return "".join(f"{_OPEN}{block}{_CLOSE}" for block in blocks if block)
+
+
+class ThinkSplitter:
+    """`split_think` for a text that comes in parts.
+
+    A text that may be a tag, or reasoning without its end yet, is kept back: only a complete pair counts.
+    """
+
+    def __init__(self) -> None:
+        self._kept = ""
+        self._seen = 0  # of what is kept: where the search for the end goes on
+
+    def add(self, part: str) -> list[tuple[bool, str]]:
+        """What is known after another part: texts in order, and of each whether it is reasoning."""
+        self._kept += part
+        found: list[tuple[bool, str]] = []
+        while True:
+            if self._kept.startswith(_OPEN):
+                end = self._kept.find(_CLOSE, max(len(_OPEN), self._seen))
+                if end < 0:
+                    self._seen = len(self._kept) - len(_CLOSE) + 1
+                    return found
+                found.append((True, self._kept[len(_OPEN) : end]))
+                self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
+                continue
+            start = self._kept.find(_OPEN)
+            if start < 0:
+                start = len(self._kept) - _overlap(self._kept)
+            if start:
+                found.append((False, self._kept[:start]))
+                self._kept = self._kept[start:]
+            if not self._kept.startswith(_OPEN):
+                return found
+
+    def end(self) -> str:
+        """What was kept back and is text after all."""
+        kept, self._kept, self._seen = self._kept, "", 0
+        return kept
+
+
+def _overlap(text: str) -> int:
+    """How many characters at the end of ``text`` may begin a tag."""
+    return next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
+
+
+def inline_audio(chat: Mapping[str, Any]) -> JSON:
+    """``chat`` with the ``data:`` URL of ``metadata.audio_data`` moved into the last user message.
+
+    It stands before the text there, as audio models expect. Without one, ``chat`` as it is.
+
+    Args:
+        chat: a body of ``POST /v1/chat/completions``.
+
+    Raises:
+        BadRequest: the audio is no URL, or the message has no form in which it can be added.
+    """
+    metadata = chat.get("metadata")
+    url = metadata.get("audio_data") if isinstance(metadata, dict) else None
+    if not url or not isinstance(metadata, dict):
+        return dict(chat)
+    if not isinstance(url, str):
+        raise BadRequest("metadata.audio_data: a data: URL is expected")
+    audio = {"type": "audio_url", "audio_url": {"url": url}}
+    messages = chat.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadRequest("messages: a list of objects is expected")
+    messages = [*messages]
+    last = next((i for i in reversed(range(len(messages))) if messages[i].get("role") == "user"), None)
+    if last is None:
+        messages.append({"role": "user", "content": [audio]})
+    else:
+        content = messages[last].get("content") or []
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list):
+            raise BadRequest(f"messages[{last}].content: a string or a list of parts is expected")
+        messages[last] = {**messages[last], "content": [audio, *parts]}
+    rest = {key: value for key, value in metadata.items() if key != "audio_data"}
+    body = {key: value for key, value in chat.items() if key != "metadata"}
+    return {**body, "messages": messages, **({"metadata": rest} if rest else {})}
