@@ -23,7 +23,7 @@ from gym_serve.judging import (
     JudgeSettings,
     LabelJudge,
     both_orders,
-    defused,
+    escape_labels,
     open_cache,
 )
 from gym_serve.metrics import MetricSpec, Score
@@ -182,7 +182,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         return await judge.ask(
             {
                 "question": question,
-                "expected_answer": defused(expected, labels, MAX_ANSWER_CHARS),
-                "generated_answer": defused(generated, labels, MAX_ANSWER_CHARS),
+                "expected_answer": escape_labels(expected, labels, MAX_ANSWER_CHARS),
+                "generated_answer": escape_labels(generated, labels, MAX_ANSWER_CHARS),
             }
         )

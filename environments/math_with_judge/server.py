@@ -26,7 +26,7 @@ from gym_serve.judging import (
     JudgeSettings,
     LabelJudge,
     both_orders,
-    defused,
+    escape_labels,
     open_cache,
     whole_text,
 )
@@ -179,7 +179,7 @@ class MathWithJudge(ResourcesServer):
                 {"question": question, "first_answer": first, "second_answer": second}
             ),
             expected,
-            defused(answer, labels, MAX_ANSWER_CHARS),
+            escape_labels(answer, labels, MAX_ANSWER_CHARS),
             equal,
         )
         calls = [

@@ -23,7 +23,7 @@ from gym_serve.judging import (
     JudgeSettings,
     LabelJudge,
     both_orders,
-    defused,
+    escape_labels,
     open_cache,
     whole_text,
 )
@@ -197,8 +197,8 @@ class TextToSql(ResourcesServer):
         )
         return await judge.ask(
             {
-                "first_answer": defused(first, labels, MAX_QUERY_CHARS),
-                "second_answer": defused(second, labels, MAX_QUERY_CHARS),
+                "first_answer": escape_labels(first, labels, MAX_QUERY_CHARS),
+                "second_answer": escape_labels(second, labels, MAX_QUERY_CHARS),
                 "sql_dialect": request.sql_dialect,
                 "sql_context": request.sql_context,
                 "sql_prompt": request.sql_prompt,

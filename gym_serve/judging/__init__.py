@@ -1,6 +1,6 @@
 """Judges: models that score what a policy did. What environments with a judge have in common.
 
-    prompt     check_fields  check_labels  defused  judge_messages
+    prompt     check_fields  check_labels  escape_labels  judge_messages
     call       JudgeCalls: bounded concurrency, typed failures, `VerdictCache`
     verdict    label_of  json_objects
     decision   LabelJudge: votes of several judges;  both_orders
@@ -9,13 +9,28 @@
 What the calls cost is counted by `gym_serve.servers.usage`, as for every other model call.
 """
 
-from gym_serve.judging.cache import CacheSettings, VerdictCache
-from gym_serve.judging.calibration import Calibration, calibrate
-from gym_serve.judging.calls import Answer, JudgeCalls
-from gym_serve.judging.label_judge import Ballot, LabelJudge, both_orders, majority
-from gym_serve.judging.prompts import check_fields, check_labels, defused, judge_messages
-from gym_serve.judging.settings import JudgeSettings, open_cache
-from gym_serve.judging.verdicts import final_text, first_label, json_objects, label_of, whole_text
+from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache
+from gym_serve.judging.label_judge import (
+    Ballot,
+    Calibration,
+    JudgeSettings,
+    LabelJudge,
+    both_orders,
+    calibrate,
+    majority,
+    open_cache,
+)
+from gym_serve.judging.prompts import (
+    check_fields,
+    check_labels,
+    escape_labels,
+    final_text,
+    first_label,
+    json_objects,
+    judge_messages,
+    label_of,
+    whole_text,
+)
 
 __all__ = [
     "Answer",
@@ -30,7 +45,7 @@ __all__ = [
     "calibrate",
     "check_fields",
     "check_labels",
-    "defused",
+    "escape_labels",
     "final_text",
     "first_label",
     "json_objects",

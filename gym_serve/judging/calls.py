@@ -1,25 +1,51 @@
-"""`JudgeCalls`: the calls of one server to its judges: bounded, cached if asked for, with typed failures."""
+"""`JudgeCalls`: the calls of one server to its judges: bounded, cached on request, with typed failures.
+
+`VerdictCache` keeps replies of judges on disk, so that the same question is asked once. It is opt-in,
+because a cached sample is not a fresh one. A key is made of the judge, the whole request (prompt and
+sampling) and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the
+replicas on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a
+verdict.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import logging
+import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
-from gym_serve.judging.cache import VerdictCache
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
 from gym_serve.servers.clients import ModelClient
-from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, OperatorError, VerifierFailed
+from gym_serve.types.errors import (
+    BadRequest,
+    EndpointMisconfigured,
+    GymError,
+    NotFound,
+    OperatorError,
+    VerifierFailed,
+)
 from gym_serve.types.requests import JSON
 
-__all__ = ["Answer", "JudgeCalls", "Protocol"]
+__all__ = ["Answer", "CacheSettings", "JudgeCalls", "Protocol", "VerdictCache"]
 
 V = TypeVar("V")
 
 Protocol = Literal["responses", "chat_completions", "pooling", "classify"]
 """How a judge is asked: to write, or (vLLM's routes of pooling models) for scores."""
+
+_BUSY_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,3 +146,82 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
         raise VerifierFailed(
             f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
         ) from error
+
+
+class CacheSettings(BaseModel):
+    """Where replies are kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path
+    """The SQLite file, on a local disk; created with its folder if there is none. It is never shortened."""
+    model: str = Field(min_length=1)
+    """Name and version of the judge's model: the file outlives the graph, and so the names of its servers."""
+
+
+class VerdictCache:
+    """Replies by request.
+
+    Args:
+        settings: where they are kept.
+
+    Raises:
+        BadRequest: the file cannot be opened.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._model = settings.model
+        self._lock = threading.Lock()
+        try:
+            settings.path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(
+                settings.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute("CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply BLOB)")
+        except (OSError, sqlite3.Error) as error:
+            raise BadRequest(f"the verdict cache {settings.path} cannot be opened: {error}") from None
+
+    def key(self, judge: int, protocol: str, request: JSON, vote: int) -> bytes:
+        """The key of a call.
+
+        Args:
+            judge: number of the judge among several.
+            protocol: what the request is.
+            request: its body.
+            vote: number of the question among equal ones.
+        """
+        parts = [self._model, judge, protocol, request, vote]
+        try:
+            written = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # a lone surrogate, which models can produce, or an integer over 64 bits
+            written = json.dumps(parts, sort_keys=True).encode()
+        return hashlib.sha256(written).digest()
+
+    async def get(self, key: bytes) -> JSON | None:
+        """The reply that is kept under a key."""
+        rows = await asyncio.to_thread(self._execute, "SELECT reply FROM replies WHERE key = ?", key)
+        try:
+            return orjson.loads(rows[0][0]) if rows else None
+        except orjson.JSONDecodeError as error:
+            logger.warning("the verdict cache holds what is no reply: %s", error)
+            return None
+
+    async def put(self, key: bytes, reply: JSON) -> None:
+        """Keep a reply."""
+        insert = "INSERT OR REPLACE INTO replies VALUES (?, ?)"
+        await asyncio.to_thread(self._execute, insert, key, orjson.dumps(reply))
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    def _execute(self, statement: str, *values: bytes) -> list[Any]:
+        try:
+            with self._lock:
+                return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            logger.warning("the verdict cache failed: %s", error)
+            return []

@@ -1,26 +1,47 @@
 """`LabelJudge`: one or several models that answer a question with one of a few labels.
 
-With several votes the label of more than half of them counts, else none: a tie is no verdict. A vote that
-failed may be outvoted; where it could have decided, the question has failed (`VerifierFailed`).
+With several votes, the label of more than half of them counts; a tie is no verdict. A failed vote may be
+outvoted; if it could have decided, the question fails (`VerifierFailed`). Models favour an answer for its
+position, so a comparison can be asked in both orders (`both_orders`). `JudgeSettings` are the settings that
+every environment with a judge has.
 
-Models favour an answer for its place, so a comparison can be asked in both orders (`LabelJudge.both_orders`).
+`calibrate` compares a judge with people: agreement and Cohen's kappa on labelled rows. Agreement alone
+flatters: a judge that always says the more common label often agrees by chance. Kappa is the agreement
+beyond chance, (p_o - p_e) / (1 - p_e); 0 is chance, 1 is full agreement (Cohen, "A coefficient of agreement
+for nominal scales", 1960).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from gym_serve.judging.calls import Answer, JudgeCalls
-from gym_serve.judging.prompts import check_labels, judge_messages
-from gym_serve.judging.verdicts import final_text, label_of
+from pydantic import Field, PositiveInt, model_validator
+from typing_extensions import Self
+
+from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache
+from gym_serve.judging.prompts import check_labels, final_text, judge_messages, label_of
 from gym_serve.servers.clients import ModelClient
-from gym_serve.types.errors import VerifierFailed
+from gym_serve.servers.resources import ResourcesServer
+from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["Ballot", "LabelJudge", "both_orders", "majority"]
+__all__ = [
+    "Ballot",
+    "Calibration",
+    "JudgeSettings",
+    "LabelJudge",
+    "both_orders",
+    "calibrate",
+    "majority",
+    "open_cache",
+]
+
+T = TypeVar("T")
+Label = Hashable
 
 
 @dataclass(frozen=True)
@@ -70,7 +91,7 @@ class LabelJudge:
         """Ask a question.
 
         Args:
-            fields: the texts of the prompt's fields; what a policy wrote goes through `defused` first.
+            fields: the texts of the prompt's fields; what a policy wrote goes through `escape_labels` first.
 
         Raises:
             VerifierFailed: calls failed, and those that did not are no majority.
@@ -132,3 +153,143 @@ def majority(labels: Sequence[str | None], asked: int) -> str | None:
         if 2 * count > asked:
             return label
     return None
+
+
+class JudgeSettings(ResourcesServer.Config):
+    """Settings of an environment whose judge says whether two answers are equal.
+
+    A subclass gives `judge_prompt_template` a default, and checks its fields.
+    """
+
+    judge: ModelClient | None = None
+    """The model that judges."""
+    judge_system_message: str | None = None
+    """Message before each prompt."""
+    judge_prompt_template: str
+    """The prompt of each call; one of the two messages asks for the labels."""
+    judge_responses_create_params: dict[str, Any] = Field(default_factory=dict)
+    """Responses body of each call of the judge, less ``input``: temperature, max_output_tokens, ..."""
+    judge_equal_label: str = Field("[[A=B]]", min_length=2)
+    """The judge's verdict "equal"."""
+    judge_not_equal_label: str = Field("[[A!=B]]", min_length=2)
+    """The judge's verdict "not equal"."""
+    further_judges: list[ModelClient] = Field(default_factory=list)
+    """Models that vote beside ``judge``; more than half of all votes decide, and a tie is "not equal"."""
+    judge_votes: PositiveInt = 1
+    """How often each judge is asked the same."""
+    judge_max_concurrency: PositiveInt | None = 256
+    """Calls of judges at once, in each replica; null sets no limit. Read at the start only."""
+    judge_cache: CacheSettings | None = None
+    """Keep the judge's replies on disk, and ask the same only once; read at the start only."""
+
+    @model_validator(mode="after")
+    def _labels_can_be_said(self) -> Self:
+        labels = (self.judge_equal_label, self.judge_not_equal_label)
+        if labels[0] == labels[1]:
+            raise ValueError("judge_equal_label and judge_not_equal_label are the same")
+        if self.judge is not None:
+            try:
+                check_labels(labels, self.judge_prompt_template, self.judge_system_message)
+            except ValueError as error:
+                raise ValueError(
+                    f"judge_equal_label, judge_not_equal_label: {error} "
+                    "(judge_prompt_template, judge_system_message)"
+                ) from None
+        return self
+
+
+def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
+    """The verdict cache of an environment; None for one without.
+
+    Raises:
+        BadRequest: its file cannot be opened.
+    """
+    return None if settings is None else VerdictCache(settings)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A judge beside people.
+
+    Attributes:
+        pairs: how often each pair (person's label, judge's label) came up; None is a reply without verdict.
+        failed: rows whose judge failed; they are in none of the figures.
+    """
+
+    pairs: Mapping[tuple[Label, Label], int]
+    failed: int = 0
+
+    @classmethod
+    def of(cls, labels: Iterable[tuple[Label, Label]], failed: int = 0) -> Calibration:
+        """The calibration of (person's label, judge's label) pairs.
+
+        Raises:
+            InvalidRequest: there is no pair.
+        """
+        pairs = Counter(labels)
+        if not pairs:
+            raise InvalidRequest("calibration: there is no labelled row with a verdict")
+        return cls(pairs, failed)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the figures rest on."""
+        return sum(self.pairs.values())
+
+    @property
+    def agreement(self) -> float:
+        """Share of rows with the same label, 0 to 1."""
+        return sum(count for (person, judge), count in self.pairs.items() if person == judge) / self.rows
+
+    @property
+    def kappa(self) -> float | None:
+        """Cohen's kappa, -1 to 1; None where both gave one and the same label to all rows."""
+        people, judges = Counter[Label](), Counter[Label]()
+        for (person, judge), count in self.pairs.items():
+            people[person] += count
+            judges[judge] += count
+        chance = sum(people[label] * judges[label] for label in people) / self.rows**2
+        return None if chance == 1.0 else (self.agreement - chance) / (1.0 - chance)
+
+    def to_json(self) -> JSON:
+        """The figures; ``confusion`` is by the person's label, then the judge's."""
+        confusion: dict[str, dict[str, int]] = {}
+        for (person, judge), count in sorted(self.pairs.items(), key=repr):
+            row = confusion.setdefault(str(person), {})
+            row[str(judge)] = row.get(str(judge), 0) + count
+        return {
+            "rows": self.rows,
+            "failed": self.failed,
+            "agreement": self.agreement,
+            "kappa": self.kappa,
+            "confusion": confusion,
+        }
+
+
+async def calibrate(
+    labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
+) -> Calibration:
+    """Let a judge label what people have labelled, all at once: `JudgeCalls` bounds what runs.
+
+    Args:
+        labelled: each question with the person's label.
+        judge: the judge's label of a question; one that raises `VerifierFailed` is counted as failed.
+
+    Raises:
+        InvalidRequest: no question got a label.
+    """
+
+    async def pair(question: T, label: Label) -> tuple[Label, Label] | None:
+        try:
+            return label, await judge(question)
+        except VerifierFailed:
+            return None
+
+    asked = [asyncio.create_task(pair(question, label)) for question, label in labelled]
+    try:
+        pairs = await asyncio.gather(*asked)
+    finally:
+        for task in asked:  # the others of one that failed in a way that was not foreseen
+            task.cancel()
+    judged = [found for found in pairs if found is not None]
+    return Calibration.of(judged, failed=len(pairs) - len(judged))

@@ -11,11 +11,10 @@ It stands beside the servers, not in an environment, as environments and agents 
 else, and each that runs code needs the same one.
 """
 
-from gym_serve.sandbox.limits import Limits
-from gym_serve.sandbox.pool import SandboxPool
-from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython
+from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython, SandboxPool
 from gym_serve.sandbox.providers import (
     Bubblewrap,
+    Limits,
     PlainProcess,
     Sandbox,
     SandboxName,

@@ -1,11 +1,10 @@
-"""`SandboxedPython`: one Python process in a sandbox, and the socket to it.
+"""`SandboxedPython`: one Python process in a sandbox, and the socket to it; `SandboxPool`: warm ones.
 
-A plain `subprocess.Popen` with a socket pair, rather than asyncio's own subprocesses: those need a
-child watcher, which differs between Python versions, uvloop and loops outside the main thread (a
-Serve replica's is one); here the exit status is collected by whoever killed the process.
+The process reports through its supervisor, which truncates the texts. Even so it is not trusted: a message
+that is too long, is no JSON, or has another form ends it, as if it had died.
 
-What the process says is its supervisor's word, and the texts in it are cut there. Even so it is not trusted:
-a message that is too long, no JSON, or of another form ends it, as if it had died.
+A sandbox of the pool is given out once and never returned, so nobody finds what another one left behind.
+While one is taken the next one starts, so a caller waits only if calls come faster than processes start.
 """
 
 from __future__ import annotations
@@ -15,22 +14,19 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gym_serve.sandbox.limits import Limits
-from gym_serve.sandbox.providers import VARIABLES, Sandbox, configuration
-from gym_serve.types.errors import Unavailable
+from gym_serve.sandbox.providers import VARIABLES, Limits, Sandbox, configuration
+from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.workers.process import ChildProcess
 
-__all__ = ["Execution", "ProgramRun", "SandboxDied", "SandboxedPython"]
+__all__ = ["Execution", "ProgramRun", "SandboxDied", "SandboxPool", "SandboxedPython"]
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -85,9 +81,7 @@ _Form = TypeVar("_Form", Execution, ProgramRun)
 
 
 class _Live(NamedTuple):
-    process: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    process: ChildProcess
     folder: str | None
     group: Path | None
 
@@ -217,25 +211,23 @@ class SandboxedPython:
             fields |= {"stdout": stdout, "stderr": stderr, "value": value or None}
         return await self._checked(ProgramRun, fields)
 
-    async def stop(self) -> str:
+    async def stop(self, grace: float = 0.0) -> str:
         """Kill the process, collect it and remove its folder; does nothing if there is none.
+
+        Args:
+            grace: seconds that it is given to end by itself, for one that has closed its socket.
 
         Returns:
             how it ended, for messages: ``"signal 11"``, ``"exit status 1"``, ``"no process"``.
         """
         if self._live is None:
             return "no process"
-        process, _, writer, folder, group = self._live
-        with suppress(ProcessLookupError):  # collected before, by a `stop` that was cancelled
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        writer.close()
-        status = await asyncio.to_thread(process.wait)
+        process, folder, group = self._live
+        end = await process.end(grace)
         await asyncio.to_thread(self._remove, folder, group)
         self._live = None  # not before: a `stop` that is cancelled can be repeated
         # bwrap ends with 128 + n when the process in it was ended by signal n.
-        status = 128 - status if self._sandbox.confines and status > 128 else status
-        return f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"signal {end.status - 128}" if self._sandbox.confines and end.status > 128 else str(end)
 
     async def _ask(self, request: dict[str, Any], timeout: float, text: bytes = b"") -> _Reply:
         try:
@@ -245,8 +237,7 @@ class SandboxedPython:
             await self.stop()
             raise SandboxDied(f"no answer in {timeout:g} s") from None
         except SandboxDied as error:
-            await self._wait_for_end()
-            raise SandboxDied(f"{error}: {await self.stop()}") from None
+            raise SandboxDied(f"{error}: {await self.stop(_END_SECONDS)}") from None
         except BaseException:  # cancelled: an answer may still come, and would be taken for the next one
             await self.stop()
             raise
@@ -255,16 +246,10 @@ class SandboxedPython:
             raise SandboxDied(str(reply.message["failure"]))
         return reply
 
-    async def _wait_for_end(self) -> None:
-        """Let a process that closed its socket come to its end, which `stop` then tells."""
-        if self._live is not None:
-            with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._live.process.wait, _END_SECONDS)
-
     async def _exchange(self, request: dict[str, Any], text: bytes = b"", *, limit: int = 0) -> _Reply:
         if self._live is None:
             raise SandboxDied("it was not started, or has ended")
-        reader, writer = self._live.reader, self._live.writer
+        reader, writer = self._live.process.reader, self._live.process.writer
         try:
             writer.write(json.dumps({**request, "sizes": [len(text)]}).encode() + b"\n")
             writer.write(text)
@@ -286,36 +271,19 @@ class SandboxedPython:
             raise SandboxDied("the process sent another message than was asked for") from None
 
     async def _connect(self) -> None:
-        # On the event loop's thread, as the kernel ties the process's life to the thread that starts it.
         groups = self._sandbox.groups
         folder = None if self._sandbox.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
         group = None if groups is None else groups.create()
-        command = _prepared(self._sandbox.command(self._limits), group)
-        ours, theirs = socket.socketpair()
+        variables = {**VARIABLES, "HOME": folder or "/"}
         try:
-            with theirs:
-                process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd=folder or "/",
-                    env={**VARIABLES, "HOME": folder or "/"},
-                    start_new_session=True,  # Ctrl-C in a terminal is for the parent
-                )
-        except OSError:
-            ours.close()
+            command = _prepared(self._sandbox.command(self._limits), group)
+            process = await ChildProcess.start(
+                command, variables, max_line=_MAX_MESSAGE, folder=folder or "/"
+            )
+        except BaseException:
             self._remove(folder, group)
             raise
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_MESSAGE)
-        except BaseException:  # a cancellation, mostly
-            ours.close()
-            process.kill()
-            process.wait()
-            self._remove(folder, group)
-            raise
-        self._live = _Live(process, reader, writer, folder, group)
+        self._live = _Live(process, folder, group)
 
     def _remove(self, folder: str | None, group: Path | None) -> None:
         if folder is not None:
@@ -366,3 +334,80 @@ async def _decoded(texts: list[bytes]) -> list[str]:
         return [text.decode("utf-8", "replace") for text in texts]
 
     return decode() if sum(map(len, texts)) < _LONG else await asyncio.to_thread(decode)
+
+
+class SandboxPool:
+    """Warm sandboxes of one kind.
+
+    Args:
+        sandbox: how they are confined.
+        limits: what each may use.
+        size: how many are kept ready.
+        prelude: trusted code that each runs first.
+    """
+
+    def __init__(self, sandbox: Sandbox, limits: Limits, *, size: int, prelude: str = "") -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._size = size
+        self._prelude = prelude
+        self._ready: deque[SandboxedPython] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._running = False
+
+    async def start(self) -> None:
+        """Start all of them; returns when they are ready.
+
+        Raises:
+            Unavailable: one does not start, with its reason.
+        """
+        self._running = True
+        try:
+            outcomes = await asyncio.gather(*(self._add() for _ in range(self._size)), return_exceptions=True)
+            for error in outcomes:
+                if error is not None:
+                    raise error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End those that nobody took. Safe to call twice."""
+        self._running = False
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(python.stop() for python in self._ready))
+        self._ready.clear()
+
+    async def take(self) -> SandboxedPython:
+        """A started sandbox; the caller stops it.
+
+        Raises:
+            Unavailable: the pool is not running, or a sandbox does not start.
+        """
+        if not self._running:
+            raise Unavailable("the sandboxes are not running")
+        python = self._ready.popleft() if self._ready else await self._started()
+        self._refill()
+        return python
+
+    async def _started(self) -> SandboxedPython:
+        python = SandboxedPython(self._sandbox, self._limits, self._prelude)
+        await python.start()
+        return python
+
+    async def _add(self) -> None:
+        self._ready.append(await self._started())
+
+    def _refill(self) -> None:
+        for _ in range(self._size - len(self._ready) - len(self._starting)):
+            task = asyncio.create_task(self._try_to_add())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _try_to_add(self) -> None:
+        try:
+            await self._add()
+        except GymError:
+            return  # the next call starts one itself, and is told if that fails

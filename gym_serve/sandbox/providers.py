@@ -1,45 +1,60 @@
 """`Sandbox`: a way to confine a process, and the two that there are.
 
-`Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, a read-only
-Python with the packages that it was given, and an empty folder. `PlainProcess` does not: it has the same
-limits of time and memory, but whoever asks for it trusts the code with everything that the user of this
-process may do. Hence it is never a fallback: where Bubblewrap does not work, `find_sandbox` refuses and
-says what to do.
+`Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, and no files but
+an empty folder and a read-only Python with the system's libraries and the packages that it was given: not
+the other packages of the virtual environment, not gym_serve with its verifiers and data, no programs, no
+system settings. `PlainProcess` does not confine: it sets the same limits of time and memory, but the code
+can do all that the user of this process may do. Hence it is never a fallback: where Bubblewrap does not
+work, `find_sandbox` refuses and says what to do.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gym_serve
 from gym_serve.sandbox.cgroups import ControlGroups
 from gym_serve.sandbox.inside import main as inside  # also compiles it, once for all
-from gym_serve.sandbox.inside.seccomp import MACHINES
-from gym_serve.sandbox.limits import Limits
-from gym_serve.sandbox.visible import PACKAGES, packages_of, python_and_libraries, shown_packages
+from gym_serve.sandbox.inside.confinement import MACHINES
 from gym_serve.types.errors import GraphError
 
 __all__ = [
+    "PACKAGES",
     "VARIABLES",
     "Bubblewrap",
+    "Limits",
     "PlainProcess",
     "Sandbox",
     "SandboxName",
     "find_sandbox",
+    "packages_of",
+    "python_and_libraries",
     "sandbox_problems",
+    "shown_packages",
 ]
 
 logger = logging.getLogger("gym_serve")
 
+PACKAGES = "/sandbox/packages"
+"""Where packages are, in the sandbox."""
+
+_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib64")
+_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/usr/share/zoneinfo")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_REQUIRED = re.compile(r"([A-Za-z0-9._-]+)(?!.*\bextra\b)")
 SandboxName = Literal["bubblewrap", "process"]
 """Names of the sandboxes in a graph file."""
 
@@ -48,6 +63,114 @@ _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _NOBODY = 65534
 _INSIDE = Path(inside.__file__).parent
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")
+
+_NEXT_STEP = (
+    "install it (apt-get install bubblewrap, dnf install bubblewrap), or, if you trust the code as you "
+    "trust your own, set sandbox: process (limits of time and memory, and no others)"
+)
+
+VARIABLES = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    # One core per sandbox: with more, a library's threads would fight those of the others.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""The environment of sandboxed code: none of this process's own."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one sandbox. All are sizes in bytes, except the number of open files.
+
+    Attributes:
+        memory_bytes: address space of each process; confined code has one process.
+        file_bytes: size of any file that is written, the standard output included.
+        disk_bytes: all files together (in memory); ``process`` does not limit them.
+        open_files: number of files open at once.
+    """
+
+    memory_bytes: int = 1 << 30
+    file_bytes: int = 16 << 20
+    disk_bytes: int = 64 << 20
+    open_files: int = 64
+
+
+def python_and_libraries() -> list[str]:
+    """Arguments of ``bwrap`` that show Python without any packages, and what it is linked to."""
+    folders, arguments = _libraries()
+    prefixes = {"base": sys.base_prefix, "installed_base": sys.base_prefix}
+    prefixes |= {"platbase": sys.base_exec_prefix, "installed_platbase": sys.base_exec_prefix}
+    shown = [*folders, *(sysconfig.get_path(name, vars=prefixes) for name in ("stdlib", "platstdlib"))]
+    base = Path(sys.base_prefix, "lib")
+    files = [os.path.realpath(sys.executable), *map(str, sorted(base.glob("lib*.so*"))), *_FILES]
+    for path in dict.fromkeys(filter(os.path.exists, (*shown, *files))):
+        if not any(Path(path).is_relative_to(folder) for folder in shown if folder != path):
+            arguments += _shown(path, path)
+    for folder in shown:
+        for name in _PACKAGE_FOLDERS:
+            if os.path.isdir(packages := os.path.join(folder, name)):
+                arguments += ["--tmpfs", packages, "--remount-ro", packages]
+    return arguments
+
+
+def _libraries() -> tuple[list[str], list[str]]:
+    """Folders of the system's libraries, and arguments for the links to them."""
+    arguments, folders = [], []
+    triple = sysconfig.get_config_var("MULTIARCH") or "-"
+    for folder in filter(os.path.isdir, (*_LINKS, f"/usr/lib/{triple}", "/usr/lib")):
+        if os.path.islink(folder):
+            arguments += ["--symlink", os.readlink(folder), folder]
+        elif folder != "/usr/lib" or not os.path.isdir(f"/usr/lib/{triple}"):
+            folders.append(folder)
+    return folders, arguments
+
+
+def shown_packages(names: Iterable[str]) -> list[str]:
+    """Arguments of ``bwrap`` that show packages, those that they require included, and no others."""
+    arguments = ["--dir", PACKAGES]
+    entries = {Path(path).name: path for name in packages_of(names) for path in _entries(name)}
+    for name, path in sorted(entries.items()):
+        arguments += _shown(path, f"{PACKAGES}/{name}")
+    return arguments
+
+
+def _shown(path: str, place: str) -> list[str]:
+    # What bwrap makes on the way to a place by itself is for its own user alone, who may be root.
+    return ["--dir", os.path.dirname(place), "--ro-bind", path, place]
+
+
+def packages_of(names: Iterable[str]) -> list[str]:
+    """Packages with all that they require, less what is not installed."""
+    found: dict[str, None] = {}
+    wanted = list(names)
+    missing = []
+    while wanted:
+        name = re.sub(r"[-_.]+", "-", wanted.pop(0)).lower()
+        if name in found:
+            continue
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        found[name] = None
+        wanted += [match[1] for match in map(_REQUIRED.match, required) if match]
+    if missing:
+        logger.info("not installed, and so not to be imported by sandboxed code: %s", ", ".join(missing))
+    return list(found)
+
+
+def _entries(name: str) -> Iterator[str]:
+    """The files and folders that a package has in the folder of packages."""
+    package = importlib.metadata.distribution(name)
+    tops = dict.fromkeys(file.parts[0] for file in package.files or ())
+    for top in tops:
+        path = str(package.locate_file(top))
+        if top not in ("..", "__pycache__") and os.path.exists(path):
+            yield path
 
 
 class Sandbox(Protocol):
@@ -240,12 +363,6 @@ def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[st
     return []
 
 
-_NEXT_STEP = (
-    "install it (apt-get install bubblewrap, dnf install bubblewrap), or, if you trust the code as you "
-    "trust your own, set sandbox: process (limits of time and memory, and no others)"
-)
-
-
 def _exists(user: int) -> bool:
     """Whether there is a user of this id in this process's user namespace, to become."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -258,18 +375,6 @@ def _exists(user: int) -> bool:
 def _python() -> list[str]:
     # Without `site`: no .pth file runs, and the script is told which folders of packages there are.
     return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8"]
-
-
-VARIABLES = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    # One core per sandbox: with more, a library's threads would fight those of the others.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-"""The environment of sandboxed code: none of this process's own."""
 
 
 def _variables() -> Sequence[str]:

@@ -2,30 +2,134 @@
 
 Invariants:
 
-- CPU time counts, measured by the kernel in the worker, so it does not matter how busy the machine is. A
-  request that runs over, crashes its worker or fills its memory is at fault: `WorkFailed`.
+- CPU time counts, measured by the kernel in the worker, so a busy machine makes no difference. A request
+  that exceeds it, crashes its worker or fills its memory is at fault: `WorkFailed`.
 - The machine's faults are never blamed on a request: a worker that is killed from outside, or gets no CPU
-  time, is `VerifierFailed`. A request whose worker dies is tried once more in a new one before either.
-- Requests are taken first in, first out. One that fails costs its worker, nobody else.
+  time, raises `VerifierFailed`. A request whose worker died is tried once more in a new one before either.
+- Requests are served first in, first out. One that fails costs its worker, and no other request.
 - Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
+
+A worker (`WorkerProcess`) gets no environment variables except those that Python needs: hostile input comes
+near no API key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gym_serve.types.errors import Unavailable, VerifierFailed
-from gym_serve.workers.process import End, WorkerProcess
+from gym_serve.workers.process import ChildProcess, End
 
-__all__ = ["WorkFailed", "WorkerPool"]
+__all__ = ["WorkFailed", "WorkerPool", "WorkerProcess"]
+
+_SCRIPT = Path(__file__).with_name("child.py")
+_WARM_UP_SECONDS = 300.0
+_LAST_SECONDS = 10.0
+_MAX_LINE = 1 << 21
+_ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""One thread each: every further one reserves memory for its stack."""
+
 
 _PATIENCE = 20
 """Wall time that is allowed, in multiples of the CPU time; a worker that needs more is starved."""
+
+
+class WorkerProcess:
+    """A worker that can be started, asked, stopped, and started again.
+
+    Args:
+        name: what it runs, for messages: ``"math-verify"``.
+        path: the file with the work, see child.py.
+        memory_bytes: address space that it may use.
+    """
+
+    def __init__(self, name: str, path: Path, memory_bytes: int) -> None:
+        self._name = name
+        self._path = path
+        self._memory_bytes = memory_bytes
+        self._live: ChildProcess | None = None
+
+    @property
+    def running(self) -> bool:
+        """Between `start` and `stop`; the process may have died since."""
+        return self._live is not None
+
+    async def start(self) -> None:
+        """Start the process and wait until it is warm.
+
+        Raises:
+            VerifierFailed: it does not start, with its reason.
+        """
+        reason = None
+        try:
+            command = (sys.executable, str(_SCRIPT), str(self._path), str(self._memory_bytes))
+            self._live = await ChildProcess.start(command, _environment(), max_line=_MAX_LINE)
+            reason = (await asyncio.wait_for(self._receive(), _WARM_UP_SECONDS)).get("error")
+        except asyncio.TimeoutError:
+            await self.stop()
+            reason = f"it was not ready in {_WARM_UP_SECONDS:g} s"
+        except OSError as error:
+            end = await self.collect()
+            reason = f"{error} ({end})" if end else str(error)
+        except BaseException:
+            await self.stop()
+            raise
+        if reason is not None:
+            await self.stop()
+            raise VerifierFailed(f"a {self._name} worker does not start: {reason}")
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Send a line and wait for its answer.
+
+        Raises:
+            ConnectionError: the process died, or was not started.
+        """
+        if self._live is not None:
+            self._live.writer.write(request)
+            await self._live.writer.drain()
+        return await self._receive()
+
+    async def collect(self) -> End | None:
+        """`stop`, for a process that has closed its socket: it is given time to end by itself."""
+        return await self._end(_LAST_SECONDS)
+
+    async def stop(self) -> End | None:
+        """Kill the process and collect it.
+
+        Returns:
+            how it ended; None if there was none.
+        """
+        return await self._end(0)
+
+    async def _end(self, grace: float) -> End | None:
+        if self._live is None:
+            return None
+        end = await self._live.end(grace)
+        self._live = None  # not before: a `stop` that is cancelled can be repeated
+        return end
+
+    async def _receive(self) -> dict[str, Any]:
+        line = await self._live.reader.readline() if self._live is not None else b""
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError("the worker closed its socket")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment |= dict.fromkeys(_THREADS, "1")
+    environment["PYTHONHASHSEED"] = "0"  # SymPy's ways depend on it: one answer, one verdict, always
+    return environment
 
 
 class WorkFailed(Exception):

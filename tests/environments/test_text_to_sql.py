@@ -322,7 +322,7 @@ async def test_rows_and_columns_in_any_order_are_the_same(rows: list[list[Any]],
     assert difference(result(rows), result([[row[i] for i in order] for row in shuffled])) is None
 
 
-async def test_the_sides_are_swapped_and_labels_defused() -> None:
+async def test_the_sides_are_swapped_and_labels_escaped() -> None:
     judge = Judge(EQUAL, DIFFERENT)
     template = "{sql_dialect}|{sql_prompt}|{sql_context}|{first_answer}|{second_answer}"
     server = TextToSql(

@@ -25,7 +25,7 @@ from gym_serve.judging import (
     calibrate,
     check_fields,
     check_labels,
-    defused,
+    escape_labels,
     final_text,
     first_label,
     json_objects,
@@ -276,7 +276,7 @@ def test_without_a_judge_nobody_says_the_labels() -> None:
 
 @given(st.text("[]yesno "), st.integers(1, 40))
 def test_no_label_of_a_policy_reaches_the_judge(text: str, length: int) -> None:
-    shown = defused(text, (YES, NO), length)
+    shown = escape_labels(text, (YES, NO), length)
     assert first_label(shown, (YES, NO)) is None
 
 

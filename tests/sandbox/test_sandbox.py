@@ -28,7 +28,7 @@ from gym_serve.sandbox import (
     find_sandbox,
     process,
 )
-from gym_serve.sandbox.inside.report import cut, describe
+from gym_serve.sandbox.inside.output import cut, describe
 from gym_serve.types.errors import Unavailable
 
 LONG = 60.0

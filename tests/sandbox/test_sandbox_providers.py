@@ -17,8 +17,8 @@ from support.sandboxes import needs_bubblewrap
 import gym_serve
 from gym_serve.sandbox import Bubblewrap, Limits, PlainProcess, SandboxedPython, find_sandbox
 from gym_serve.sandbox.cgroups import ControlGroups
-from gym_serve.sandbox.inside.seccomp import filter_program
-from gym_serve.sandbox.visible import packages_of
+from gym_serve.sandbox.inside.confinement import filter_program
+from gym_serve.sandbox.providers import packages_of
 from gym_serve.types.errors import GraphError
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .confinement import die_with_parent, protect
+from .output import describe
 from .program import Program
-from .report import describe
 from .session import Session
 
 __all__ = ["main"]

@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from .confinement import confine, reserve
-from .files import Output, nameless_file, replace, start_of
-from .report import MAX_ERROR, describe
+from .output import MAX_ERROR, Output, describe, nameless_file, replace, start_of
 from .watch import REASONS, Watch
 
 __all__ = ["Program"]

@@ -1,7 +1,8 @@
-"""Files without a name, and those that stand in for standard output and error while code runs.
+"""What code writes and raises: captured in files, truncated, and described.
 
-Files rather than pipes or objects: they catch what is written by whatever means, need no reader, and
-the kernel bounds their size. In memory and not in a folder, which code could fill or lock.
+Files rather than pipes or objects: they catch what is written by whatever means, need no reader, and the
+kernel bounds their size. They are in memory and have no name, so that code cannot fill or lock a folder. The
+methods of an exception may be the code's own, and its text of any size.
 """
 
 from __future__ import annotations
@@ -9,8 +10,24 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 
-__all__ = ["Output", "nameless_file", "replace", "start_of"]
+__all__ = [
+    "MAX_ERROR",
+    "MAX_TRACEBACK",
+    "Output",
+    "cut",
+    "describe",
+    "nameless_file",
+    "replace",
+    "start_of",
+    "text_of",
+    "traceback_of",
+]
+
+MAX_ERROR = 2_000
+MAX_TRACEBACK = 10_000
+_MAX_FRAMES = 20
 
 
 def nameless_file() -> io.FileIO:
@@ -92,3 +109,34 @@ def _working(stream: io.TextIOBase | None, descriptor: int) -> io.TextIOWrapper:
         encoding="utf-8",
         errors="backslashreplace",
     )
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, e.g. ``"ZeroDivisionError: division by zero"``."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(value: object) -> str:
+    """``str(value)``, cut; a question mark if that fails."""
+    try:
+        return str(value)[:MAX_ERROR]
+    except BaseException:
+        return "?"
+
+
+def cut(text: str, limit: int) -> str:
+    """The first ``limit`` characters of a text, with a note of how many there are."""
+    return text if len(text) <= limit else f"{text[:limit]}\n... ({len(text) - limit} more)"
+
+
+def traceback_of(error: BaseException, file_name: str) -> str:
+    """The end of a traceback, from the first frame in ``file_name`` on."""
+    try:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename != file_name:
+            frame = frame.tb_next
+        lines = traceback.format_exception(type(error), error, frame, limit=-_MAX_FRAMES)
+        return "".join(lines)[-MAX_TRACEBACK:]
+    except BaseException:
+        return "(no traceback)\n"
