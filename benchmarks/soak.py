@@ -28,7 +28,7 @@ import psutil
 from benchmarks.harness.reports import machine
 from gym_serve import Gym, Progress
 from gym_serve.rollouts import Collection, Report, RunnerOptions, collect
-from gym_serve.rollouts.records import read_records
+from gym_serve.rollouts.files import read_records
 
 Collect = Callable[..., Awaitable[Report]]
 

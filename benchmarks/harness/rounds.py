@@ -14,7 +14,7 @@ from benchmarks.harness.processes import Census, CpuTimes, cpu_between
 from benchmarks.harness.work import rows
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts import Outputs
-from gym_serve.rollouts.records import read_records
+from gym_serve.rollouts.files import read_records
 from gym_serve.servers.runner import relax_garbage_collection
 
 __all__ = ["Advance", "Setup", "measure"]

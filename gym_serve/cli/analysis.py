@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from gym_serve.rollouts.analysis.comparison import ComparisonSummary, Side
     from gym_serve.rollouts.analysis.profile import ProfileSummary
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
     from gym_serve.types.requests import JSON
 
 __all__ = ["calibrate", "diff", "profile"]
@@ -78,7 +78,7 @@ def profile(
         raise typer.BadParameter("--output is for one run, with tasks named by their index")
     # Only now, so that --help needs little.
     from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_rollouts
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
     problems, found = Problems(), RewardProfile(solved_at)
     try:
@@ -104,8 +104,7 @@ def profile(
 
 def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
     from gym_serve.rollouts.analysis import rows_of_tasks
-    from gym_serve.rollouts.outputs import replacing
-    from gym_serve.rollouts.records import readable_line
+    from gym_serve.rollouts.files import readable_line, replacing
 
     written = 0
     with replacing(output) as file:
@@ -205,7 +204,7 @@ def diff(
     Example: gym-serve diff before.jsonl after.jsonl
     """
     from gym_serve.rollouts.analysis import RunComparison, TaskKey, read_rollouts
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
     problems, comparison, names = Problems(), RunComparison(solved_at), TaskKey(key)
     try:
@@ -330,7 +329,7 @@ def calibrate(
     Example: gym-serve calibrate out.jsonl --label human --at 0.5
     """
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.records import read_records
+    from gym_serve.rollouts.files import read_records
 
     try:
         if not rollouts.exists():

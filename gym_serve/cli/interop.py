@@ -168,7 +168,7 @@ def import_nemo_gym(
     Example: gym-serve import-nemo-gym Gym/benchmarks/aime24/config.yaml -o graphs/aime24.yaml
     """
     from gym_serve.interop.nemo_gym import import_config
-    from gym_serve.rollouts.outputs import replacing
+    from gym_serve.rollouts.files import replacing
 
     try:
         imported = import_config(configs, name=name, skip_unknown=skip_unknown)

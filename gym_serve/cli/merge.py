@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gym_serve.client import Gym
     from gym_serve.metrics import MetricSpec
     from gym_serve.rollouts import Outputs, Report
-    from gym_serve.rollouts.summary import Aggregate
+    from gym_serve.rollouts.run_metrics import Aggregate
     from gym_serve.types.requests import JSON
 
 __all__ = ["merge"]
@@ -97,7 +97,7 @@ def _declared(outputs: Outputs, agent: str) -> MetricSpec:
     """The metrics of an agent's environment, whose type the run's header names."""
     from gym_serve.graph.classes import find_class
     from gym_serve.metrics import STATISTICS_ONLY
-    from gym_serve.rollouts.header import Header
+    from gym_serve.rollouts.journal import Header
     from gym_serve.servers.resources import ResourcesServer
 
     header = Header.read(outputs.header)

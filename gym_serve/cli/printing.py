@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
 __all__ = [
     "bar",

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gym_serve.cli.printing import table_of
 from gym_serve.metrics import SUMMARY_COLUMNS, Aggregator, summarize
-from gym_serve.rollouts.records import read_records
+from gym_serve.rollouts.files import read_records
 from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from gym_serve.graph.options import ServerOptions
 from gym_serve.graph.spec import Graph
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import Expansion, PromptTemplate, Rows, RunnerOptions, checked_groups
-from gym_serve.rollouts.faults import MAX_FAILURES
 from gym_serve.rollouts.groups import Compare
+from gym_serve.rollouts.scheduling import MAX_FAILURES
 from gym_serve.servers.clients import AgentClient, EnvironmentClient
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import DESCRIBE

@@ -17,19 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gym_serve.metrics import STATISTICS_ONLY
-from gym_serve.rollouts.expansion import Expansion
-from gym_serve.rollouts.group_stage import GroupStage
-from gym_serve.rollouts.groups import Compare
-from gym_serve.rollouts.header import Header
-from gym_serve.rollouts.inputs import Inputs, stored_groups
-from gym_serve.rollouts.journal import Journal
-from gym_serve.rollouts.outputs import Outputs
-from gym_serve.rollouts.progress import Progress, Tally
+from gym_serve.rollouts.expansion import Expansion, Inputs, stored_groups
+from gym_serve.rollouts.files import in_steps
+from gym_serve.rollouts.groups import Compare, GroupStage
+from gym_serve.rollouts.journal import Header, Journal, Outputs
+from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, Tally
 from gym_serve.rollouts.rows import Rows
+from gym_serve.rollouts.run_metrics import Aggregate, SpecOf, summarize_run
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, jobs_of
-from gym_serve.rollouts.spending import Budget, Spending, Spent
-from gym_serve.rollouts.steps import in_steps
-from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import Conflict, OperatorError
 from gym_serve.types.requests import JSON

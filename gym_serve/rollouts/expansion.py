@@ -1,32 +1,167 @@
-"""From a row to its rollouts: agent, prompt, overrides, repeats, seeds, and the stamps that name each.
+"""From rows to rollouts: prompt templates, agent, overrides, repeats, seeds, and the metadata that identify
+each.
 
-Stamps (docs/formats.md, Stamps): ``_ng_task_index`` is the caller's, else assigned in order of first
+Metadata (docs/formats.md, Metadata): ``_ng_task_index`` is the caller's, or is assigned in order of first
 appearance, so that identical rows share one; ``_ng_rollout_index`` counts the rollouts of a task;
-``_ng_rollout_id`` is ``"{task}-{rollout}"``, and is the episode's affinity key.
+``_ng_rollout_id`` is ``"{task}-{rollout}"``, and is the episode's affinity key. A row with these keys is a
+*materialized* row.
 
-Expansion is deterministic: the same rows with the same `Expansion` give the same rollouts in the same
-order, which is what resuming relies on. Tasks are numbered before a shard is taken, so
-shards of one data set never use an index twice.
+Expansion is deterministic: the same rows with the same `Expansion` give the same rollouts in the same order;
+resuming relies on it. Tasks are numbered before a shard is taken, so shards of one data set never share an
+index.
+
+A prompt template substitutes the plain names of the row's top-level fields and nothing else: rows are data,
+so no attribute is looked up and no format specification is run. Literal braces are doubled.
+
+`Inputs` checks and expands all rows of a run into ``out_materialized_inputs.jsonl`` before anything runs, so
+a run with a bad row does not start. The run then reads from that file, so rows that can be iterated only
+once need no special case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import orjson
+import yaml
 
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.prompts import PromptTemplate, params_of
-from gym_serve.rollouts.rows import Rows, located
-from gym_serve.rollouts.stamps import MAX_ROLLOUT_INDEX, rollout_index, task_index
+from gym_serve.rollouts.files import fingerprint, in_steps, open_decompressed, readable_line, replacing
+from gym_serve.rollouts.rows import (
+    MAX_ROLLOUT_INDEX,
+    Problems,
+    Rows,
+    ignore,
+    located,
+    refuse,
+    rollout_index,
+    task_index,
+)
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import agent_name, with_prompt
+from gym_serve.types.rows import agent_name, check_row, with_prompt
 
-__all__ = ["Expansion", "expand"]
+__all__ = [
+    "Expansion",
+    "Inputs",
+    "PromptTemplate",
+    "checked_groups",
+    "expand",
+    "params_of",
+    "stored_groups",
+]
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_FIELD = re.compile(r"[^\W\d][\w-]*")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """Makes the ``input`` of a row.
+
+    Attributes:
+        user: the user's message.
+        system: the system message before it, if any.
+
+    Raises:
+        InvalidRequest: a placeholder that is no plain name, or a lone brace; all of them.
+    """
+
+    user: str
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{key}: {part.group()!r} at {part.start()} is no {{field}}; write a literal brace twice"
+            for key, template in self._templates()
+            for part in _PART.finditer(template)
+            if part.group() not in ("{{", "}}") and not _FIELD.fullmatch(part.group(1) or "")
+        ]
+        if problems:
+            raise InvalidRequest(f"prompt template: {'; '.join(problems)}")
+
+    @classmethod
+    def of(cls, source: str | Path | Mapping[str, Any] | PromptTemplate) -> PromptTemplate:
+        """A template from the path of a YAML file, or from what such a file holds.
+
+        Raises:
+            InvalidRequest: the file cannot be read, or holds no template.
+        """
+        if isinstance(source, PromptTemplate):
+            return source
+        where = "prompt template"
+        content: Any = source
+        if isinstance(source, str | Path):
+            where = str(source)
+            try:
+                content = yaml.safe_load(Path(source).read_text("utf-8"))
+            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+                raise InvalidRequest(f"cannot read {where}: {error}") from error
+        if not isinstance(content, Mapping) or not isinstance(content.get("user"), str):
+            raise InvalidRequest(f"{where} must be a mapping with 'user', and maybe 'system'")
+        if unknown := sorted(map(str, content.keys() - {"user", "system"})):
+            raise InvalidRequest(f"{where}: unknown {', '.join(unknown)}; it has 'user' and 'system'")
+        if not isinstance(content.get("system"), str | None):
+            raise InvalidRequest(f"{where}: 'system' is a text")
+        return cls(content["user"], content.get("system"))
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that a row must have, in order of first use."""
+        names = (part.group(1) for _, template in self._templates() for part in _PART.finditer(template))
+        return list(dict.fromkeys(name for name in names if name))
+
+    def apply(self, row: JSON) -> JSON:
+        """The row with the messages as its ``input``.
+
+        Raises:
+            InvalidRequest: it has an input already, or lacks fields; all of them.
+        """
+        params = params_of(row)
+        if params.get("input"):
+            raise InvalidRequest("responses_create_params.input: a row for a prompt template has none")
+        return {**row, "responses_create_params": {**params, "input": self.messages(row)}}
+
+    def messages(self, row: JSON) -> list[JSON]:
+        """The messages for a row.
+
+        Raises:
+            InvalidRequest: the row lacks fields; all of them.
+        """
+        if missing := [name for name in self.fields if name not in row]:
+            raise InvalidRequest(f"the prompt needs {', '.join(missing)}; the row has {', '.join(row)}")
+
+        def substitute(part: re.Match[str]) -> str:
+            name = part.group(1)
+            return part.group()[0] if name is None else str(row[name])
+
+        return [
+            {"role": role, "content": _PART.sub(substitute, template)} for role, template in self._templates()
+        ]
+
+    def _templates(self) -> list[tuple[str, str]]:
+        user = [("user", self.user)]
+        return user if self.system is None else [("system", self.system), *user]
+
+
+def params_of(row: JSON) -> JSON:
+    """The ``responses_create_params`` of a row; empty where it has none.
+
+    Raises:
+        InvalidRequest: they are no object.
+    """
+    params = row.get("responses_create_params") or {}
+    if not isinstance(params, dict):
+        raise InvalidRequest("`responses_create_params` must be a JSON object")
+    return params
+
 
 _AGENT_TYPE = "responses_api_agents"
 
@@ -208,3 +343,130 @@ def _seeded(row: JSON, seed: int) -> JSON:
     except (AttributeError, TypeError, orjson.JSONDecodeError):
         raise InvalidRequest("metadata.extra_body must be a JSON object as a string") from None
     return {**row, "responses_create_params": {**params, "metadata": {**metadata, "extra_body": merged}}}
+
+
+class Inputs:
+    """The rows of a run.
+
+    Args:
+        rows: where they come from.
+        expansion: how they become rollouts.
+        check: raises a `GymError` for a row that the graph cannot run.
+
+    Attributes:
+        problems: what is wrong with them.
+        rollouts: how many there are; known once they are written.
+    """
+
+    def __init__(self, rows: Rows, expansion: Expansion, check: Callable[[JSON], None]) -> None:
+        self.rows = rows
+        self.problems = Problems()
+        self.rollouts = 0
+        self._expansion = expansion
+        self._check = check
+        self._drawn = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def source(self) -> str:
+        """Where the rows come from, in words."""
+        return str(self.rows) if isinstance(self.rows, str | Path) else "rows of the caller"
+
+    def write(self, path: Path | None, *, skip_invalid: bool) -> Generator[None, None, None]:
+        """Check and expand all rows, in steps of one row.
+
+        Args:
+            path: where to; None to check and count only.
+            skip_invalid: leave out rows that cannot be used.
+
+        Raises:
+            InvalidRequest: rows that cannot be used, or no rows at all.
+        """
+        self.rollouts = 0
+        with nullcontext() if path is None else replacing(path) as file:
+            for group in expand(
+                self._watched(),
+                self._expansion,
+                problem=self.problems.add,
+                check=self.check_row,
+                note=self.problems.notes.append,
+                unique=True,
+            ):
+                try:
+                    lines = b"".join(map(readable_line, group)) if file is not None else b""
+                except ValueError as error:
+                    self.problems.add(f"task {group[0]['_ng_task_index']}: {error}")
+                    continue
+                if file is not None:
+                    file.write(lines)
+                self.rollouts += len(group)
+                yield
+            if not skip_invalid:
+                self.problems.refuse(f"{self.problems.count} rows cannot be used, so nothing was started")
+            if not self.rollouts and self._expansion.shard is None:
+                self.problems.refuse(f"{self.source}: no row can be used")
+                self.problems.add(f"{self.source}: empty")
+                self.problems.refuse("there are no rows, so nothing was started")
+
+    def fingerprint(self) -> JSON:
+        """What tells whether the rows have changed: of a file as it is stored, else as they were drawn."""
+        if isinstance(self.rows, str | Path):
+            return fingerprint(Path(self.rows))
+        return {"rows": self._drawn, "digest": self._digest.hexdigest()}
+
+    def _watched(self) -> Rows:
+        """The rows; those of the caller leave a fingerprint."""
+        if isinstance(self.rows, str | Path):
+            return self.rows
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._drawn = 0
+        return map(self._seen, self.rows)
+
+    def _seen(self, row: JSON) -> JSON:
+        try:
+            content = orjson.dumps(row)
+        except TypeError:
+            content = repr(row).encode("utf-8", "replace")
+        self._digest.update(content)
+        self._drawn += 1
+        return row
+
+    def check_row(self, row: JSON) -> None:
+        """Check one row, by the contract and by the graph.
+
+        Raises:
+            GymError: it cannot be run.
+        """
+        check_row(row)
+        self._check(row)
+
+
+def stored_groups(path: Path) -> Iterator[list[JSON]]:
+    """The stamped rows of a file that `Inputs.write` wrote, a list for each row that they come from."""
+    with open_decompressed(path) as file:
+        for _, group in groupby(map(orjson.loads, file), key=task_index):
+            yield list(group)
+
+
+async def checked_groups(
+    rows: Rows, expansion: Expansion, check: Callable[[JSON], None], *, skip_invalid: bool
+) -> Iterator[list[JSON]]:
+    """The stamped rows of each row. Those of a file are given out after all of it has been checked.
+
+    Rows of the caller are drawn one by one, so only what makes expanding them impossible is an error; a
+    row that the graph cannot run becomes a failed rollout.
+
+    Args:
+        rows: rows, or the path of a JSONL file.
+        expansion: how they become rollouts.
+        check: raises a `GymError` for a row that the graph cannot run.
+        skip_invalid: leave out rows that cannot be used.
+
+    Raises:
+        InvalidRequest: rows that cannot be used; of a file, all of them.
+    """
+    if not isinstance(rows, str | Path):
+        return expand(rows, expansion, problem=ignore if skip_invalid else refuse)
+    inputs = Inputs(rows, expansion, check)
+    await in_steps(inputs.write(None, skip_invalid=skip_invalid))
+    return expand(rows, expansion, problem=ignore, check=inputs.check_row, unique=True)

@@ -1,25 +1,40 @@
-"""When a group of rollouts is settled, and with which of them (GRPO). Pure: no clock, no task.
+"""When a group of rollouts is settled, with which of them (GRPO), and with which rewards. Pure functions.
 
-A group starts more rollouts than it needs, ``size`` + oversampling, and is settled as soon as
+A group starts more rollouts than it needs, ``size`` + ``oversample``, and is settled as soon as
+
 - ``size`` of them are scored, or
 - too few can still be scored for its ``quorum``, or all have ended, or
 - its deadline has passed, counted from the start of its first attempt, or
 - the run ends before all of its rollouts were started (its budget is spent), unless ``size`` of them are.
-What then still runs is a straggler, which the caller cancels. Which rollouts make it depends on how long
-they take, so oversampling favours short ones: keep it small where length and reward go together.
+
+The rollouts that still run then are stragglers, which the caller cancels. Which rollouts are used depends on
+how long they take, so oversampling favours short ones: keep it small where length and reward are correlated.
+
+Group rewards come from the environment's ``compare``. The collector calls it when a group is settled
+(docs/formats.md, Groups), and ``verify`` never does: a verifier that waits for its group would hold every
+episode of it open, and would wait forever for one that failed.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gym_serve.rollouts.scheduling import Job
-from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.requests import JSON
+from gym_serve.types.errors import GymError, InvalidRequest, VerifierFailed
+from gym_serve.types.requests import JSON, input_items
 
-__all__ = ["Group", "GroupBook", "GroupOptions"]
+__all__ = [
+    "VERIFY_REWARD",
+    "Group",
+    "GroupBook",
+    "GroupOptions",
+    "compare_request",
+    "with_comparison",
+    "without_comparison",
+]
 
 
 @dataclass(frozen=True)
@@ -183,3 +198,42 @@ def _detail(failures: list[JSON], kind: str) -> str:
     """What one of the failures of a kind says."""
     failure = next(f.get("failure") for f in failures if f["_ng_failure_class"] == kind)
     return str(failure.get("detail") if isinstance(failure, dict) else "no detail")[:300]
+
+
+VERIFY_REWARD = "verify_reward"
+"""Field of a compared rollout with the reward that ``verify`` gave it."""
+
+
+def compare_request(group: Group) -> JSON:
+    """The body of ``POST /compare`` for a settled group."""
+    history = input_items(group.row["responses_create_params"].get("input") or [])
+    principle = group.row.get("principle")
+    return {
+        "conversation_history": history,
+        "response_objs": [rollout.get("response") for rollout in group.rollouts],
+        **({"principle": principle} if principle is not None else {}),
+    }
+
+
+def with_comparison(group: Group, answer: JSON) -> Group:
+    """The group with the rewards that ``compare`` gave.
+
+    Raises:
+        VerifierFailed: the answer has not one finite reward for each rollout.
+    """
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != len(group.rollouts):
+        raise VerifierFailed(f"compare answered no {len(group.rollouts)} rewards: {str(answer)[:200]}")
+    if not all(isinstance(reward, int | float) and math.isfinite(reward) for reward in rewards):
+        raise VerifierFailed(f"compare answered rewards that are no finite numbers: {str(rewards)[:200]}")
+    rollouts = [
+        {**rollout, "reward": float(reward), VERIFY_REWARD: rollout["reward"]}
+        for rollout, reward in zip(group.rollouts, rewards, strict=True)
+    ]
+    return replace(group, rollouts=rollouts, comparison=answer)
+
+
+def without_comparison(group: Group, error: GymError) -> Group:
+    """The group when ``compare`` failed: its rollouts have no reward that could be trained on."""
+    failed = f"compare failed: {error.message}"
+    return replace(group, usable=False, reason=f"{group.reason}; {failed}" if group.reason else failed)

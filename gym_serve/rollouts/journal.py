@@ -1,29 +1,185 @@
-"""`Journal`: the record of a run on disk, from which it goes on after a crash at any instant.
+"""`Journal`: the record of a run on disk, from which it continues after a crash at any instant.
 
-The output files are the journal: a rollout is scored when it stands in ``out.jsonl``, and an attempt has
-failed when it stands in ``out_failures.jsonl``. There is no second copy of that truth to disagree
-with. A record is keyed by run, task, rollout and attempt; each rollout stands in ``out.jsonl`` at most once,
-because only one process writes a run, and the scheduler hands over one result per rollout.
+The output files are the journal: a rollout is scored when it is in ``out.jsonl``, and an attempt has failed
+when it is in ``out_failures.jsonl``. There is no second copy of that truth to disagree with. A record is
+identified by run, task, rollout and attempt; each rollout is in ``out.jsonl`` at most once, because only one
+process writes a run, and the scheduler returns one result per rollout.
+
+The `Header` says what the run is made of: its rows, how they are expanded, and the graph. It is written
+once, before the first rollout, and resuming with anything else is refused, so rollouts of two runs are never
+mixed in one file unnoticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
 from types import TracebackType
+from typing import Any
+from uuid import uuid4
 
+import orjson
 from typing_extensions import Self
 
-from gym_serve.rollouts.header import RUN_ID, Header
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.outputs import Outputs
-from gym_serve.rollouts.records import RecordFile
-from gym_serve.rollouts.stamps import STAMPS, is_failure, key_of
+from gym_serve.rollouts.files import RecordFile, replacing, split_name
+from gym_serve.rollouts.rows import RUN_ID, STAMPS, is_failure, key_of
+from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout
 
-__all__ = ["Journal"]
+__all__ = [
+    "Header",
+    "Journal",
+    "Outputs",
+    "differences",
+]
+
+_FORMAT = 1
+_COMPARED = ("input", "expansion", "graph")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files of ``collect``, next to each other.
+
+    Attributes:
+        rollouts: the scored rollouts, ``out.jsonl``.
+        failures: one line per failed attempt, ``out_failures.jsonl``.
+        inputs: every stamped row, ``out_materialized_inputs.jsonl``.
+        metrics: ``out_aggregate_metrics.json``.
+        header: what the run is made of, ``out_run.json``.
+    """
+
+    rollouts: Path
+    failures: Path
+    inputs: Path
+    metrics: Path
+    header: Path
+
+    @property
+    def comparisons(self) -> Path:
+        """What ``compare`` answered, a line per group, ``out_comparisons.jsonl``; see `group_stage`."""
+        stem, suffix = split_name(self.rollouts)
+        return self.rollouts.with_name(f"{stem}_comparisons{suffix}")
+
+    @classmethod
+    def of(cls, path: str | Path) -> Outputs:
+        """The files of the run whose main file is ``path``."""
+        path = Path(path)
+        stem, suffix = split_name(path)
+        return cls(
+            path,
+            path.with_name(f"{stem}_failures{suffix}"),
+            path.with_name(f"{stem}_materialized_inputs{suffix}"),
+            path.with_name(f"{stem}_aggregate_metrics.json"),
+            path.with_name(f"{stem}_run.json"),
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a run, ``out_run.json``.
+
+    Attributes:
+        run: id of the run.
+        created: when it began, in UTC.
+        input: `fingerprint` of the rows.
+        expansion: how they are expanded.
+        graph: the graph as far as it decides what a rollout is.
+        rollouts: how many there are to make.
+        problems: how many rows were left out because they could not be used.
+        source: where the rows came from; for people, never compared.
+        forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, count no more, as failed
+            rollouts were to be made again.
+        format: version of these files.
+    """
+
+    run: str
+    created: str
+    input: JSON
+    expansion: JSON
+    graph: JSON
+    rollouts: int
+    problems: int
+    source: str
+    forgiven: int = 0
+    format: int = _FORMAT
+
+    @classmethod
+    def new(cls, **content: Any) -> Header:
+        """A header with an id of its own."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(run=uuid4().hex[:16], created=now, **content)
+
+    @classmethod
+    def read(cls, path: Path) -> Header | None:
+        """The header in a file; None if there is no file.
+
+        Raises:
+            Conflict: it is no header, or one of another version.
+        """
+        try:
+            content = orjson.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise Conflict(f"{path} is no header of a run: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise Conflict(f"{path} was written by another version of gym_serve, which has to finish the run")
+        try:
+            return cls(**content)
+        except TypeError as error:
+            raise Conflict(f"{path} is no header of a run: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """Write it, all at once."""
+        with replacing(path) as file:
+            file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
+
+    def check(self, path: Path, **now: JSON) -> None:
+        """Compare it with what the run is made of now.
+
+        Args:
+            path: the main file of the run, for the message.
+            now: ``input``, ``expansion`` and ``graph``.
+
+        Raises:
+            Conflict: something changed; says what.
+        """
+        then = {part: getattr(self, part) for part in _COMPARED}
+        changes = list(differences(then, orjson.loads(orjson.dumps(now))))
+        if changes:
+            more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+            lines = "".join(f"\n  - {change}" for change in changes[:_SHOWN] + more)
+            raise Conflict(
+                f"{path} was begun on {self.created} with something else; one file holds one run:{lines}\n"
+                "resume with what it was begun with, or write to another file"
+            )
+
+
+def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
+    """The places where two JSON values differ, in words."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*then, *now]):
+            place = f"{path}.{key}" if path else str(key)
+            if key not in now:
+                yield f"{place}: was {_short(then[key])}, is gone"
+            elif key not in then:
+                yield f"{place}: is new, {_short(now[key])}"
+            else:
+                yield from differences(then[key], now[key], place)
+    elif then != now:
+        yield f"{path}: was {_short(then)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
 
 _NAMES = frozenset({*STAMPS, "agent_ref"})
 _SPARE = 1 << 20

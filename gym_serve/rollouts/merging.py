@@ -13,13 +13,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gym_serve.metrics import STATISTICS_ONLY
-from gym_serve.rollouts.header import RUN_ID, Header, differences
-from gym_serve.rollouts.inputs import stored_groups
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.outputs import Outputs, replacing, sync_directory, writing
-from gym_serve.rollouts.records import RecordFile, read_records, readable_line
-from gym_serve.rollouts.stamps import key_of
-from gym_serve.rollouts.summary import Aggregate, SpecOf, summarize_run
+from gym_serve.rollouts.expansion import stored_groups
+from gym_serve.rollouts.files import (
+    RecordFile,
+    read_records,
+    readable_line,
+    replacing,
+    sync_directory,
+    writing,
+)
+from gym_serve.rollouts.journal import Header, Outputs, differences
+from gym_serve.rollouts.rows import RUN_ID, key_of
+from gym_serve.rollouts.run_metrics import Aggregate, SpecOf, summarize_run
+from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
 

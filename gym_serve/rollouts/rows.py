@@ -1,29 +1,99 @@
-"""Rows as they come in: a JSONL file or an iterable, one row at a time, each with its place.
+"""Rows: read from a file or an iterable, their reserved keys, and the problems found in them.
 
-A row that cannot be used is a value here, a `Located` with a problem, because whoever reads decides
-whether one bad row stops everything or is left out. A line is never held if it is longer than
-`MAX_ROW_BYTES`, so a file that is no JSONL at all cannot fill the memory.
+A row that cannot be used is a value, a `Located` with a problem: the reader decides whether one bad row
+stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held, so a file that is not JSONL
+at all cannot fill the memory.
+
+The reserved keys, ``_ng_*``, are the metadata that identify a rollout and its attempt (docs/formats.md,
+Metadata).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import orjson
 
-from gym_serve.rollouts.compression import CORRUPT, open_decompressed
+from gym_serve.rollouts.files import CORRUPT, MAX_ROW_BYTES, open_decompressed
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
 
-__all__ = ["MAX_ROW_BYTES", "Located", "Rows", "located"]
+__all__ = [
+    "MAX_ROLLOUT_INDEX",
+    "MAX_TASK_INDEX",
+    "RUN_ID",
+    "STAMPS",
+    "Located",
+    "Problems",
+    "Rows",
+    "ignore",
+    "is_failure",
+    "key_of",
+    "located",
+    "refuse",
+    "retried",
+    "rollout_index",
+    "task_index",
+]
 
-MAX_ROW_BYTES = 256 << 20
-"""The longest line of a file of rows or rollouts, without its end. What writes such files keeps to it as
-well, so that nothing is written that cannot be read."""
+RUN_ID = "_ng_run_id"
+"""Key of every line of the output files: the run that it belongs to."""
+
+STAMPS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id")
+
+MAX_TASK_INDEX = 2**40 - 1
+MAX_ROLLOUT_INDEX = 2**23 - 1
+
+
+def task_index(row: Mapping[str, Any]) -> int:
+    """``_ng_task_index`` of a row.
+
+    Raises:
+        InvalidRequest: it is missing, or no integer from 0 to `MAX_TASK_INDEX`.
+    """
+    return _index(row, "_ng_task_index", MAX_TASK_INDEX)
+
+
+def rollout_index(row: Mapping[str, Any]) -> int:
+    """``_ng_rollout_index`` of a row.
+
+    Raises:
+        InvalidRequest: it is missing, or no integer from 0 to `MAX_ROLLOUT_INDEX`.
+    """
+    return _index(row, "_ng_rollout_index", MAX_ROLLOUT_INDEX)
+
+
+def key_of(rollout: Mapping[str, Any]) -> int:
+    """Task and rollout index as one integer below 2**63, which names the rollout in its run.
+
+    Raises:
+        InvalidRequest: it has no such stamps.
+    """
+    return task_index(rollout) << 23 | rollout_index(rollout)
+
+
+def retried(row: JSON, attempt: int) -> JSON:
+    """The row of attempt number ``attempt``, counted from 0; the first one is not marked as such."""
+    if attempt == 0:
+        return row
+    return {**row, "_ng_attempt_index": attempt, "_ng_rollout_id": f"{row['_ng_rollout_id']}-a{attempt}"}
+
+
+def is_failure(rollout: Mapping[str, Any]) -> bool:
+    """Whether a rollout failed, rather than being scored; one that is only masked did not."""
+    return bool(rollout.get("_ng_failure_class"))
+
+
+def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+        raise InvalidRequest(f"{key} must be an integer from 0 to {largest}, got {str(value)[:50]}")
+    return value
+
 
 Rows = Iterable[JSON] | str | Path
 """Rows, or the path of a JSONL file (plain, ``.gz`` or ``.zst``)."""
@@ -140,3 +210,49 @@ class _Constant(ValueError):
 
 def _refuse(constant: str) -> NoReturn:
     raise _Constant(constant)
+
+
+_KEPT = 1000
+_SHOWN = 20
+
+
+class Problems:
+    """Problems and notes, in the order of the rows. Of many problems only the first are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many problems there are."""
+        self.kept: list[str] = []
+        """The first of them, each with its place."""
+        self.notes: list[str] = []
+        """What is unusual, but harmless."""
+
+    def add(self, problem: str) -> None:
+        """Take note of a row that cannot be used."""
+        self.count += 1
+        if len(self.kept) < _KEPT:
+            self.kept.append(problem)
+
+    def refuse(self, summary: str) -> None:
+        """Raise an error if there are any.
+
+        Raises:
+            InvalidRequest: ``summary``, and the first problems.
+        """
+        if self.count:
+            shown = [f"  - {problem}" for problem in self.kept[:_SHOWN]]
+            more = [f"  - and {self.count - len(shown)} more"] if self.count > len(shown) else []
+            raise InvalidRequest("\n".join([f"{summary}:", *shown, *more]))
+
+
+def refuse(problem: str) -> None:
+    """Let the first problem be the end of it.
+
+    Raises:
+        InvalidRequest: always.
+    """
+    raise InvalidRequest(problem)
+
+
+def ignore(problem: str) -> None:
+    """Leave the row out."""

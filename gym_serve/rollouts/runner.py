@@ -1,9 +1,13 @@
-"""The engine that every way of collecting rollouts shares: it draws jobs, runs attempts, retries.
+"""`RolloutRunner`, which every way of collecting rollouts shares: it draws jobs, runs attempts and retries.
 
-It is the thin shell around `Scheduler`. Back-pressure goes both ways: rows are drawn only when an attempt can
-start, and none starts while the consumer is busy with a result; so memory stays flat however long the
-source is. A graph that is overloaded slows the run down, and costs no rollout an attempt. A failure of a
-rollout is its value: only what breaks the whole run is raised.
+It is the thin asyncio shell around `Scheduler`. Back-pressure goes both ways: rows are drawn only when an
+attempt can start, and none starts while the consumer is busy with a result, so memory stays flat however
+long the source is. An overloaded graph slows the run down and costs no rollout an attempt. The failure of a
+rollout is a value; only what breaks the whole run is raised.
+
+`TaskPool` returns running tasks in the order in which they complete. Its cost per completed task does not
+depend on how many run (`asyncio.wait` looks at all of them each time). A cancelled task is awaited when the
+pool closes, and its result is never returned.
 """
 
 from __future__ import annotations
@@ -13,23 +17,93 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gym_serve.metrics import LATENCY_FIELD
-from gym_serve.rollouts.backoff import Backoff
-from gym_serve.rollouts.faults import MAX_FAILURES, Faults
-from gym_serve.rollouts.ordering import Order, Ordering
-from gym_serve.rollouts.pool import Pool
-from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
-from gym_serve.rollouts.stamps import STAMPS, is_failure, retried
+from gym_serve.rollouts.rows import STAMPS, is_failure, retried
+from gym_serve.rollouts.scheduling import (
+    MAX_FAILURES,
+    Backoff,
+    Failure,
+    Faults,
+    Job,
+    Order,
+    Ordering,
+    Scheduler,
+)
 from gym_serve.servers.deadline import time_limit
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
 
-__all__ = ["RolloutRunner", "Run", "RunnerOptions", "jobs_of", "stream"]
+__all__ = [
+    "Pool",
+    "RolloutRunner",
+    "Run",
+    "RunnerOptions",
+    "jobs_of",
+    "stream",
+]
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class Pool(Generic[K, R]):
+    """Tasks by key; use it inside one event loop, and `close` it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[K, asyncio.Task[R]] = {}
+        self._given_up: set[asyncio.Task[R]] = set()
+        self._done: list[tuple[K, asyncio.Task[R]]] = []
+        self._wake = asyncio.Event()
+
+    def spawn(self, key: K, work: Coroutine[Any, Any, R]) -> None:
+        """Run ``work`` as a task; its key is not in use."""
+        task = asyncio.ensure_future(work)
+        self._tasks[key] = task
+
+        def done(task: asyncio.Task[R]) -> None:
+            if task in self._given_up:
+                self._given_up.remove(task)
+                if not task.cancelled():
+                    task.exception()  # seen: nobody else will look at it
+                return
+            del self._tasks[key]
+            self._done.append((key, task))
+            self._wake.set()
+
+        task.add_done_callback(done)
+
+    def cancel(self, key: K) -> None:
+        """Give a task up. One that is done already is handed over all the same."""
+        if (task := self._tasks.get(key)) and not task.done():
+            del self._tasks[key]
+            self._given_up.add(task)
+            task.cancel()
+
+    async def wait(self, timeout: float | None) -> list[tuple[K, asyncio.Task[R]]]:
+        """The tasks that completed since the last call; waits for one.
+
+        Args:
+            timeout: seconds after which an empty list is returned; None for no limit.
+        """
+        if not self._done:
+            self._wake.clear()
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), timeout)
+        done, self._done = self._done, []
+        return done
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        for key in list(self._tasks):
+            self.cancel(key)
+        await asyncio.gather(*self._given_up, *self._tasks.values(), return_exceptions=True)
+
 
 logger = logging.getLogger("gym_serve")
 

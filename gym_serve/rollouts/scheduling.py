@@ -1,25 +1,161 @@
-"""Which attempt starts when. Pure: no clock, no task, no client; the caller says what time it is.
+"""Which attempt starts when, when a run stops, and in which order its results leave.
 
-Invariants: at most ``concurrency`` attempts run, and fewer while the graph is overloaded; a job that was
-added earlier starts before a later one, and so does its retry, so that the groups of rollouts finish one
-after the other instead of all being half done; a job has one current attempt, and whatever another one
-reports is late and counts for nothing. An attempt that an overloaded graph pushed back is made again and
-counts as none, until the job's ``patience`` is over.
+Everything here is pure: it owns no clock, no task and no client; the caller says what time it is.
+
+`Scheduler` guarantees: at most ``concurrency`` attempts run, and fewer while the graph is overloaded.
+Earlier jobs start before later ones, and so do their retries, so that groups finish one after the other
+instead of all being half done. A job has one current attempt; the result of any other attempt is late and is
+ignored. An attempt that an overloaded graph rejects is repeated without being counted, until the job's
+``patience`` is over.
+
+Three policies bound it:
+
+- `Outage` pauses a run while the whole graph is away. A rollout gets only a few attempts; while the graph
+  restarts, they would be used up in seconds, and one rollout after the other would fail for good. So when
+  only "unavailable" has come back for a while, all starts pause and one attempt at a time probes the graph,
+  at no cost to its rollout. The number of probes is limited: a graph that stays away must not keep a run
+  from ending.
+- `Pace` slows a run down while the graph is overloaded, by additive increase and multiplicative decrease, as
+  in TCP: an "overloaded" answer halves the number of attempts, and every round of answers after that raises
+  it by a twentieth of the ceiling. Answers to attempts from before the last decrease say nothing about it,
+  so one burst of refusals halves the number once.
+- `OperatorErrors` ends a run that only its operator can help (a refused key, a wrong address). Such an error
+  says nothing about its rollout, and the next rollout will meet it too; so it counts as no attempt, and the
+  rollout stays open. A refused key or account ends the run at once: it does not fix itself, and more calls
+  can lock the account. Anything else may be a restart in front of the endpoint, so several in a row are
+  needed.
+
+`Ordering` holds results back until their turn. `Ordering.held` counts them; the runner keeps that number
+small when it draws new rows, so that memory stays flat behind a straggler.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
-from gym_serve.rollouts.backoff import Backoff
-from gym_serve.rollouts.outage import Outage
-from gym_serve.rollouts.pacing import Pace
+from gym_serve.types.errors import EndpointAccessDenied, OperatorError, Unauthorized
 from gym_serve.types.requests import JSON
 
-__all__ = ["Failure", "Job", "Scheduler"]
+__all__ = [
+    "MAX_FAILURES",
+    "Backoff",
+    "Failure",
+    "Faults",
+    "Job",
+    "Order",
+    "Ordering",
+    "Outage",
+    "Pace",
+    "Scheduler",
+]
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits that double, in seconds, spread by chance so that not all come back at once."""
+
+    first: float = 1.0
+    largest: float = 60.0
+    spread: Callable[[], float] = random.random
+    """A number from 0 to 1; the wait is between half of its full length and all of it."""
+
+    def seconds(self, failed: int) -> float:
+        """The wait after the ``failed``-th failure, counted from 1."""
+        full = min(self.largest, self.first * 2.0 ** min(failed - 1, 60))
+        return full * (0.5 + 0.5 * self.spread())
+
+
+_FEWEST = 8
+"""How many attempts in a row must find the graph away, at least."""
+
+_MAX_PROBES = 8
+"""How many probes may fail; with the usual back-off, after some two or three minutes."""
+
+
+class Outage:
+    """Whether the graph is away.
+
+    Args:
+        concurrency: attempts that run at the same time; as many in a row must fail.
+        backoff: how long a pause is; longer after every probe that fails.
+    """
+
+    def __init__(self, concurrency: int, backoff: Backoff) -> None:
+        self._concurrency = concurrency
+        self._backoff = backoff
+        self._streak = 0
+        self._probes = 0
+        self._until: float | None = None
+
+    @property
+    def until(self) -> float | None:
+        """When the pause ends, or has ended; None while the graph is not away."""
+        return self._until
+
+    def places(self, now: float) -> int:
+        """How many attempts may run."""
+        if self._until is None or self._probes > _MAX_PROBES:
+            return self._concurrency
+        return 0 if now < self._until else 1
+
+    def answered(self) -> None:
+        """An attempt brought something else than "unavailable"."""
+        self._streak = self._probes = 0
+        self._until = None
+
+    def unavailable(self, started: float, now: float) -> bool:
+        """An attempt that was started at ``started`` found the graph away.
+
+        Returns:
+            whether it was only a probe, which is not held against its rollout.
+        """
+        if self._probes > _MAX_PROBES:
+            return False
+        self._streak += 1
+        tripped = self._until is None and self._streak >= max(_FEWEST, self._concurrency)
+        probed = self._until is not None and started >= self._until
+        if tripped or probed:
+            self._probes += 1
+            self._until = now + self._backoff.seconds(self._probes)
+        return probed
+
+
+_DECREASE = 0.5
+_ROUNDS = 20  # from 1 to the ceiling
+
+
+class Pace:
+    """Bounds the attempts that run at the same time.
+
+    Args:
+        ceiling: the most; it is where the run begins.
+    """
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = ceiling
+        self._step = max(1.0, ceiling / _ROUNDS)
+        self._places = float(ceiling)
+        self._decreased: float | None = None
+
+    @property
+    def places(self) -> int:
+        """How many attempts may run: 1 to the ceiling."""
+        return int(self._places)
+
+    def answered(self) -> None:
+        """An attempt was not overloaded."""
+        self._places = min(self._ceiling, self._places + self._step / self._places)
+
+    def overloaded(self, started: float, now: float) -> None:
+        """An attempt that was started at ``started`` was overloaded."""
+        if self._decreased is None or started >= self._decreased:
+            self._places = max(1.0, self._places * _DECREASE)
+            self._decreased = now
 
 
 @dataclass
@@ -203,3 +339,92 @@ class Scheduler:
         due = now + max(retry_after, self._backoff.seconds(pushed.times))
         heapq.heappush(self._waiting, (min(due, pushed.until), number))
         return True
+
+
+MAX_FAILURES = 5
+"""How many in a row end a run, by default."""
+
+_AT_ONCE = (Unauthorized, EndpointAccessDenied)
+
+
+class Faults:
+    """Counts operator errors.
+
+    Args:
+        limit: how many of them without a scored rollout in between end the run.
+
+    Attributes:
+        last: the last one; None if there was none.
+        ends: whether the run ends.
+    """
+
+    def __init__(self, limit: int = MAX_FAILURES) -> None:
+        self.last: OperatorError | None = None
+        self.ends = False
+        self._limit = limit
+        self._in_a_row = 0
+
+    def add(self, error: OperatorError) -> None:
+        """An attempt ended with an operator error."""
+        self.last = error
+        self._in_a_row += 1
+        self.ends |= self._in_a_row >= self._limit or isinstance(error, _AT_ONCE)
+
+    def scored(self) -> None:
+        """A rollout was scored."""
+        self._in_a_row = 0
+
+
+T = TypeVar("T")
+
+Order = Literal["completion", "row", "group"]
+"""``completion``: as they complete. ``row``: as the rows come in, each with its repeats. ``group``: the
+rollouts of one row together, in the order of their repeats, as groups complete."""
+
+
+class Ordering(Generic[T]):
+    """Puts results in order.
+
+    Args:
+        order: which one.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._sizes: dict[int, int] = {}
+        self._results: dict[int, dict[int, T]] = {}
+        self.held = 0
+        """How many results wait for their turn."""
+
+    def expect(self, group: int, size: int) -> None:
+        """Announce a group, in the order of the rows."""
+        if self._order != "completion":
+            self._sizes[group] = size
+            self._results[group] = {}
+
+    def push(self, group: int, number: int, result: T) -> Iterator[T]:
+        """Take the result of a job; the results whose turn has come."""
+        if self._order == "completion":
+            yield result
+            return
+        self._results[group][number] = result
+        self.held += 1
+        if self._order == "row":
+            yield from self._heads()
+        elif len(self._results[group]) == self._sizes[group]:
+            yield from self._released(group)
+
+    def _heads(self) -> Iterator[T]:
+        """All groups at the front that are complete."""
+        while self._sizes:
+            group, size = next(iter(self._sizes.items()))
+            if len(self._results[group]) < size:
+                return
+            yield from self._released(group)
+
+    def _released(self, group: int) -> Iterator[T]:
+        results = self._results.pop(group)
+        del self._sizes[group]
+        self.held -= len(results)
+        for number in sorted(results):
+            yield results[number]

@@ -11,10 +11,10 @@ from support.rollouts import JSON, collection, keys, row, write_jsonl
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
-from gym_serve.rollouts import Report, collect, records
+from gym_serve.rollouts import Report, collect, files
 from gym_serve.rollouts import rows as rows_module
+from gym_serve.rollouts.files import read_records
 from gym_serve.rollouts.journal import _SPARE
-from gym_serve.rollouts.records import read_records
 from gym_serve.types.errors import InvalidRequest
 
 SIZE = 60_000_000
@@ -68,7 +68,7 @@ def test_a_rollout_of_60_mb_goes_through_everything(tmp_path: Path) -> None:
 
 
 def test_what_no_reader_would_take_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, records):
+    for module in (rows_module, files):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", _SPARE + 20_000)
     source = write_jsonl(tmp_path / "rows.jsonl", [row(0), row(1, padding="y" * 19_600), row(2)])
 
@@ -89,7 +89,7 @@ def test_what_no_reader_would_take_is_a_failure(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_row_that_is_too_long_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, records):
+    for module in (rows_module, files):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 2000)
     output = tmp_path / "out.jsonl"
     with pytest.raises(InvalidRequest, match=r"task 1: 2,\d+ bytes, where a line has at most 2,000"):

@@ -20,8 +20,8 @@ from gym_serve.rollouts.analysis import (
     read_rollouts,
     rows_of_tasks,
 )
-from gym_serve.rollouts.header import Header
-from gym_serve.rollouts.problems import Problems
+from gym_serve.rollouts.journal import Header
+from gym_serve.rollouts.rows import Problems
 from gym_serve.types.errors import InvalidRequest
 
 REWARDS = st.dictionaries(

@@ -314,7 +314,7 @@ async def test_two_collections_into_one_file(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_serve.rollouts.records import RecordFile
+    from gym_serve.rollouts.files import RecordFile
 
     output = tmp_path / "out.jsonl"
     append = RecordFile.append

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.rollouts import JSON, read_jsonl, rows, write_jsonl
 
-from gym_serve.rollouts.records import read_records
+from gym_serve.rollouts.files import read_records
 
 TESTS = Path(__file__).parents[1]
 ROWS, REPEATS, KILLS = 150, 4, 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, rows, write_jsonl
 
-from gym_serve.rollouts import Budget, Collection, Progress, Report, collect, group_stage, merge
+from gym_serve.rollouts import Budget, Collection, Progress, Report, collect, merge
+from gym_serve.rollouts.files import RecordFile
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
 
@@ -163,7 +165,7 @@ async def test_a_crash_costs_no_comparison(
     class Crash(Exception):
         pass
 
-    append, replaced = group_stage.RecordFile.append, group_stage.os.replace
+    append, replaced = RecordFile.append, os.replace
 
     def crashing(self: Any, record: JSON) -> None:
         append(self, record)
@@ -180,8 +182,8 @@ async def test_a_crash_costs_no_comparison(
             raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(group_stage.RecordFile, "append", crashing)
-        patch.setattr(group_stage.os, "replace", replacing)
+        patch.setattr(RecordFile, "append", crashing)
+        patch.setattr(os, "replace", replacing)
         with pytest.raises(Crash):
             await collect(rows(4), out, compared(agent, judge, repeats=2))
     asked = Counter(judge.asked)

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.rollouts import JSON, read_jsonl, row, scored
 
 from gym_serve.rollouts import Outputs
-from gym_serve.rollouts.header import Header
-from gym_serve.rollouts.journal import Journal
+from gym_serve.rollouts.journal import Header, Journal
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 from gym_serve.types.rows import failed_rollout
 

@@ -10,7 +10,7 @@ import pytest
 from support.rollouts import FakeAgent, collection, keys, row, rows, write_jsonl
 
 from gym_serve.rollouts import Outputs, collect, merge
-from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, Unavailable
 
 

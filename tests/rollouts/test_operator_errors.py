@@ -26,7 +26,7 @@ from gym_serve.rollouts import (
     merge,
     stream,
 )
-from gym_serve.rollouts.faults import Faults
+from gym_serve.rollouts.scheduling import Faults
 from gym_serve.types.errors import (
     BadRequest,
     EndpointAccessDenied,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.rollouts.ordering import Order, Ordering
+from gym_serve.rollouts.scheduling import Order, Ordering
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 

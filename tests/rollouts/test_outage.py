@@ -9,7 +9,7 @@ import pytest
 from support.rollouts import JSON, rows, scored
 
 from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
-from gym_serve.rollouts.outage import Outage
+from gym_serve.rollouts.scheduling import Outage
 from gym_serve.types.errors import Unavailable, VerifierFailed
 
 BACKOFF = Backoff(first=1.0, largest=8.0, spread=lambda: 1.0)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.rollouts import JSON, rows, scored
 
 from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_of, stream
-from gym_serve.rollouts.pacing import Pace
-from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
+from gym_serve.rollouts.scheduling import Failure, Job, Pace, Scheduler
 from gym_serve.types.errors import Overloaded, VerifierFailed
 from gym_serve.types.rows import failed_rollout
 

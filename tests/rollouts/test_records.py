@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
 SUFFIXES = ["", ".gz", ".zst"]
@@ -90,7 +90,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(Conflict, match=r"out.jsonl is being written by another process"):
             RecordFile(path, exclusive=True)
         other = (
-            "from pathlib import Path; from gym_serve.rollouts.records import RecordFile; "
+            "from pathlib import Path; from gym_serve.rollouts.files import RecordFile; "
             f"RecordFile(Path({str(path)!r}), exclusive=True)"
         )
         result = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
@@ -119,7 +119,7 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.types.errors import Unavailable
 
 path = Path(sys.argv[1])

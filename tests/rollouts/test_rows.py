@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.rollouts import records
+from gym_serve.rollouts import files
 from gym_serve.rollouts import rows as rows_module
 from gym_serve.rollouts.rows import Located, located
 from gym_serve.types.errors import InvalidRequest
@@ -61,10 +61,10 @@ def test_a_long_line_is_named_without_holding_it(tmp_path: Path, monkeypatch: py
 
 def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides have one limit: the longest line that is written is the longest that is read."""
-    for module in (rows_module, records):
+    for module in (rows_module, files):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 1 << 20)
     path = tmp_path / "rows.jsonl"
-    with records.RecordFile(path) as file:
+    with files.RecordFile(path) as file:
         for length in range((1 << 20) - 12, (1 << 20) + 4):
             record = {"x": "y" * length}
             with suppress(ValueError):

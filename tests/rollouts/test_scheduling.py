@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gym_serve.rollouts.backoff import Backoff
-from gym_serve.rollouts.scheduling import Failure, Job, Scheduler
+from gym_serve.rollouts.scheduling import Backoff, Failure, Job, Scheduler
 
 ATTEMPTS = 3
 CONCURRENCY = 3

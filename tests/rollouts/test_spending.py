@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collect, prices_of
-from gym_serve.rollouts.records import read_records
+from gym_serve.rollouts.files import read_records
 from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_usage
 from gym_serve.types.errors import InvalidRequest, Unavailable
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.rollouts.records import RecordFile, read_records
+from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import EnvironmentClient, ServerRunner
 from gym_serve.types.exact import any_json, exact_json

@@ -58,7 +58,7 @@ def validate(
     """
     # Only now, so that --help needs little.
     from gym_serve.cli.dataset.checks import Duplicates, checked_rows, row_check
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
     problems, seen = Problems(), Duplicates()
     files, duplicates = [], 0
@@ -152,7 +152,7 @@ def collate(
     # Only now, so that --help needs little.
     from gym_serve.cli.dataset.checks import row_check
     from gym_serve.cli.dataset.collation import Collation, source_of
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
     problems = Problems()
     try:
@@ -221,9 +221,9 @@ def render(
         raise typer.BadParameter("--json reports on what --output writes; without it, the rows are printed")
     # Only now, so that --help needs little.
     from gym_serve.cli.dataset.checks import checked_rows, row_problems
-    from gym_serve.rollouts.outputs import replacing
-    from gym_serve.rollouts.problems import Problems
-    from gym_serve.rollouts.prompts import PromptTemplate
+    from gym_serve.rollouts.expansion import PromptTemplate
+    from gym_serve.rollouts.files import replacing
+    from gym_serve.rollouts.rows import Problems
     from gym_serve.servers.transport import encode
 
     problems = Problems()
@@ -275,7 +275,7 @@ def stats(rows: RowsArgument, *, as_json: JsonOption = False) -> None:
     """
     from gym_serve.cli.dataset.checks import checked_rows
     from gym_serve.cli.dataset.statistics import RowStatistics
-    from gym_serve.rollouts.problems import Problems
+    from gym_serve.rollouts.rows import Problems
 
     problems, statistics = Problems(), RowStatistics()
     try:

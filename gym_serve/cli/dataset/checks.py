@@ -19,11 +19,8 @@ from pydantic import TypeAdapter
 from gym_serve.cli.options import resolve_file
 from gym_serve.graph.names import nearest
 from gym_serve.graph.spec import Graph, Node
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.problems import Problems
-from gym_serve.rollouts.rows import located
-from gym_serve.rollouts.stamps import rollout_index, task_index
+from gym_serve.rollouts.rows import Problems, located, rollout_index, task_index
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.tools import hints_of
 from gym_serve.types.errors import InvalidRequest

@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gym_serve.cli.dataset.checks import Duplicates, checked_rows
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.outputs import replacing, writing
-from gym_serve.rollouts.problems import Problems
-from gym_serve.rollouts.records import readable_line
-from gym_serve.rollouts.stamps import STAMPS
+from gym_serve.rollouts.files import readable_line, replacing, writing
+from gym_serve.rollouts.rows import STAMPS, Problems
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
 __all__ = ["Collation", "Source", "Tally", "source_of"]

@@ -16,8 +16,7 @@ from typing import Any
 
 from gym_serve.cli.dataset.checks import Duplicates
 from gym_serve.rollouts.analysis.reading import agent_of
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
 __all__ = ["NumberStatistics", "RowStatistics"]

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from gym_serve.interop.export.report import Tally
-from gym_serve.rollouts.outputs import check_folder
+from gym_serve.rollouts.files import check_folder
 from gym_serve.types.requests import JSON
 
 __all__ = ["Sink", "Write", "json_files", "json_lines", "replacing"]

@@ -10,8 +10,7 @@ kept of a rollout is its numbers.
 
 from gym_serve.rollouts.analysis.comparison import Estimate, RunComparison, TaskDifference
 from gym_serve.rollouts.analysis.profile import BUCKETS, RewardProfile, TaskProfile
-from gym_serve.rollouts.analysis.reading import TaskKey, read_rollouts
-from gym_serve.rollouts.analysis.tasks import prompts_of_tasks, rows_of_tasks
+from gym_serve.rollouts.analysis.reading import TaskKey, prompts_of_tasks, read_rollouts, rows_of_tasks
 
 __all__ = [
     "BUCKETS",

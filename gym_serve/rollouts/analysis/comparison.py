@@ -18,9 +18,8 @@ from gym_serve.metrics import Aggregator, MetricSpec
 from gym_serve.metrics.estimators import Clusters, Figure
 from gym_serve.metrics.records import Group
 from gym_serve.rollouts.analysis.reading import agent_of
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.stamps import task_index
+from gym_serve.rollouts.rows import task_index
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
 __all__ = ["ComparisonSummary", "Estimate", "RunComparison", "Side", "TaskDifference"]

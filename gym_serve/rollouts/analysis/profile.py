@@ -18,7 +18,7 @@ from gym_serve.metrics import Aggregator, SummaryRow, summarize
 from gym_serve.metrics.estimators import Clusters, Figure, stdev
 from gym_serve.metrics.records import Group, failure_class
 from gym_serve.rollouts.analysis.reading import agent_of
-from gym_serve.rollouts.stamps import task_index
+from gym_serve.rollouts.rows import task_index
 from gym_serve.types.requests import JSON
 
 __all__ = ["BINS", "BUCKETS", "ProfileSummary", "RewardProfile", "TaskProfile"]

@@ -1,26 +1,36 @@
-"""Reading stored rollouts and the failures beside them; a line that is no rollout is a problem, not the end.
+"""Reading stored rollouts, the failures beside them, and the rows of their tasks
+(``out_materialized_inputs.jsonl``).
 
-Two runs number their tasks alike only where they read the same rows in the same order, so a task may be
-named by a field of the rows instead (`TaskKey`).
+A line that is not a rollout is a problem to report, not the end. Two runs number their tasks alike only if
+they read the same rows in the same order, so a task may be identified by a field of the rows instead
+(`TaskKey`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from gym_serve.metrics.records import TASK_INDEX
-from gym_serve.rollouts.digests import digest
-from gym_serve.rollouts.int_table import IntTable
-from gym_serve.rollouts.outputs import Outputs
-from gym_serve.rollouts.problems import Problems
-from gym_serve.rollouts.rows import located
-from gym_serve.rollouts.stamps import is_failure, key_of
+from gym_serve.rollouts.journal import Header, Outputs
+from gym_serve.rollouts.rows import STAMPS, Problems, ignore, is_failure, key_of, located, refuse, task_index
+from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_reward
 
-__all__ = ["TaskKey", "agent_of", "read_rollouts"]
+__all__ = [
+    "TaskKey",
+    "agent_of",
+    "prompt_text",
+    "prompts_of_tasks",
+    "read_rollouts",
+    "rows_of_tasks",
+]
 
 
 class TaskKey:
@@ -91,3 +101,78 @@ def _checked(rollout: JSON) -> JSON:
         return rollout
     check_reward(rollout.get("reward"))
     return rollout
+
+
+def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
+    """The row of each of some tasks, once, as a data set for another run: without stamps and the run's seeds.
+
+    Args:
+        path: the main file of the run.
+        tasks: task indices.
+
+    Raises:
+        InvalidRequest: the run's inputs are not beside it.
+    """
+    outputs = Outputs.of(path)
+    if not outputs.inputs.exists():
+        raise InvalidRequest(f"{outputs.inputs} is not there: the rows of {path.name} are in it")
+    header = Header.read(outputs.header)
+    seeded = header is not None and header.expansion.get("seed") is not None
+    for _, stamped in _first_rows(outputs.inputs, set(tasks), refuse):
+        row = {key: value for key, value in stamped.items() if key not in STAMPS}
+        yield _unseeded(row) if seeded else row
+
+
+def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
+    """The prompt of each of some tasks, see `prompt_text`.
+
+    Args:
+        path: the main file of the run; read instead of the run's inputs where these are not there.
+        tasks: task indices.
+    """
+    inputs = Outputs.of(path).inputs
+    source = inputs if inputs.exists() else path
+    return {task: prompt_text(row) for task, row in _first_rows(source, set(tasks), ignore)}
+
+
+def prompt_text(row: JSON) -> str:
+    """The last user message of a row, in one line; empty if there is none."""
+    params = row.get("responses_create_params")
+    given: Any = params.get("input") if isinstance(params, dict) else None
+    if isinstance(given, list):
+        users = [item for item in given if isinstance(item, dict) and item.get("role") == "user"]
+        given = users[-1].get("content") if users else None
+    if isinstance(given, list):
+        given = " ".join(str(part["text"]) for part in given if isinstance(part, dict) and "text" in part)
+    return " ".join(given.split()) if isinstance(given, str) else ""
+
+
+def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) -> Iterator[tuple[int, JSON]]:
+    """The first row of each task in ``left``, which is used up."""
+    for where, row, reason in located(inputs):
+        if not left:
+            return
+        try:
+            if row is None:
+                raise InvalidRequest(str(reason))
+            task = task_index(row)
+        except InvalidRequest as error:
+            problem(f"{where}: {error.message}")
+            continue
+        if task in left:
+            left.remove(task)
+            yield task, row
+
+
+def _unseeded(row: JSON) -> JSON:
+    """The row without the sampling seed of a rollout: with it, all rollouts of the next run would be one."""
+    row = orjson.loads(orjson.dumps(row))
+    metadata = row["responses_create_params"].get("metadata")
+    if isinstance(row.get("extra_body"), dict):
+        row["extra_body"].pop("seed", None)
+    if isinstance(metadata, dict) and isinstance(metadata.get("extra_body"), str):
+        with suppress(ValueError, AttributeError):
+            extra = orjson.loads(metadata["extra_body"])
+            extra.pop("seed", None)
+            metadata["extra_body"] = orjson.dumps(extra).decode()
+    return row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.rollouts.int_table import IntTable
+from gym_serve.rollouts.tables import IntTable
 
 KEYS = st.integers(0, 2**63 - 1)
 VALUES = st.integers(0, 2**32 - 1)

@@ -1,9 +1,10 @@
 """The metrics of a finished run, ``out_aggregate_metrics.json``: computed from its files, agent by agent.
 
-From the files and not along the way, so that a resumed run, a merged one and one in a single go give the same
-numbers, each rollout counted once. An agent is asked for the metrics of up to `MOST_ASKED` rollouts,
-since an environment may have its own; that sends all of them in one body, so beyond they are
-computed here, by the environment's `MetricSpec`, in a few bytes a rollout.
+They are computed from the files and not during the run, so that a resumed run, a merged one and an
+uninterrupted one give the same numbers, each rollout counted once. An agent is asked for the metrics of up
+to `MAX_ROLLOUTS_SENT` rollouts, because its environment may define its own. That sends all of them in one
+body, so beyond that number they are computed here, by the environment's `MetricSpec`, in a few bytes a
+rollout.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from typing import Any
 import orjson
 
 from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
-from gym_serve.rollouts.outputs import Outputs, replacing
-from gym_serve.rollouts.records import read_records
-from gym_serve.rollouts.stamps import key_of
+from gym_serve.rollouts.files import read_records, replacing
+from gym_serve.rollouts.journal import Outputs
+from gym_serve.rollouts.rows import key_of
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
 
-__all__ = ["MOST_ASKED", "Aggregate", "SpecOf", "summarize_run"]
+__all__ = ["MAX_ROLLOUTS_SENT", "Aggregate", "SpecOf", "summarize_run"]
 
 logger = logging.getLogger("gym_serve")
 
-MOST_ASKED = 20_000
-_ASKED_SECONDS = 600.0
+MAX_ROLLOUTS_SENT = 20_000
+_ANSWER_SECONDS = 600.0
 
 Aggregate = Callable[[str, list[JSON]], Awaitable[JSON]]
 """Asks an agent for the metrics of its rollouts (``POST /aggregate_metrics``)."""
@@ -102,7 +103,7 @@ class _Agent:
             self._scored[key] = light
         elif key not in self._scored:
             self._failed[key] = light
-        if len(self._scored) + len(self._failed) > MOST_ASKED:
+        if len(self._scored) + len(self._failed) > MAX_ROLLOUTS_SENT:
             self._keep = False
             self._scored, self._failed = {}, {}
 
@@ -112,7 +113,7 @@ class _Agent:
             # A foreign agent may have no such route: the statistics are worth having all the same.
             try:
                 asked = aggregate(name, [*self._scored.values(), *self._failed.values()])
-                answer = await asyncio.wait_for(asked, _ASKED_SECONDS)
+                answer = await asyncio.wait_for(asked, _ANSWER_SECONDS)
                 groups = answer.get(_GROUPS) if isinstance(answer, dict) else None
                 if isinstance(groups, list):
                     return {key: value for key, value in answer.items() if key != _GROUPS}, groups
@@ -120,7 +121,7 @@ class _Agent:
             except GymError as error:
                 problem = error.message
             except (asyncio.TimeoutError, TimeoutError):
-                problem = f"no answer within {_ASKED_SECONDS:g} s"
+                problem = f"no answer within {_ANSWER_SECONDS:g} s"
             logger.warning("%s gave no metrics, they are computed here: %s", name, problem)
         overall = await asyncio.to_thread(self._aggregator.overall)
         return overall, self._aggregator.iter_group_metrics()

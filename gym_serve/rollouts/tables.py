@@ -1,15 +1,23 @@
-"""`IntTable`: a map of integers to integers that a million entries do not make heavy.
+"""Compact maps for a million entries: `IntTable`, `FloatTable`, and `digest`, which makes a key of any JSON
+value. key.
 
-A dict costs about 150 bytes an entry, this at most 36: two flat arrays with open addressing. Numbering the
-tasks of a long data set, and remembering what an interrupted run has finished, are what it is for.
+A dict costs about 150 bytes an entry, an `IntTable` at most 36: two flat arrays with open addressing. They
+number the tasks of a long data set and remember what an interrupted run has finished.
 """
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterator
 
-__all__ = ["IntTable"]
+import orjson
+
+__all__ = [
+    "FloatTable",
+    "IntTable",
+    "digest",
+]
 
 _MIX = 0x9E3779B97F4A7C15  # Fibonacci hashing: neighbouring keys spread over the table
 
@@ -65,3 +73,29 @@ class IntTable:
             if key:
                 slot = self._slot(key - 1)
                 self._keys[slot], self._values[slot] = key, value
+
+
+class FloatTable:
+    """Keys as of `IntTable`, values of 64 bits; 44 bytes an entry."""
+
+    def __init__(self) -> None:
+        self._places = IntTable()
+        self._values = array("d")
+
+    def get(self, key: int) -> float | None:
+        place = self._places.get(key)
+        return None if place is None else self._values[place]
+
+    def __setitem__(self, key: int, value: float) -> None:
+        self._places[key] = len(self._values)
+        self._values.append(value)
+
+
+def digest(value: object) -> int:
+    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million.
+
+    Raises:
+        TypeError: it is no JSON.
+    """
+    data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

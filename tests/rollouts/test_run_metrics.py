@@ -11,8 +11,8 @@ import pytest
 from support.rollouts import JSON, FakeAgent, collection, rows
 
 from gym_serve.metrics import MetricSpec, Score, aggregate_metrics
-from gym_serve.rollouts import Outputs, collect, summary
-from gym_serve.rollouts.summary import summarize_run
+from gym_serve.rollouts import Outputs, collect, run_metrics
+from gym_serve.rollouts.run_metrics import summarize_run
 from gym_serve.types.errors import BadRequest, Unavailable
 
 SPEC = MetricSpec(scores=(Score("accuracy"),))
@@ -47,7 +47,7 @@ async def test_asking_and_computing_give_the_same(outputs: Outputs) -> None:
 
 async def test_many_rollouts_are_not_sent_around(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = await summarize_run(outputs, in_the_graph)
-    monkeypatch.setattr(summary, "MOST_ASKED", 3)
+    monkeypatch.setattr(run_metrics, "MAX_ROLLOUTS_SENT", 3)
 
     async def aggregate(agent: str, rollouts: list[JSON]) -> JSON:
         raise AssertionError("nobody asks")
@@ -70,10 +70,10 @@ async def nonsense(agent: str, rollouts: list[JSON]) -> Any:
 
 @pytest.mark.parametrize("aggregate", [never, broken, nonsense])
 async def test_an_agent_that_gives_no_metrics_costs_none(
-    outputs: Outputs, aggregate: summary.Aggregate, monkeypatch: pytest.MonkeyPatch
+    outputs: Outputs, aggregate: run_metrics.Aggregate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = await summarize_run(outputs, None, lambda agent: SPEC)
-    monkeypatch.setattr(summary, "_ASKED_SECONDS", 0.05)
+    monkeypatch.setattr(run_metrics, "_ANSWER_SECONDS", 0.05)
     assert await summarize_run(outputs, aggregate, lambda agent: SPEC) == computed
 
 

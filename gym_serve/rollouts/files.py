@@ -1,0 +1,495 @@
+"""JSONL files: read, replaced at once, or appended to so that a crash costs at most the last line.
+
+**Compression.** Files are plain, ``.gz`` or ``.zst``, by their names. Any framing can be read. A file that
+this package *appends to* holds one gzip member or zstd frame per line: a line that a crash has torn can then
+be cut off without touching its neighbours, at the price of compressing each line by itself.
+
+**Appending.** A record is *acknowledged* when `RecordFile.append` returns: the operating system has it, and
+it survives the death of this process. `RecordFile.sync` makes it survive a power failure too. A write that
+fails half way is undone, and a torn last line is cut off when the file is next opened for appending. A
+damaged line anywhere else is not of our making and is never repaired silently.
+
+**Locking.** One process writes a run at a time: it holds an advisory lock on the main file, which the system
+releases however the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+import orjson
+import zstandard
+from typing_extensions import Self
+
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, Unavailable
+from gym_serve.types.exact import any_json
+from gym_serve.types.requests import JSON
+
+__all__ = [
+    "CORRUPT",
+    "MAX_ROW_BYTES",
+    "Codec",
+    "RecordFile",
+    "check_folder",
+    "codec_of",
+    "compressed",
+    "fingerprint",
+    "in_steps",
+    "lock",
+    "open_decompressed",
+    "read_records",
+    "readable_line",
+    "replacing",
+    "split_name",
+    "sync_directory",
+    "writing",
+]
+
+CORRUPT = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+"""What reading a damaged compressed file raises."""
+
+MAX_ROW_BYTES = 256 << 20
+"""The longest line of a file of rows or rollouts, without its end. What writes such files keeps to it as
+well, so that nothing is written that cannot be read."""
+
+_CHUNK = 16 * 1024  # small, because what follows a frame in its chunk is copied once per frame
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How lines are stored in a file that is appended to.
+
+    Attributes:
+        encode: a line with its newline, as it is stored.
+        frames: the complete frames of a file: where each ends, and its decoded bytes. What the
+            last one leaves over is torn.
+    """
+
+    encode: Callable[[bytes], bytes]
+    frames: Callable[[BinaryIO], Iterator[tuple[int, bytes]]]
+
+
+def codec_of(path: Path) -> Codec:
+    """The codec that the file's name asks for."""
+    return _CODECS.get(path.suffix, _PLAIN)
+
+
+def open_decompressed(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed if its name says that it is compressed.
+
+    Raises:
+        OSError: it cannot be opened. Damaged contents raise one of `CORRUPT` on reading.
+    """
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.suffix == ".zst":
+        return io.BufferedReader(_ZstdReader(open(path, "rb")))
+    return open(path, "rb")
+
+
+@contextmanager
+def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, whose contents go to ``file`` as the name of ``path`` asks for."""
+    if path.suffix == ".gz":
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressing:
+            yield cast(BinaryIO, compressing)
+    elif path.suffix == ".zst":
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as compressing:
+            yield cast(BinaryIO, compressing)
+    else:
+        yield file
+
+
+def split_name(path: Path) -> tuple[str, str]:
+    """Stem and suffix of a JSONL file: ``out.jsonl.gz`` -> ``("out", ".jsonl.gz")``."""
+    compression = path.suffix if path.suffix in _CODECS else ""
+    name = path.name.removesuffix(compression)
+    suffix = next((s for s in (".jsonl", ".json") if name.endswith(s)), "")
+    return name.removesuffix(suffix), f".jsonl{compression}"
+
+
+class _ZstdReader(io.RawIOBase):
+    """The contents of a zstd file of any number of frames.
+
+    The library's own reader takes a file that ends within a frame for whole, and drops what it had decoded
+    before a damage.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._frame: Any = None
+        self._decoded = io.BytesIO()
+        self._damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not (taken := self._decoded.readinto(buffer)):
+            if self._damage is not None:
+                raise self._damage
+            chunk = self._file.read(_CHUNK)
+            if not chunk and self._frame is not None:
+                raise EOFError("it ends within a zstd frame")
+            if not chunk:
+                return 0
+            self._decoded = io.BytesIO(b"".join(self._decode(chunk)))
+        return taken
+
+    def _decode(self, chunk: bytes) -> Iterator[bytes]:
+        while chunk:
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield self._frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                self._damage = error
+                return
+            chunk = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    end = 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        end += len(line)
+        yield end, line
+
+
+def _members(new: Callable[[], Any]) -> Callable[[BinaryIO], Iterator[tuple[int, bytes]]]:
+    def frames(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        end = 0
+        chunk = b""
+        while True:
+            member = new()
+            decoded = []
+            while (chunk := chunk or file.read(_CHUNK)) and not member.eof:
+                decoded.append(member.decompress(chunk))
+                end += len(chunk)
+                chunk = b""
+                if member.eof:
+                    chunk = member.unused_data
+                    end -= len(chunk)
+                    break
+            if not member.eof:
+                return
+            yield end, b"".join(decoded)
+
+    return frames
+
+
+def _gzip(line: bytes) -> bytes:
+    return gzip.compress(line, compresslevel=6, mtime=0)
+
+
+def _zstd(line: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(line)
+
+
+_PLAIN = Codec(lambda line: line, _lines)
+_CODECS = {
+    ".gz": Codec(_gzip, _members(lambda: zlib.decompressobj(wbits=31))),
+    ".zst": Codec(_zstd, _members(lambda: zstandard.ZstdDecompressor().decompressobj())),
+}
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about writing ``path`` into a `GymError`.
+
+    Raises:
+        Unavailable: there is no space left.
+        BadRequest: the path cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Unavailable(
+                f"no space left for {path} ({error.strerror}); every rollout reported so far is in it: free "
+                "some space, then resume"
+            ) from error
+        check_folder(path)
+        raise BadRequest(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Check that the folder of a file exists. None is created: its name may be misspelt.
+
+    Raises:
+        BadRequest: it does not.
+    """
+    if not path.parent.is_dir():
+        raise BadRequest(f"cannot write {path}: there is no folder {path.parent}; create it first")
+
+
+def lock(file: BinaryIO, path: Path) -> None:
+    """Make this process the only writer of a run, until ``file`` is closed.
+
+    Raises:
+        Conflict: another one is.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise BadRequest(f"cannot lock {path}: {error.strerror}") from error
+        raise Conflict(f"{path} is being written by another process; write to another file") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file all at once: whenever the process dies, either the old or the new one is there.
+
+    What is written is compressed, if the name says so.
+
+    Raises:
+        Unavailable, BadRequest: see `writing`.
+    """
+    partial = path.with_name(f".partial.{path.name}")
+    with writing(path):
+        try:
+            with open(partial, "wb") as raw:
+                with compressed(raw, path) as file:
+                    yield file
+                raw.flush()
+                os.fsync(raw.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make new names in a directory survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fingerprint(path: Path) -> JSON:
+    """The length and a digest of a file, as it is stored.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    length = 0
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+                length += len(chunk)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    return {"bytes": length, "digest": digest.hexdigest()}
+
+
+def readable_line(record: JSON, spare: int = 0) -> bytes:
+    """A record as a line that everything takes which reads such files.
+
+    Args:
+        record: the record.
+        spare: bytes that have to be left, for what is added to it later.
+
+    Raises:
+        ValueError: there is none: it is longer than `MAX_ROW_BYTES`, or nested too deeply.
+        TypeError: it is no JSON.
+    """
+    try:
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        line = encode(record) + b"\n"
+        any_json(line)  # what the standard library writes is not always what can be read
+    if len(line) - 1 > (allowed := MAX_ROW_BYTES - spare):
+        raise ValueError(f"{len(line):,} bytes, where a line has at most {allowed:,}")
+    return line
+
+
+def read_records(path: Path) -> Iterator[JSON]:
+    """The complete records of a file, also while another process appends; none if there is no file.
+
+    Raises:
+        Conflict: the file is damaged before its end.
+    """
+    for _, record in _complete(path):
+        yield record
+
+
+class RecordFile:
+    """A file of records, open for appending.
+
+    Args:
+        path: the file; created if it does not exist, in a folder that does.
+        exclusive: whether to be its only writer; see `lock`.
+        spare: see `readable_line`.
+
+    Raises:
+        Conflict: it has another writer.
+        BadRequest: it cannot be written.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False, spare: int = 0) -> None:
+        self.path = path
+        self._spare = spare
+        self._codec = codec_of(path)
+        with writing(path):
+            # Unbuffered: a record is written by one call, and nothing is lost inside this process.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        if exclusive:
+            try:
+                lock(self._file, path)
+            except BaseException:
+                self._file.close()
+                raise
+        self._end = self._file.seek(0, os.SEEK_END)
+        self._synced = self._end
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return self._end
+
+    def recover(self) -> Iterator[JSON]:
+        """The records that are in the file; a torn last one is cut off once all of them are taken."""
+        complete = 0
+        for end, record in _complete(self.path):
+            complete = end
+            yield record
+        self._cut(complete)
+
+    def append(self, record: JSON) -> None:
+        """Add a record.
+
+        Raises:
+            TypeError, ValueError: see `readable_line`.
+            Unavailable: no space is left. The file ends with the record before.
+        """
+        data = memoryview(self._codec.encode(readable_line(record, self._spare)))
+        written = 0
+        try:
+            with writing(self.path):
+                while written < len(data):
+                    written += self._file.write(data[written:])
+        except BaseException:
+            self._cut(self._end)
+            raise
+        self._end += written
+
+    def clear(self) -> None:
+        """Remove all records."""
+        self._cut(0)
+
+    def sync(self) -> None:
+        """Wait until everything that was appended is on the disk."""
+        if self._synced != (end := self._end):
+            with writing(self.path):
+                os.fsync(self._file.fileno())
+            self._synced = end
+
+    def check(self) -> None:
+        """Check that the path still leads to this file, and that nobody else has written it.
+
+        Raises:
+            Conflict: it does not: what was appended is lost, or another program's output stands in between.
+        """
+        own = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise Conflict(
+                f"{self.path} was {'deleted' if there is None else 'replaced'} while this run wrote it"
+            )
+        if own.st_size != self._end:
+            raise Conflict(f"{self.path} was changed by another program while this run wrote it")
+
+    def close(self) -> None:
+        """Close it, and give up the lock."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cut(self, end: int) -> None:
+        if os.fstat(self._file.fileno()).st_size != end:
+            with writing(self.path):
+                self._file.truncate(end)
+        self._end = end
+        self._synced = -1
+
+
+def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
+    """The complete records, each with the offset where it ends."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BadRequest(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        count = end = 0
+        try:
+            for frame_end, line in codec_of(path).frames(file):
+                record = any_json(line)
+                if not isinstance(record, dict):
+                    raise ValueError(f"a {type(record).__name__} instead of a rollout")
+                count, end = count + 1, frame_end
+                yield end, record
+        except (*CORRUPT, ValueError) as error:
+            raise Conflict(
+                f"{path}:{count + 1} is damaged, {end} bytes from the start: {error}; repair or move the file"
+            ) from error
+
+
+_AT_ONCE = 500  # steps between two chances to be cancelled
+
+
+async def in_steps(steps: Generator[None, None, None]) -> None:
+    """Run a generator to its end in other threads, one after the other."""
+
+    def some() -> bool:
+        return sum(1 for _ in islice(steps, _AT_ONCE)) == _AT_ONCE
+
+    with closing(steps):
+        more = True
+        while more:
+            running = asyncio.ensure_future(asyncio.to_thread(some))
+            try:
+                more = await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait([running])  # a generator that runs cannot be closed
+                raise
