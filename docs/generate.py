@@ -34,7 +34,7 @@ from pydantic.fields import FieldInfo
 import gym_serve
 import gym_serve.testing
 from gym_serve.cli.catalog_entries import field_docs
-from gym_serve.graph.options import AutoscalingOptions, GatewayOptions, ServerOptions
+from gym_serve.graph.spec import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client

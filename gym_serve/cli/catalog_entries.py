@@ -23,8 +23,7 @@ from pydantic.fields import FieldInfo
 
 from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
-from gym_serve.graph.names import nearest
-from gym_serve.graph.spec import SECTIONS
+from gym_serve.graph.spec import SECTIONS, nearest
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client, Kind
 from gym_serve.servers.resources import ResourcesServer

@@ -15,8 +15,7 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import applications, graph_files, graphs
 from gym_serve.cli.printing import print_json
-from gym_serve.graph.documents import parse_yaml
-from gym_serve.graph.loading import load_graph
+from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.types.errors import GraphError, GymError

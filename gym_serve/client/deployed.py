@@ -21,12 +21,11 @@ from gym_serve.client.cluster import Cluster
 from gym_serve.client.connection import Connection, page, servers_health
 from gym_serve.graph.deploy import GATEWAY, build
 from gym_serve.graph.health import reason
-from gym_serve.graph.kept_weights import forget
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.preflight import preflight, problems_here
 from gym_serve.graph.replica import transport_to
 from gym_serve.graph.spec import Graph
-from gym_serve.graph.weights import update_weights
+from gym_serve.graph.weights import WeightStore, update_weights
 from gym_serve.routing.failover import FailoverTransport
 from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.serve_compat import http_address, route_prefix, running_version
@@ -153,7 +152,7 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> ClusterCon
                     f'(name="..."), or join that one with Gym.attach({source.name!r})'
                 )
         else:
-            forget(source.name)  # of a graph of this name that ran before
+            WeightStore(source.name).delete()  # of a graph of this name that ran before
             ours = True
             launch(graph, source.name, source.route_prefix, source=source.path)
     except BaseException:
@@ -301,7 +300,7 @@ def _delete(name: str) -> None:
     # The cluster, or Serve on it, may be gone already: then so is the application.
     with suppress(RayServeException, RayError):
         serve.delete(name)
-        forget(name)
+        WeightStore(name).delete()
 
 
 def _is_graph(application: ApplicationStatusOverview) -> bool:

@@ -326,10 +326,11 @@ class Gym:
         return await loop.run(self._connection.health())
 
     def pressure(self) -> JSON:
-        """How busy the graph is: the server that limits it, and how many rollouts it can take.
+        """The load of the graph: its bottleneck, and how many rollouts suit it.
 
-        ``limiting`` names the server with the highest ``load`` (1: as much to do as it can), ``because`` says
-        of what, and ``concurrency`` is what suits it; None while nothing runs. ``servers`` has the counts.
+        ``bottleneck`` names the server with the highest ``load`` (1: fully used), ``reason`` the saturated
+        resource; ``concurrency`` is what suits the graph. They are None while nothing runs. ``servers`` has
+        the counts.
         """
         return loop.wait(self._connection.pressure())
 

@@ -16,8 +16,7 @@ import orjson
 from typing_extensions import TypedDict
 
 from gym_serve.client import loop
-from gym_serve.graph.options import ServerOptions
-from gym_serve.graph.spec import Graph
+from gym_serve.graph.spec import Graph, ServerOptions
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import Expansion, PromptTemplate, Rows, RunnerOptions, checked_groups
 from gym_serve.rollouts.groups import Compare

@@ -69,11 +69,11 @@ _ROOT: dict[str, dict[str, Any]] = {
         ),
     },
     "pressure": {
-        "summary": "How busy every server is, which one limits the graph, and how many rollouts suit it",
+        "summary": "Load of every server, the bottleneck, and how many rollouts suit the graph",
         "response": _named(
             {
-                "limiting": {"type": ["string", "null"]},
-                "because": {"type": ["string", "null"]},
+                "bottleneck": {"type": ["string", "null"]},
+                "reason": {"type": ["string", "null"]},
                 "load": {"type": ["number", "null"], "minimum": 0},
                 "rollouts": {"type": "integer", "minimum": 0},
                 "concurrency": {"type": ["integer", "null"], "minimum": 1},

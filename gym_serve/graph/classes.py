@@ -1,26 +1,49 @@
-"""From the ``type`` of a server to its class.
+"""The class of a server, by its ``type``, and its settings, checked against the class's ``Config``.
 
 A type is the short name of an entry point, an import path ``package.module:Class``, or, in graphs
-written in Python, the class itself. Importing it runs foreign code: whatever that raises becomes a
-problem of the graph that says what to do.
+written in Python, the class itself. Importing it runs foreign code: any exception becomes a problem
+of the graph that says what to do.
+
+References to servers and secrets are found by their annotations, so also if other settings are wrong.
+No message shows a secret.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from gym_serve.graph.names import nearest
-from gym_serve.graph.spec import SECTION_OF
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr, ValidationError
+
+from gym_serve.graph.spec import MASK, SECTION_OF, nearest, word_for
 from gym_serve.servers.base import Server
-from gym_serve.servers.clients import Kind
+from gym_serve.servers.clients import Client, Kind
 from gym_serve.types.errors import GraphError
 
-__all__ = ["GROUPS", "find_class", "type_name"]
+__all__ = [
+    "GROUPS",
+    "Leaf",
+    "Problem",
+    "check",
+    "field_names",
+    "find_class",
+    "given",
+    "is_within",
+    "join",
+    "references_of",
+    "secrets_of",
+    "type_name",
+]
+
+Problem = tuple[str, str]
+"""Path in the file, and message."""
+
+_SECRETS = (SecretStr, SecretBytes, Secret)
 
 GROUPS: dict[Kind, str] = {
     "model": "gym_serve.models",
@@ -50,10 +73,12 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
     if isinstance(type_, type):
         found: Any = type_
     elif not isinstance(type_, str):
-        raise GraphError("a type is a short name or an import path package.module:Class")
+        raise GraphError(
+            f"must be a short name or an import path package.module:Class, got {word_for(type_)}"
+        )
     elif ":" in type_:
         if not _IMPORT_PATH.fullmatch(type_):
-            raise GraphError(f"{type_!r} is no import path; write package.module:Class")
+            raise GraphError(f"{type_!r} is not an import path; write package.module:Class")
         found = _imported(type_, lambda: _load(type_))
     else:
         entry = _entry_point(kind, type_)
@@ -61,7 +86,7 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
     actual: Kind | None = getattr(found, "kind", None)
     if not (isinstance(found, type) and issubclass(found, Server)) or actual not in SECTION_OF:
         bases = "ModelServer, ResourcesServer or AgentServer"
-        raise GraphError(f"{type_name(type_)!r} is no server class; derive it from {bases}")
+        raise GraphError(f"{type_name(type_)!r} is not a server class; derive it from {bases}")
     if actual != kind:
         raise GraphError(f"{type_name(type_)!r} belongs under {SECTION_OF[actual]!r}, not here")
     return found
@@ -74,7 +99,7 @@ def _entry_point(kind: Kind, name: str) -> EntryPoint:
         if entry_points(group=group, name=name):
             raise GraphError(f"{name!r} belongs under {SECTION_OF[other]!r}, not here")
     known = [*sorted(entry_points(group=GROUPS[kind]).names), "http"]
-    raise GraphError(f"no type {name!r}{nearest(name, known)}; or an import path package.module:Class")
+    raise GraphError(f"unknown type {name!r}{nearest(name, known)}; or write package.module:Class")
 
 
 def _load(import_path: str) -> Any:
@@ -106,3 +131,167 @@ def _install(module: str, owner: Distribution | None) -> str:
 
 def _normalized(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
+
+
+class Leaf(NamedTuple):
+    """A value with the class that it is annotated with."""
+
+    path: str
+    annotation: type
+    value: Any
+
+
+def check(
+    model: type[BaseModel], values: Mapping[str, Any], path: str, *, known: Iterable[str] = ()
+) -> tuple[BaseModel | None, list[Problem]]:
+    """``values`` as ``model``, or None and every problem of them.
+
+    Args:
+        model: the class of settings.
+        values: settings by name.
+        path: path of the server.
+        known: further names that an unknown setting may be meant for.
+    """
+    try:
+        return model.model_validate(dict(values)), []
+    except ValidationError as error:
+        secrets = [leaf.value for leaf in secrets_of(model, values)]
+        texts = [secret for secret in secrets if isinstance(secret, str) and secret]
+        problems = []
+        for detail in error.errors(include_url=False, include_context=False):
+            message = _message(model, detail["type"], detail["loc"], detail["msg"], known)
+            if detail["msg"].startswith("Input should be") and detail["input"] not in secrets:
+                message += _got(detail["type"], detail["input"])
+            for secret in texts:
+                message = message.replace(secret, MASK)
+            problems.append((join(path, *detail["loc"]), message))
+        return None, problems
+    except Exception as error:
+        # A validator of the class broke. Its message may quote any setting, so it is not shown.
+        return None, [(path, f"a validator of {model.__qualname__} failed with {type(error).__name__}")]
+
+
+def given(config: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among ``values``, by the names used there, as ``config`` made them."""
+    names = {key: name for name, keys in _keys(type(config)).items() for key in keys}
+    extra = config.model_extra or {}
+    return {
+        key: getattr(config, names[key]) if key in names else extra.get(key, value)
+        for key, value in values.items()
+    }
+
+
+def field_names(model: type[BaseModel]) -> list[str]:
+    """The names that settings of ``model`` may be given by, aliases included."""
+    return [key for keys in _keys(model).values() for key in keys]
+
+
+def join(path: str, *parts: str | int) -> str:
+    """A path of settings: ``join("a.b", "c", 0)`` is ``a.b.c[0]``."""
+    for part in parts:
+        path = f"{path}[{part}]" if isinstance(part, int) else f"{path}.{part}" if path else part
+    return path
+
+
+def is_within(path: str, above: str) -> bool:
+    """Whether ``path`` is ``above``, or something inside of it."""
+    return path == above or (path.startswith(above) and path[len(above)] in ".[")
+
+
+def secrets_of(model: type[BaseModel], values: Mapping[str, Any], path: str = "") -> Iterator[Leaf]:
+    """Every value that is annotated as a secret, at any depth."""
+    for key, annotation in _annotations(model, values):
+        for leaf in _leaves(annotation, values[key], join(path, key), into_models=True):
+            if issubclass(leaf.annotation, _SECRETS):
+                yield leaf
+
+
+def references_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, list[Leaf]]:
+    """Every value that is annotated as a reference, by path; several leaves where several kinds fit.
+
+    Looked for in fields, and in lists and mappings of references.
+    """
+    found: dict[str, list[Leaf]] = {}
+    for key, annotation in _annotations(model, values):
+        for leaf in _leaves(annotation, values[key], key, into_models=False):
+            if issubclass(leaf.annotation, Client) and leaf.value is not None:
+                found.setdefault(leaf.path, []).append(leaf)
+    return found
+
+
+def _keys(model: type[BaseModel]) -> dict[str, list[str]]:
+    keys = {}
+    for name, info in model.model_fields.items():
+        choices = getattr(info.validation_alias, "choices", [info.validation_alias])
+        aliases = [alias for alias in choices if isinstance(alias, str)]
+        keys[name] = list(dict.fromkeys(aliases or [name]))
+    return keys
+
+
+def _annotations(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, keys in _keys(model).items():
+        for key in {*keys, name} & values.keys():
+            yield key, model.model_fields[name].annotation
+
+
+def _leaves(annotation: Any, value: Any, path: str, *, into_models: bool) -> Iterator[Leaf]:
+    """The values in ``value`` whose annotation is a class, found along the annotation."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _leaves(args[0], value, path, into_models=into_models)
+    elif origin in (Union, types.UnionType):
+        for arg in args:
+            yield from _leaves(arg, value, path, into_models=into_models)
+    elif isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
+        for key, item in value.items():
+            yield from _leaves(args[1], item, join(path, str(key)), into_models=into_models)
+    elif isinstance(value, list | tuple) and isinstance(origin, type) and issubclass(origin, Iterable):
+        for index, item in enumerate(value):
+            arg = args[min(index, len(args) - 1)]
+            arg = args[0] if arg is Ellipsis else arg
+            yield from _leaves(arg, item, join(path, index), into_models=into_models)
+    elif _is_model(annotation) and isinstance(value, Mapping):
+        if into_models:
+            for key, inner in _annotations(annotation, value):
+                yield from _leaves(inner, value[key], join(path, key), into_models=True)
+    elif isinstance(origin or annotation, type):
+        yield Leaf(path, origin or annotation, value)
+
+
+def _is_model(annotation: Any) -> bool:
+    # On Python 3.10 `dict[str, int]` is an instance of `type` as well.
+    return (
+        get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    )
+
+
+def _message(
+    model: type[BaseModel], kind: str, loc: tuple[str | int, ...], message: str, known: Iterable[str]
+) -> str:
+    if kind == "missing":
+        return "a required setting is missing"
+    if kind == "extra_forbidden":
+        inner = _model_at(model, loc[:-1])
+        names = [*field_names(inner), *(known if inner is model else ())] if inner else []
+        return f"unknown setting{nearest(loc[-1], names)}"
+    message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return message.replace("Input should be", "must be", 1)
+
+
+def _got(kind: str, value: Any) -> str:
+    """What a message says of the value that was given: of a text nothing but its type."""
+    if kind.endswith(("_parsing", "literal_error", "enum", "from_float")):
+        return ""  # says it already, or would say "got a string" of a string
+    return f", got {value if type(value) in (int, float) else word_for(value)}"
+
+
+def _model_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The class of settings at a place inside ``model``, where it is a field of a field."""
+    for part in loc:
+        annotations = [annotation for _, annotation in _annotations(model, {str(part): None})]
+        options = [option for annotation in annotations for option in (annotation, *get_args(annotation))]
+        models = [option for option in options if _is_model(option)]
+        if not models:
+            return None
+        model = models[0]
+    return model

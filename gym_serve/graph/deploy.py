@@ -17,10 +17,9 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from gym_serve.graph.access import exposure
 from gym_serve.graph.gateway import Gateway, GatewayPlan, application
-from gym_serve.graph.options import AutoscalingOptions, ServerOptions
 from gym_serve.graph.replica import Replica, ServerPlan
 from gym_serve.graph.resolving import resolve
-from gym_serve.graph.spec import Graph, GraphSpec, Node
+from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, ServerOptions
 from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, http_host, with_version
 from gym_serve.types.errors import GraphError
 

@@ -30,12 +30,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_serve.graph import api_docs, head_server, wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
-from gym_serve.graph.names import nearest
-from gym_serve.graph.options import GatewayOptions
 from gym_serve.graph.pressure import pressure, reports_of
 from gym_serve.graph.replica import transport_to
 from gym_serve.graph.routes import Route, find_route
-from gym_serve.graph.spec import Graph, Node
+from gym_serve.graph.spec import GatewayOptions, Graph, Node, nearest
 from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE

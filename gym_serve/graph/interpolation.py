@@ -21,7 +21,7 @@ from gym_serve.types.errors import GraphError
 __all__ = ["Variables", "environment", "has_literal"]
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
-_MALFORMED = "a ${ that is no ${NAME} or ${NAME:-default}; write $${ for a literal ${"
+_MALFORMED = "invalid variable; write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
 _ABSENT = object()
 
 

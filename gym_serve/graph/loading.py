@@ -1,26 +1,41 @@
-"""Reading a graph: from a file, a mapping or a `GraphSpec`, with what it extends and overrides.
+"""Reads a graph from a file, a mapping or a `GraphSpec`, with the file that it extends and overrides.
 
 A file is a Serve config (``applications:``) or what stands under the ``args:`` of one. `load_graph`
 only puts the parts together; `resolve` checks the result.
+
+YAML is read strictly: no key stands twice, and nothing contains itself. Messages give the place in the
+file and never quote it, as the line may hold a secret.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_serve.graph.documents import merged, parse_yaml, read_yaml
-from gym_serve.graph.names import nearest
-from gym_serve.graph.spec import SECTIONS, GraphSpec
+import yaml
+
+from gym_serve.graph.spec import SECTIONS, GraphSpec, nearest, word_for
 from gym_serve.types.errors import GraphError
 
-__all__ = ["IMPORT_PATH", "GraphSource", "extended", "graph_names", "load_graph"]
+__all__ = [
+    "IMPORT_PATH",
+    "GraphSource",
+    "extended",
+    "graph_names",
+    "load_graph",
+    "merged",
+    "parse_yaml",
+    "read_yaml",
+]
 
 IMPORT_PATH = "gym_serve.graph:app"
 """``import_path`` of the applications that are graphs."""
 
+_QUOTED = re.compile(r"""(['"])(?!<).{2,}\1""")
+"""Words of the file in PyYAML's messages; its own names of tokens stand in ``<>``."""
 _DEFAULT = "default"  # Serve's own name for an application without one
 
 
@@ -108,10 +123,10 @@ def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()
     if extends is None:
         return own
     if not isinstance(extends, str):
-        raise GraphError("`extends` must be the path of a graph file")
+        raise GraphError(f"`extends` must be the path of a graph file, got {word_for(extends)}")
     path = (base_dir / extends).resolve()
     if path in above:
-        raise GraphError(f"extends: a cycle: {' -> '.join(p.name for p in [*above, path])}")
+        raise GraphError(f"extends: the files form a cycle: {' -> '.join(p.name for p in [*above, path])}")
     try:
         content = read_yaml(path)
         if len(names := list(_graphs(content))) > 1:
@@ -127,22 +142,23 @@ def _graphs(content: Any) -> dict[str, Mapping[str, Any]]:
     """The applications of a file that are graphs, by name; what stands alone is one named ``default``."""
     if not isinstance(content, Mapping):
         raise GraphError(
-            "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"
+            f"a graph file must be a mapping with `applications` (a Serve config) or `models`, `resources` "
+            f"and `agents`, got {word_for(content)}"
         )
     if "applications" not in content:
         return {_DEFAULT: {"args": content}}
     applications = content["applications"]
     if not isinstance(applications, list) or not all(isinstance(a, Mapping) for a in applications):
-        raise GraphError("`applications` must be a list of mappings")
+        raise GraphError(f"`applications` must be a list of mappings, got {word_for(applications)}")
     graphs: dict[str, Mapping[str, Any]] = {}
     for application in applications:
         if application.get("import_path") == IMPORT_PATH:
             name = str(application.get("name", _DEFAULT))
             if name in graphs:
-                raise GraphError(f"applications: the name {name!r} stands twice")
+                raise GraphError(f"applications: two graphs have the name {name!r}; rename one")
             graphs[name] = application
     if not graphs:
-        raise GraphError(f"applications: none has import_path: {IMPORT_PATH}")
+        raise GraphError(f"applications: none is a graph; a graph has import_path: {IMPORT_PATH}")
     return graphs
 
 
@@ -151,18 +167,22 @@ def _application(content: Any, wanted: str | None) -> tuple[str, str, dict[str, 
     graphs = _graphs(content)
     if wanted is None and len(graphs) > 1:
         raise GraphError(
-            f"applications: {', '.join(graphs)} are graphs: choose one with application=NAME "
-            "(--application NAME)"
+            f"applications: several graphs ({', '.join(graphs)}); choose one with "
+            "application=NAME (--application NAME)"
         )
     name = next(iter(graphs)) if wanted is None else wanted
     if name not in graphs:
-        raise GraphError(f"applications: no graph is named {name!r}{nearest(name, graphs)}")
+        raise GraphError(f"applications: unknown graph {name!r}{nearest(name, graphs)}")
     route_prefix = graphs[name].get("route_prefix", "/")
     if not isinstance(route_prefix, str) or not route_prefix.startswith("/"):
-        raise GraphError(f"applications.{name}.route_prefix must be a path that starts with /")
+        raise GraphError(
+            f"applications.{name}.route_prefix: must be a path that starts with /, got {route_prefix!r}"
+        )
     args = graphs[name].get("args")
     if not isinstance(args, Mapping):
-        raise GraphError(f"applications.{name}.args: the graph is missing; it must be a mapping")
+        raise GraphError(
+            f"applications.{name}.args: must be a mapping that holds the graph, got {word_for(args)}"
+        )
     return name, route_prefix, {str(key): value for key, value in args.items()}
 
 
@@ -173,11 +193,11 @@ def _pairs(overrides: Mapping[str, Any] | Sequence[str]) -> Iterable[tuple[str, 
     for override in overrides:
         path, given, text = override.partition("=")
         if not given:
-            raise GraphError(f"{path}: an override is path=value, e.g. agents.math_agent.max_steps=3")
+            raise GraphError(f"{path}: an override must be path=value, e.g. agents.math_agent.max_steps=3")
         try:
             yield path.strip(), parse_yaml(text)
         except GraphError:
-            raise GraphError(f"{path}: the value is no valid YAML; quote it") from None
+            raise GraphError(f"{path}: the value is not valid YAML; quote it") from None
 
 
 def _override(args: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> None:
@@ -187,10 +207,10 @@ def _override(args: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> None:
         first, *rest = path.split(".")
         known = args.get(first)
         if first not in GraphSpec.model_fields:
-            problems.append(f"{path}: the graph has no {first!r}{nearest(first, GraphSpec.model_fields)}")
+            problems.append(f"{path}: unknown key {first!r}{nearest(first, GraphSpec.model_fields)}")
         elif first in SECTIONS and rest and (not isinstance(known, Mapping) or rest[0] not in known):
             names = known if isinstance(known, Mapping) else ()
-            problems.append(f"{path}: {rest[0]!r} is no server{nearest(rest[0], names)}")
+            problems.append(f"{path}: unknown server {rest[0]!r}{nearest(rest[0], names)}")
         elif (problem := _set(args, [first, *rest], value)) is not None:
             problems.append(f"{path}: {problem}")
     if problems:
@@ -203,7 +223,7 @@ def _set(args: dict[str, Any], keys: list[str], value: Any) -> str | None:
     for key in parents:
         child = here.get(key)
         if child is not None and not isinstance(child, Mapping):
-            return f"{key!r} is no mapping"
+            return f"{key!r} must be a mapping, got {word_for(child)}"
         child = dict(child or {})
         here[key] = child
         here = child
@@ -212,3 +232,92 @@ def _set(args: dict[str, Any], keys: list[str], value: Any) -> str | None:
     else:
         here[last] = value
     return None
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a YAML file.
+
+    Raises:
+        GraphError: the file cannot be read, or is not strict YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise GraphError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"cannot be read: {type(error).__name__}", source=str(path)) from None
+    try:
+        return parse_yaml(text)
+    except GraphError as error:
+        raise GraphError(error.problems, source=str(path)) from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of YAML text.
+
+    Raises:
+        GraphError: it is not YAML, a key stands twice, or a node contains itself.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if problems := _problems(node):
+            raise GraphError(problems)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise GraphError(f"{where}invalid YAML: {_QUOTED.sub('...', error.problem or '')}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A character that YAML forbids, a date that does not exist, a thousand brackets.
+        raise GraphError(f"invalid YAML: {type(error).__name__}") from None
+
+
+def merged(base: Any, changes: Any) -> Any:
+    """``base`` changed by ``changes``: mappings key by key, anything else is replaced.
+
+    A null deletes the key from ``base``; where ``base`` has no such key, it is a value.
+    """
+    if not isinstance(base, Mapping) or not isinstance(changes, Mapping):
+        return changes
+    result = dict(base)
+    for key, value in changes.items():
+        if key not in result:
+            result[key] = value
+        elif value is None:
+            del result[key]
+        else:
+            result[key] = merged(result[key], value)
+    return result
+
+
+def _problems(root: yaml.Node) -> list[str]:
+    problems: list[str] = []
+    seen: set[int] = set()
+
+    def visit(node: yaml.Node, path: str, above: frozenset[int]) -> None:
+        if id(node) in above:
+            problems.append(
+                f"{path}: line {node.start_mark.line + 1}: the alias refers to a node that contains it"
+            )
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        above |= {id(node)}
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                visit(item, f"{path}[{index}]", above)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+                here, line = f"{path}.{name}".lstrip("."), key.start_mark.line + 1
+                if isinstance(key, yaml.ScalarNode) and name in lines:
+                    problems.append(f"{here}: the key stands twice, in line {lines[name]} and line {line}")
+                lines[name] = line
+                visit(value, here, above)
+
+    visit(root, "", frozenset())
+    return problems

@@ -42,7 +42,7 @@ class LocalGraph:
         if problems:
             raise GraphError(problems)
         self._graph = graph
-        self._hosts: dict[str, ServerRunner] = {}
+        self._runners: dict[str, ServerRunner] = {}
         self._transports: dict[str, Transport] = {}
         self._started: list[ServerRunner] = []
         for name in graph.order():  # each after those that it calls
@@ -59,15 +59,15 @@ class LocalGraph:
             GymError: a server did not start; those that had are stopped.
         """
         try:
-            for name, host in self._hosts.items():
+            for name, runner in self._runners.items():
                 try:
-                    await host.start()
+                    await runner.start()
                 except GymError:
                     raise
                 except Exception as error:  # an author's code
                     message = f"{name} did not start: {type(error).__name__}: {error}"
                     raise Unavailable(message, server=name) from error
-                self._started.append(host)
+                self._started.append(runner)
         except BaseException:
             await self.stop()
             raise
@@ -84,10 +84,10 @@ class LocalGraph:
         return {name: await self._state(name) for name in self._transports}
 
     async def _state(self, name: str) -> JSON:
-        if name not in self._hosts:
+        if name not in self._runners:
             return {"state": "unknown", "message": "it runs elsewhere; ask it there"}
         try:
-            await self._hosts[name].server.check_health()
+            await self._runners[name].server.check_health()
         except Exception as error:  # a server may raise anything to say that it is broken
             return {"state": "unhealthy", "message": f"{type(error).__name__}: {error}"}
         return {"state": "ready"}
@@ -103,8 +103,8 @@ class LocalGraph:
         server = node.cls(name=node.name, **node.connected(self._client))
         if isinstance(server, ResourcesServer):
             server.takes_snapshots = False  # its sessions cannot outlive this process
-        host = self._hosts[node.name] = ServerRunner(server)
-        return InlineTransport(host)
+        runner = self._runners[node.name] = ServerRunner(server)
+        return InlineTransport(runner)
 
     def _client(self, target: str) -> Client:
         return CLIENTS[self._graph.nodes[target].kind](self._transports[target])

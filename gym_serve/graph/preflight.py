@@ -1,29 +1,37 @@
-"""What can be known before a graph is deployed: whether the machines have what its servers need.
+"""Checks before a graph is deployed: whether the cluster has what its servers need.
 
-A graph that cannot start must not take the place of one that runs. Each server is asked where a replica of it
-would run: on a node of the cluster that has its resources, in its ``runtime_env``. Ray is imported only for
-that: `problems_here` comes before a Ray is started.
+A graph that cannot start must not replace one that runs. The resources come first, as Serve would wait for
+them for ever. The nodes' totals count, not what is free now, as other work ends; a cluster that grows counts
+as what it may grow to. Then each server is asked what it lacks where a replica of it would run: on a node
+with its resources, in its ``runtime_env``. Only that needs Ray: `problems_here` runs before a Ray is started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gym_serve.graph.spec import SECTION_OF, Graph, Node
 
-__all__ = ["preflight", "problems_here"]
+__all__ = ["preflight", "problems_here", "resource_problems"]
+
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_TYPE = "accelerator_type:"
+
+_Amounts = Mapping[str, float]
 
 
 def preflight(graph: Graph) -> list[str]:
     """What the connected cluster lacks for a graph: a line for each, with the server that needs it."""
-    from gym_serve.graph.capacity import missing_resources
+    from gym_serve.routing.serve_compat import most_resources, node_resources
 
-    return missing_resources(graph) or list(_problems_there(graph))
+    machines, growth = list(node_resources().values()), most_resources()
+    lacking = list(resource_problems(graph, [*machines, growth] if growth else machines))
+    return lacking or list(_problems_there(graph))
 
 
 def problems_here(graph: Graph) -> list[str]:
-    """The same of this machine, for a Ray that is to be started here; resources are not looked at."""
+    """What this machine lacks, for a Ray that will be started here; resources are not checked."""
     # A server with a runtime_env sees other packages and files.
     return list(_problems_of(node for node in _deployed(graph) if not node.options.runtime_env))
 
@@ -91,10 +99,9 @@ def _problems_of(nodes: Iterable[Node]) -> Iterator[str]:
 
 def _place(node: Node) -> str | None:
     """A node of the cluster that can hold a replica; None if one has to be added for it."""
-    from gym_serve.graph.capacity import bundles
     from gym_serve.routing.serve_compat import node_resources
 
-    needs = bundles(node)[0]
+    needs = _bundles(node)[0]
     for place, has in node_resources().items():
         if all(has.get(resource, 0.0) >= amount for resource, amount in needs.items()):
             return place
@@ -107,3 +114,74 @@ def _deployed(graph: Graph) -> Iterator[Node]:
 
 def _path(node: Node) -> str:
     return f"{SECTION_OF[node.kind]}.{node.name}"
+
+
+def resource_problems(graph: Graph, machines: Sequence[_Amounts]) -> Iterator[str]:
+    """What machines lack for a graph: a line for each server and resource.
+
+    Args:
+        graph: the graph.
+        machines: the resources of each.
+    """
+    short: set[str] = set()
+    for node in _deployed(graph):
+        for bundle in _bundles(node):
+            for resource, amount in bundle.items():
+                most = max((machine.get(resource, 0.0) for machine in machines), default=0.0)
+                if amount > most:
+                    short.add(resource)
+                    yield f"{_path(node)}.{_option(resource)}: {_lack(resource, amount, most)}"
+    total = {r: sum(machine.get(r, 0.0) for machine in machines) for one in machines for r in one}
+    for resource in sorted(total.keys() - short):
+        needs = {node.name: _replicas(node) * _sum(node, resource) for node in _deployed(graph)}
+        # 1e-6: the shares of many light servers are sums of tenths.
+        if sum(needs.values()) > total[resource] + 1e-6:
+            largest = ", ".join(
+                f"{n} {needs[n]:g}" for n in sorted(needs, key=lambda n: -needs[n])[:5] if needs[n]
+            )
+            yield (
+                f"{_name(resource)}: all servers together need {sum(needs.values()):g}, and the cluster has "
+                f"{total[resource]:g} ({largest})"
+            )
+
+
+def _bundles(node: Node) -> list[dict[str, float]]:
+    """What each replica of a server reserves; it runs in the first bundle."""
+    from gym_serve.graph.deploy import deployed_options
+
+    options = deployed_options(node)
+    actor = {resource: float(options.get(option) or 0) for resource, option in _OPTIONS.items()}
+    actor |= {resource: float(amount) for resource, amount in (options.get("resources") or {}).items()}
+    if kind := options.get("accelerator_type"):
+        actor[f"{_TYPE}{kind}"] = 0.001
+    reserved = [dict(bundle) for bundle in options.get("placement_group_bundles") or [actor]]
+    return [{resource: amount for resource, amount in bundle.items() if amount} for bundle in reserved]
+
+
+def _sum(node: Node, resource: str) -> float:
+    return sum(bundle.get(resource, 0.0) for bundle in _bundles(node))
+
+
+def _replicas(node: Node) -> int:
+    scaling = node.options.autoscaling
+    if scaling is None:
+        return node.options.num_replicas or 1
+    return scaling.fewest
+
+
+def _option(resource: str) -> str:
+    return "accelerator_type" if resource.startswith(_TYPE) else _OPTIONS.get(resource, "resources")
+
+
+def _lack(resource: str, amount: float, most: float) -> str:
+    has = "no node of the cluster has any"
+    if resource.startswith(_TYPE):
+        return f"a replica needs a {_name(resource)}, and {has}"
+    if most:
+        has = f"the largest node of the cluster has {most:g}"
+    hint = " (to run without one, set num_gpus to 0)" if resource == "GPU" and not most else ""
+    return f"a replica needs {amount:g} {_name(resource)}, and {has}{hint}"
+
+
+def _name(resource: str) -> str:
+    return resource.removeprefix(_TYPE)

@@ -1,16 +1,16 @@
-"""Pressure: how busy each server of the running application is, and how many rollouts it can take.
+"""Pressure: how loaded each server of the running application is, and how many rollouts suit the graph.
 
-A server's *load* is 1 when it has as much to do as it can, with all the replicas that it may get. It is
-the highest of these shares:
+A server's *load* is 1 if it is fully used, with all the replicas that it may get. It is the highest of these
+ratios, and its *reason* names that one:
 
-- ``calls``: calls at work and waiting, of those that may be at work (``max_ongoing_requests``), or of the
+- ``calls``: running and waiting calls, to those that may run (``max_ongoing_requests``), or to the
   ``target_ongoing_requests`` of its autoscaling;
-- ``sessions``: live sessions, of the ``target_sessions`` of its autoscaling;
-- ``cpu``: CPU time of its replicas, of one core each, as a replica is one event loop;
-- ``overloaded``: 1 and more, if of late it, or what is behind it (a model's endpoint), refused calls.
+- ``sessions``: live sessions, to the ``target_sessions`` of its autoscaling;
+- ``cpu``: CPU time of its replicas, to one core each, as a replica is one event loop;
+- ``overloaded``: 1 or more, if it or its backend (a model's endpoint) refused calls in the last seconds.
 
-The server with the highest load limits the graph. As load grows with the rollouts in flight, those of now
-divided by the load are what it can take.
+The server with the highest load is the *bottleneck* of the graph. Load grows with the rollouts in flight, so
+the graph can take about as many as run now, divided by the load.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def report(node: Node, admission: Admission, *, sessions: int, limit: int, drain
         node: its server.
         admission: its calls.
         sessions: its live sessions.
-        limit: calls that may be at work at the same time.
+        limit: calls that may run at the same time.
         draining: whether it takes no new work.
     """
     scaling = node.options.autoscaling
@@ -88,24 +88,24 @@ async def _replica(address: Address) -> JSON | None:
 
 
 def pressure(reports: Mapping[str, Sequence[JSON]], agents: Iterable[str]) -> JSON:
-    """What limits the graph, by the counts of its replicas.
+    """The bottleneck of the graph, by the counts of its replicas.
 
     Args:
         reports: counts by server.
         agents: names of the agents: their calls are the rollouts in flight.
 
     Returns:
-        ``servers`` with their sums and loads, ``limiting`` with its ``load`` and ``because``, ``rollouts``
-        in flight, and a recommended ``concurrency``, None while nothing runs.
+        ``servers`` with their sums and loads; the ``bottleneck`` with its ``load`` and ``reason``;
+        ``rollouts`` in flight; and a recommended ``concurrency``, None while nothing runs.
     """
     servers = {name: _summed(server) for name, server in reports.items()}
     rollouts = sum(servers[name]["running"] + servers[name]["waiting"] for name in agents if name in servers)
-    limiting = max(servers, key=lambda name: float(servers[name]["load"]), default=None)
-    load = 0.0 if limiting is None else servers[limiting]["load"]
-    busy = limiting is not None and load > 0
+    bottleneck = max(servers, key=lambda name: float(servers[name]["load"]), default=None)
+    load = 0.0 if bottleneck is None else servers[bottleneck]["load"]
+    busy = bottleneck is not None and load > 0
     return {
-        "limiting": limiting if busy else None,
-        "because": servers[limiting]["because"] if limiting is not None and busy else None,
+        "bottleneck": bottleneck if busy else None,
+        "reason": servers[bottleneck]["reason"] if bottleneck is not None and busy else None,
         "load": load,
         "rollouts": rollouts,
         "concurrency": max(1, int(rollouts / load)) if busy and rollouts else None,
@@ -125,8 +125,8 @@ def _summed(replicas: Sequence[JSON]) -> JSON:
         "refused": round(max((replica["refused"] for replica in able), default=0.0), 3),
     }
     shares = _shares(able)
-    because = max(shares, key=lambda kind: shares[kind], default=None)
-    return {**summed, "load": 0.0 if because is None else round(shares[because], 3), "because": because}
+    reason = max(shares, key=lambda kind: shares[kind], default=None)
+    return {**summed, "load": 0.0 if reason is None else round(shares[reason], 3), "reason": reason}
 
 
 def _shares(replicas: Sequence[JSON]) -> dict[str, float]:

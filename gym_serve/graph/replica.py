@@ -1,7 +1,7 @@
 """`Replica`: the Serve deployment class around every server of a graph.
 
 It constructs the server from its node, gives it a client for every reference, and passes calls to
-its `ServerRunner`. Servers named in ``inline`` are constructed in the same process, with hosts of their own.
+its `ServerRunner`. Servers named in ``inline`` are constructed in the same process, each with its own runner.
 
 Calls come by the replica's own `Listener`, not through Serve. A replica that Serve stops (scale-in,
 a redeploy) *drains*: it takes no new work, and ends when its calls and sessions have ended, or its
@@ -83,21 +83,21 @@ class Replica:
         context = serve.get_replica_context()
         self._application = context.app_name
         self._replica = context.replica_id.unique_id
-        self._hosts: list[ServerRunner] = []
+        self._runners: list[ServerRunner] = []
         self._transports: list[Transport] = []
         self._started: list[ServerRunner] = []
         self._draining = False
         if not may_report_load():  # Serve looks for the hook on the instance, once it is constructed
             self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
-        self._host = self._construct(plan.name)
-        for host in self._hosts:  # inline servers first: the others may call them when they start
-            await host.start()
-            self._started.append(host)
-        self._weights = CurrentWeights(self._application, self._host)
-        is_model = isinstance(self._host.server, ModelServer)
+        self._runner = self._construct(plan.name)
+        for runner in self._runners:  # inline servers first: the others may call them when they start
+            await runner.start()
+            self._started.append(runner)
+        self._weights = CurrentWeights(self._application, self._runner)
+        is_model = isinstance(self._runner.server, ModelServer)
         if is_model:
             await self._weights.fetch()
-        self._admission = Admission(self._host.dispatch, request_limits)
+        self._admission = Admission(self._runner.dispatch, request_limits)
         self._listener = Listener(self._dispatch, self._load)
         self._directory = Directory(self._application, plan.name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
@@ -110,18 +110,18 @@ class Replica:
 
     async def check_health(self) -> None:
         """Serve's hook: a replica that raises here is replaced."""
-        for host in self._hosts:
-            await host.server.check_health()
+        for runner in self._runners:
+            await runner.server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook for what its autoscaling goes by."""
         calls = self._admission.running + self._admission.waiting
-        return {CALLS: calls, SESSIONS: self._host.server.live_sessions + self._admission.unbound}
+        return {CALLS: calls, SESSIONS: self._runner.server.live_sessions + self._admission.unbound}
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Serve's hook for a changed ``user_config``: settings to change while running."""
         if settings:
-            self._host.server.reconfigure(settings)
+            self._runner.server.reconfigure(settings)
 
     async def __del__(self) -> None:
         """Serve's hook for a graceful stop."""
@@ -132,8 +132,8 @@ class Replica:
             # At once: a session that a caller with old news opened meanwhile would be lost.
             await self._listener.stop()
             await self._directory.remove(self._replica)
-        for host in reversed(getattr(self, "_started", [])):
-            await host.stop()
+        for runner in reversed(getattr(self, "_started", [])):
+            await runner.stop()
         for transport in getattr(self, "_transports", []):
             await transport.close()
 
@@ -145,13 +145,13 @@ class Replica:
         return self._admission.dispatch(call)
 
     async def _pressure(self) -> Reply:
-        sessions = sum(host.server.live_sessions for host in self._hosts)
+        sessions = sum(runner.server.live_sessions for runner in self._runners)
         node, limit = self._plan.nodes[self._plan.name], request_limits()[0]
         counts = report(node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
         return Reply.of(counts)
 
     def _load(self) -> int:
-        return self._listener.calls + sum(host.server.live_sessions for host in self._hosts)
+        return self._listener.calls + sum(runner.server.live_sessions for runner in self._runners)
 
     async def _drain(self) -> None:
         while self._load():
@@ -171,16 +171,16 @@ class Replica:
         settings = node.connected(client)
         if issubclass(node.cls, ResourcesServer | ModelServer):
             settings["replica"] = self._replica
-        host = ServerRunner(node.cls(name=name, **settings))
-        self._hosts.append(host)
-        return host
+        runner = ServerRunner(node.cls(name=name, **settings))
+        self._runners.append(runner)
+        return runner
 
     def _transport(self, target: str, *, inline: bool) -> Transport:
         if inline:
-            host = self._construct(target)
-            if isinstance(host.server, ResourcesServer):
-                host.server.takes_snapshots = False
-            return InlineTransport(host)
+            runner = self._construct(target)
+            if isinstance(runner.server, ResourcesServer):
+                runner.server.takes_snapshots = False
+            return InlineTransport(runner)
         transport = transport_to(self._plan.nodes[target], self._handles.get(target))
         self._transports.append(transport)
         return transport

@@ -1,31 +1,70 @@
-"""`resolve`: from a graph as it is written to a checked `Graph`, or all that is wrong with it at once.
+"""`resolve`: from a graph as it is written to a checked `Graph`, or all its problems at once.
 
-Server by server: the choice of ``if``, variables, type, settings and options; then what the
-servers are to one another. What cannot be known because of one problem adds no others.
+Each server is read once, into its `Node`: the choice of ``if``, variables, type, settings and options.
+Then the references between servers are checked. A value that one problem hides causes no other problem.
+
+A reader of the file must see what happens if a variable is missing, e.g.::
+
+    policy:
+      if: "${POLICY_BASE_URL:-}"
+      then: {type: chat_model, base_url: "${POLICY_BASE_URL}", model: "${POLICY_MODEL}"}
+      else: {type: scripted_model}
+
+Only the branch that is taken is read, so its variables are needed only if it is used. A server whose
+branch is missing, and its ``type`` with it, is not in the graph.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import SecretStr, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
 
-from gym_serve.graph.drafts import LITERAL_SECRET, Draft, make_draft
-from gym_serve.graph.entries import read_entry
+from gym_serve.graph.classes import (
+    Problem,
+    check,
+    field_names,
+    find_class,
+    given,
+    is_within,
+    join,
+    references_of,
+    secrets_of,
+    type_name,
+)
 from gym_serve.graph.interpolation import Variables, environment, has_literal
-from gym_serve.graph.loading import extended
-from gym_serve.graph.names import name_problem, nearest
-from gym_serve.graph.options import GatewayOptions
-from gym_serve.graph.references import reference_problems
-from gym_serve.graph.settings import Problem, check
-from gym_serve.graph.spec import SECTIONS, Graph, GraphSpec
+from gym_serve.graph.loading import extended, merged
+from gym_serve.graph.spec import (
+    HTTP,
+    SECTIONS,
+    GatewayOptions,
+    Graph,
+    GraphSpec,
+    Node,
+    ServerOptions,
+    name_problem,
+    nearest,
+    word_for,
+)
+from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
+from gym_serve.servers.tools import UnavailableTools
 from gym_serve.types.errors import GraphError
 
 __all__ = ["resolve"]
 
+_LITERAL_SECRET = (
+    "write a secret as ${NAME}: written out, it would show in `serve config` and in the dashboard"
+)
+_CHOICE = ("if", "then", "else")
+_OWN_KEYS = ("type", "inline", "if")
+_NO = ("", "false", "no", "off", "0")
+_A: dict[Kind, str] = {"model": "a model", "resources": "an environment", "agent": "an agent"}
 _BOOLEAN = TypeAdapter(bool)
 
 
@@ -55,113 +94,354 @@ def resolve(
         variables = Variables(environment(base_dir) if env is None else env)
     except GraphError as error:
         raise GraphError(error.problems, source=error.source or source) from None
-    names = list(GraphSpec.model_fields)
-    problems = [(key, f"unknown key{nearest(key, names)}") for key in content if key not in names]
-    drafts, kinds = _drafts(content, variables, problems, literal_secrets=literal_secrets)
-    problems += reference_problems(drafts, kinds)
-    default_agent = _default_agent(content, variables, problems, kinds)
-    auth_tokens = _auth_tokens(content, variables, problems, literal_secrets=literal_secrets)
-    insecure = _insecure(content, variables, problems)
-    gateway = _gateway(content, variables, problems)
-    if problems:
-        lines = dict.fromkeys(f"{path}: {message}" for path, message in problems)
+    reader = _GraphReader(content, variables, literal_secrets=literal_secrets)
+    graph = reader.read()
+    if reader.problems:
+        lines = dict.fromkeys(f"{path}: {message}" for path, message in reader.problems)
         raise GraphError(list(lines), source=source)
-    nodes = {name: draft.node for name, draft in drafts.items()}
-    return Graph(nodes, auth_tokens, insecure, default_agent, gateway)
+    return graph
 
 
-def _drafts(
-    content: Mapping[str, Any], variables: Variables, problems: list[Problem], *, literal_secrets: bool
-) -> tuple[dict[str, Draft], dict[str, Kind]]:
-    """The servers, and the kind of every name, broken servers included."""
-    drafts: dict[str, Draft] = {}
-    sections: dict[str, str] = {}
-    for section, key, value in _servers(content, problems):
-        path = f"{section}.{key}"
-        if problem := name_problem(key):
-            problems.append((path, problem))
-        name = str(key)
-        if name in sections:
-            problems.append((path, f"the name is taken by {sections[name]}.{name}"))
-            continue
-        entry, found = read_entry(value, path, variables)
-        problems += found
-        if entry is not None or found:
-            sections[name] = section
-        if entry is not None:
-            draft, found = make_draft(entry, name, SECTIONS[section], literal_secrets=literal_secrets)
-            problems += found
-            if draft is not None:
-                drafts[name] = draft
-    return drafts, {name: SECTIONS[section] for name, section in sections.items()}
+class _GraphReader:
+    """Reads a graph, and keeps the problems that it finds.
+
+    Args:
+        content: the graph as it is written.
+        variables: fills in its variables.
+        literal_secrets: whether secrets may be written out in it.
+    """
+
+    def __init__(self, content: Mapping[str, Any], variables: Variables, *, literal_secrets: bool) -> None:
+        self.problems: list[Problem] = []
+        self._content = content
+        self._variables = variables
+        self._literal_secrets = literal_secrets
+        self._servers: dict[str, _ServerReader] = {}
+        self._kinds: dict[str, Kind] = {}  # of every name, also of servers that are too broken to be read
+
+    def read(self) -> Graph:
+        """The graph, as far as it has no problems."""
+        names = list(GraphSpec.model_fields)
+        self.problems += [
+            (key, f"unknown key{nearest(key, names)}") for key in self._content if key not in names
+        ]
+        for section in SECTIONS:
+            self._read_section(section)
+        for server in self._servers.values():
+            self.problems += self._problems_of_references(server)
+        self.problems += self._cycles()
+        return Graph(
+            {name: server.node for name, server in self._servers.items()},
+            default_agent=self._default_agent(),
+            auth_tokens=self._auth_tokens(),
+            insecure=self._insecure(),
+            gateway=self._gateway(),
+        )
+
+    def _read_section(self, section: str) -> None:
+        servers = self._content.get(section) or {}
+        if not isinstance(servers, Mapping):
+            self.problems.append((section, f"must be a mapping of servers by name, got {word_for(servers)}"))
+            return
+        for key, value in servers.items():
+            name, path = str(key), f"{section}.{key}"
+            if problem := name_problem(key):
+                self.problems.append((path, problem))
+            if other := self._kinds.get(name):
+                taken = next(s for s, kind in SECTIONS.items() if kind == other)
+                self.problems.append((path, f"the name is taken by {taken}.{name}"))
+                continue
+            server = _ServerReader(path, name, SECTIONS[section])
+            is_there = server.read(value, self._variables, literal_secrets=self._literal_secrets)
+            self.problems += server.problems
+            if is_there:
+                self._kinds[name] = SECTIONS[section]
+            if server.has_node:
+                self._servers[name] = server
+
+    def _problems_of_references(self, server: _ServerReader) -> Iterator[Problem]:
+        node, kinds = server.node, self._kinds
+        for setting, target in node.references.items():
+            accepted = server.accepted[setting]
+            if target not in kinds:
+                fitting = [name for name, kind in kinds.items() if kind in accepted]
+                yield server.at(setting), f"unknown server {target!r}{nearest(target, fitting)}"
+            elif kinds[target] not in accepted:
+                expected = " or ".join(_A[kind] for kind in sorted(accepted))
+                yield server.at(setting), f"must be {expected}, got {target!r}, which is {_A[kinds[target]]}"
+        referenced = set(node.references.values())
+        for index, target in enumerate(node.inline):
+            path = server.at(f"inline[{index}]")
+            if target not in kinds:
+                yield path, f"unknown server {target!r}{nearest(target, referenced)}"
+            elif target not in referenced and not server.hides_references:
+                yield path, f"{target!r} cannot run inside {node.name!r}, which has no reference to it"
+            elif target in self._servers and self._servers[target].node.cls is None:
+                yield path, f"{target!r} cannot run inside {node.name!r}: it is remote (type: http)"
+
+    def _cycles(self) -> Iterator[Problem]:
+        done: set[str] = set()
+
+        def visit(name: str, way: tuple[str, ...]) -> Iterator[Problem]:
+            if name in way:
+                cycle = [*way[way.index(name) :], name]
+                yield self._servers[name].path, f"its references form a cycle: {' -> '.join(cycle)}"
+            elif name not in done:
+                for target in dict.fromkeys(self._servers[name].node.references.values()):
+                    if target in self._servers:
+                        yield from visit(target, (*way, name))
+                done.add(name)
+
+        for name in self._servers:
+            yield from visit(name, ())
+
+    def _filled(self, value: Any, path: str) -> Any:
+        """A value with variables filled in; None, and a problem, if one is missing."""
+        known = len(self._variables.problems)
+        filled = self._variables.fill(value, path)
+        found = self._variables.problems[known:]
+        self.problems += found
+        return None if found else filled
+
+    def _default_agent(self) -> str | None:
+        agents = [name for name, kind in self._kinds.items() if kind == "agent"]
+        name = self._filled(self._content.get("default_agent"), "default_agent")
+        if name is None:
+            return agents[0] if len(agents) == 1 else None
+        if name not in agents:
+            self.problems.append(("default_agent", f"unknown agent {name!r}{nearest(name, agents)}"))
+        return str(name)
+
+    def _auth_tokens(self) -> tuple[SecretStr, ...]:
+        """The tokens: one, or a list of them, of which those that come out empty are left out."""
+        written: Any = self._content.get("auth_token")
+        several = isinstance(written, list)
+        tokens = []
+        for index, each in enumerate(written if several else [written]):
+            path = f"auth_token[{index}]" if several else "auth_token"
+            token = self._filled(each, path)
+            if isinstance(token, SecretStr):
+                tokens.append(token)
+            elif isinstance(token, str) and token:
+                tokens.append(SecretStr(token))
+                if not self._literal_secrets and has_literal(each):
+                    self.problems.append((path, _LITERAL_SECRET))
+            elif token is not None or (several and each is None):
+                got = "an empty one" if token == "" else word_for(token)
+                message = f"must be a non-empty string, got {got}; leave the key out for an open graph"
+                self.problems.append((path, message))
+        return tuple(tokens)
+
+    def _insecure(self) -> bool:
+        value = self._filled(self._content.get("insecure"), "insecure")
+        try:
+            return value is not None and _BOOLEAN.validate_python(value)
+        except ValidationError:
+            self.problems.append(("insecure", f"must be true or false, got {value!r}"))
+            return False
+
+    def _gateway(self) -> GatewayOptions:
+        options = self._filled(self._content.get("gateway"), "gateway") or {}
+        if not isinstance(options, Mapping):
+            self.problems.append(("gateway", f"must be a mapping of Serve options, got {word_for(options)}"))
+            return GatewayOptions()
+        checked, found = check(GatewayOptions, options, "gateway")
+        self.problems += found
+        return checked if isinstance(checked, GatewayOptions) else GatewayOptions()
 
 
-def _servers(content: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
-    """Section, name and value of every server; sections that are no mappings become problems."""
-    for section in SECTIONS:
-        servers = content.get(section) or {}
-        if isinstance(servers, Mapping):
-            yield from ((section, name, value) for name, value in servers.items())
+class _ServerReader:
+    """Reads one server into its `Node`, and knows where in the file its values are written.
+
+    Args:
+        path: path of the server in the file.
+        name: its name.
+        kind: what it is.
+
+    Attributes:
+        node: the server; its settings are empty if they are wrong.
+        has_node: whether its class is known.
+        accepted: kinds of server that each of its references may lead to.
+        hides_references: whether it has references that are unknown, as a variable is missing.
+        problems: paths and messages.
+    """
+
+    def __init__(self, path: str, name: str, kind: Kind) -> None:
+        self.path = path
+        self.node = Node(name, kind, "")
+        self.has_node = False
+        self.accepted: dict[str, set[Kind]] = {}
+        self.hides_references = False
+        self.problems: list[Problem] = []
+        self._branch = ""  # `then` or `else`
+        self._of_branch: frozenset[str] = frozenset()  # keys that stand there
+        self._unfilled: list[str] = []  # paths of values with a missing variable
+
+    def at(self, setting: str) -> str:
+        """The path in the file of a setting, or of something inside it."""
+        if not setting:
+            return self.path
+        is_of_branch = re.split(r"[.\[]", setting, maxsplit=1)[0] in self._of_branch
+        return join(self.path, self._branch, setting) if is_of_branch else join(self.path, setting)
+
+    def read(self, value: Any, variables: Variables, *, literal_secrets: bool) -> bool:
+        """Read the server.
+
+        Returns:
+            whether it is in the graph, if broken: false for one whose branch is missing.
+        """
+        if not isinstance(value, Mapping):
+            self.problems.append((self.path, f"must be a mapping with a `type`, got {word_for(value)}"))
+            return True
+        known = len(variables.problems)
+        keys = self._choose(value, variables)
+        if keys is None:
+            self.problems += variables.problems[known:]
+            return bool(self.problems)
+        written, filled = keys
+        self._unfilled = [path for path, _ in variables.problems[known:]]
+        self.problems += variables.problems[known:]
+        self._read_type(written, filled, literal_secrets=literal_secrets)
+        return True
+
+    def _choose(
+        self, value: Mapping[Any, Any], variables: Variables
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The keys of the server, as they are written and filled in; None if they are unknown."""
+        strange = [key for key in value if not isinstance(key, str)]
+        self.problems += [(join(self.path, str(key)), "a key must be a string; quote it") for key in strange]
+        own = {key: item for key, item in value.items() if isinstance(key, str) and key not in _CHOICE}
+        chosen: dict[str, Any] = {}
+        if "if" in value:
+            known = len(variables.problems)
+            self._branch = "else" if _is_no(variables.fill(value["if"], join(self.path, "if"))) else "then"
+            branch = value.get(self._branch) or {}
+            if len(variables.problems) > known or (self._branch not in value and "type" not in own):
+                return None
+            if not isinstance(branch, Mapping):
+                path = join(self.path, self._branch)
+                self.problems.append((path, f"must be a mapping, got {word_for(branch)}"))
+                return None
+            chosen = {str(key): item for key, item in branch.items()}
+        elif stray := [key for key in _CHOICE if key in value]:
+            self.problems.append((join(self.path, stray[0]), "needs an 'if' beside it"))
+        self._of_branch = frozenset(chosen.keys() - own.keys())
+        filled_branch = variables.fill(chosen, join(self.path, self._branch))
+        return merged(chosen, own), merged(filled_branch, variables.fill(own, self.path))
+
+    def _read_type(
+        self, written: Mapping[str, Any], filled: Mapping[str, Any], *, literal_secrets: bool
+    ) -> None:
+        if self._is_hidden("type"):
+            return
+        if "type" not in filled:
+            hint = "write a short name, package.module:Class, or http"
+            self.problems.append((self.path, f"`type` is missing; {hint}"))
+            return
+        if filled["type"] == HTTP:
+            found = self._read_remote(filled)
+            model: type[BaseModel] = _Remote
         else:
-            problems.append((section, "must be a mapping of servers by name"))
+            try:
+                cls = find_class(self.node.kind, filled["type"])
+            except GraphError as error:
+                self.problems += [(self.at("type"), problem) for problem in error.problems]
+                return
+            found = self._read_local(cls, filled)
+            model = cls.Config
+        self.has_node = True
+        if not literal_secrets:
+            secrets = (leaf for leaf in secrets_of(model, written) if isinstance(leaf.value, str))
+            found += [(leaf.path, _LITERAL_SECRET) for leaf in secrets if has_literal(leaf.value)]
+        self.problems += [(self.at(path), message) for path, message in found if not self._is_hidden(path)]
+
+    def _read_remote(self, filled: Mapping[str, Any]) -> list[Problem]:
+        self.node = replace(self.node, type=HTTP)
+        settings = {key: value for key, value in filled.items() if key != "type"}
+        is_environment = self.node.kind == "resources"
+        remote, problems = check(_RemoteEnvironment if is_environment else _Remote, settings, "")
+        if isinstance(remote, _Remote):
+            headers = dict(remote.headers)
+            if remote.api_key is not None:
+                headers["Authorization"] = SecretStr(f"Bearer {remote.api_key.get_secret_value()}")
+            self.node = replace(self.node, url=remote.url, headers=headers)
+        if isinstance(remote, _RemoteEnvironment):
+            self.node = replace(self.node, unavailable_tools=remote.unavailable_tools)
+        return problems
+
+    def _read_local(self, cls: type[Server], filled: Mapping[str, Any]) -> list[Problem]:
+        # A setting goes before an option of the same name: an agent's `resources` is its environment.
+        option_names = [key for key in field_names(ServerOptions) if key not in field_names(cls.Config)]
+        options = {key: value for key, value in filled.items() if key in option_names}
+        settings = {key: value for key, value in filled.items() if key not in {*_OWN_KEYS, *option_names}}
+        config, problems = check(cls.Config, settings, "", known=[*option_names, *_OWN_KEYS])
+        deployed, option_problems = check(ServerOptions, options, "")
+
+        found = references_of(cls.Config, settings)
+        # Why a value is no reference is said once, and better than by the alternatives of its schema.
+        problems = [
+            (path, message) for path, message in problems if not any(is_within(path, r) for r in found)
+        ]
+        references = {}
+        for path, leaves in found.items():
+            accepted = {getattr(leaf.annotation, "kind", self.node.kind) for leaf in leaves}
+            self.accepted[path], target = accepted, leaves[0].value
+            if not isinstance(target, str):
+                expected = " or ".join(_A[kind] for kind in sorted(accepted))
+                problems.append((path, f"must be the name of {expected}, got {word_for(target)}"))
+            elif not self._is_hidden(path):
+                references[path] = target
+        self.hides_references = any(self._is_hidden(path) for path in found)
+
+        inline = filled.get("inline") or []
+        if not isinstance(inline, list) or not all(isinstance(target, str) for target in inline):
+            problems.append(("inline", f"must be a list of server names, got {word_for(inline)}"))
+            inline = []
+        self.node = replace(
+            self.node,
+            type=type_name(filled["type"]),
+            cls=cls,
+            settings=given(config, settings) if config else {},
+            references=references,
+            inline=tuple(inline),
+            options=deployed if isinstance(deployed, ServerOptions) else ServerOptions(),
+        )
+        return problems + option_problems
+
+    def _is_hidden(self, setting: str) -> bool:
+        """Whether a setting, or a part of it, is unknown, as a variable is missing."""
+        path = self.at(setting)
+        return any(is_within(path, unfilled) or is_within(unfilled, path) for unfilled in self._unfilled)
 
 
-def _filled(content: Mapping[str, Any], key: str, variables: Variables, problems: list[Problem]) -> Any:
-    known = len(variables.problems)
-    value = variables.fill(content.get(key), key)
-    found = variables.problems[known:]
-    problems += found
-    return None if found else value
+def _is_no(value: Any) -> bool:
+    return not value or (isinstance(value, str) and value.strip().lower() in _NO)
 
 
-def _default_agent(
-    content: Mapping[str, Any], variables: Variables, problems: list[Problem], kinds: Mapping[str, Kind]
-) -> str | None:
-    agents = [name for name, kind in kinds.items() if kind == "agent"]
-    name = _filled(content, "default_agent", variables, problems)
-    if name is None:
-        return agents[0] if len(agents) == 1 else None
-    if name not in agents:
-        problems.append(("default_agent", f"{name!r} is no agent{nearest(name, agents)}"))
-    return str(name)
+def _base_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL, e.g. http://host:8000/math/policy")
+    if parts.username is not None:
+        raise ValueError(
+            "must have no password, as it is shown to everyone; pass it as api_key or in headers"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("must be a base URL, without ? and #")
+    return url.rstrip("/")
 
 
-def _gateway(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> GatewayOptions:
-    options = _filled(content, "gateway", variables, problems) or {}
-    if not isinstance(options, Mapping):
-        problems.append(("gateway", "must be a mapping of Serve options"))
-        return GatewayOptions()
-    checked, found = check(GatewayOptions, options, "gateway")
-    problems += found
-    return checked if isinstance(checked, GatewayOptions) else GatewayOptions()
+class _Remote(BaseModel):
+    """Settings of a server of type ``http``."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    url: Annotated[str, AfterValidator(_base_url)]
+    headers: dict[str, SecretStr] = {}
+    api_key: SecretStr | None = None
 
 
-def _insecure(content: Mapping[str, Any], variables: Variables, problems: list[Problem]) -> bool:
-    given = _filled(content, "insecure", variables, problems)
-    try:
-        return given is not None and _BOOLEAN.validate_python(given)
-    except ValidationError:
-        problems.append(("insecure", f"expected true or false, got {given!r}"))
-        return False
+class _RemoteEnvironment(_Remote):
+    """The same for an environment."""
 
-
-def _auth_tokens(
-    content: Mapping[str, Any], variables: Variables, problems: list[Problem], *, literal_secrets: bool
-) -> tuple[SecretStr, ...]:
-    """The tokens: one, or a list of them, of which those that come out empty are left out."""
-    written: Any = content.get("auth_token")
-    several = isinstance(written, list)
-    given: list[Any] = written if several else [written]
-    tokens = []
-    for at, each in enumerate(given):
-        path = f"auth_token[{at}]" if several else "auth_token"
-        token = _filled({path: each}, path, variables, problems)
-        if isinstance(token, SecretStr):
-            tokens.append(token)
-        elif isinstance(token, str) and token:
-            tokens.append(SecretStr(token))
-            if not literal_secrets and has_literal(each):
-                problems.append((path, LITERAL_SECRET))
-        elif token is not None or (several and each is None):
-            problems.append((path, "expected a string, and not an empty one; an open graph has no such key"))
-    return tuple(tokens)
+    unavailable_tools: UnavailableTools = "fail"

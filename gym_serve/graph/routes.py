@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gym_serve.graph.names import nearest
-from gym_serve.graph.spec import Node
+from gym_serve.graph.spec import Node, nearest
 from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.model import COUNT_TOKENS

@@ -1,35 +1,48 @@
-"""New weights for every replica of a model, those that start later included.
+"""New weights for every replica of a model, including those that start later.
 
-Who brings weights hands them to the keeper of the graph (`gym_serve.graph.kept_weights`) and tells each
-replica, which fetches them there: tensors go through Ray's object store, one copy on each machine. (A
-reference inside a message would have to be pickled, and nothing that may come over HTTP is unpickled.)
+`update_weights` puts the weights into the graph's `WeightStore` and tells each replica, which fetches them
+from there: tensors go through Ray's object store, one copy on each machine. (A reference inside a message
+would have to be pickled, and nothing that may come over HTTP is unpickled.)
 
-A replica that starts asks the keeper twice, before it says where it listens and after: an update that it
-is not told of, as it listened too late, is one that it finds.
+A replica that starts reads the store twice, before it publishes its address and after: if it listens too
+late to be told of an update, it finds that update in the store.
+
+The store is an actor, as the weights must outlive the driver that brought them: Ray deletes objects with the
+process that put them. A graph has one, created with its first update; it ends when Serve has deleted the
+graph. If its machine is lost, the weights are lost too: a replica that starts then has the weights of the
+graph file, and reports their version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import ray
 
-from gym_serve.graph.kept_weights import Kept, keep, kept, settle
 from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
+from gym_serve.routing.serve_compat import is_being_deleted
 from gym_serve.servers.model import ModelServer, PauseMode
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, Unavailable
 
-__all__ = ["CurrentWeights", "update_weights"]
+__all__ = ["CurrentWeights", "WeightStore", "update_weights"]
 
 _ALL = "weights/"
 """Begins the operations that a call to any replica does on all of them."""
 _EACH = "each/weights/"
 """Begins the same ones, for the replica alone that is called."""
 _UPDATE, _FETCH = f"{_ALL}update", f"{_EACH}fetch"
+
+_NAMESPACE = "gym_serve"
+_CHECK_SECONDS = 1.0  # between two checks whether the graph still exists
+_MISSES = 3  # in a row until the store ends: Serve's controller may be restarting
 
 
 class _Fetch(msgspec.Struct):
@@ -47,28 +60,28 @@ class CurrentWeights:
 
     Args:
         application: the graph.
-        host: runs the replica's server.
+        runner: runs the replica's server.
     """
 
-    def __init__(self, application: str, host: ServerRunner) -> None:
+    def __init__(self, application: str, runner: ServerRunner) -> None:
         self._application = application
-        self._host = host
+        self._runner = runner
         self._loaded = 0
         self._loading = asyncio.Lock()
 
     def takes(self, call: Call) -> bool:
         """Whether a call is for `dispatch`."""
-        return call.op.startswith(_EACH) or (call.op.startswith(_ALL) and call.op in self._host.operations)
+        return call.op.startswith(_EACH) or (call.op.startswith(_ALL) and call.op in self._runner.operations)
 
     async def dispatch(self, call: Call) -> Reply:
         """Answer a call about weights; failures are in the reply. It waits for no other call."""
-        name = self._host.server.name
+        name = self._runner.server.name
         try:
             if call.op == _FETCH:
                 await self.fetch(msgspec.json.decode(call.body, type=_Fetch).mode)
                 return Reply.of({})
             if call.op.startswith(_EACH):
-                return await self._host.dispatch(call._replace(op=call.op.removeprefix("each/")))
+                return await self._runner.dispatch(call._replace(op=call.op.removeprefix("each/")))
             if call.op == _UPDATE:
                 new = msgspec.json.decode(call.body, type=_Update)
                 await update_weights(self._application, name, new.version, path=new.path, mode=new.mode)
@@ -88,7 +101,7 @@ class CurrentWeights:
             BadRequest: the server takes no weights, or not these.
             Unavailable: they are lost, or the engine broke while loading them.
         """
-        server = self._host.server
+        server = self._runner.server
         if not isinstance(server, ModelServer):
             raise BadRequest(f"{server.name} is no model")
         async with self._loading:
@@ -97,12 +110,12 @@ class CurrentWeights:
                 await server.update_weights(weights, current.version, mode)
                 self._loaded = current.serial
 
-    async def _current(self, model: str) -> Kept | None:
-        current = await asyncio.to_thread(kept, self._application, model)
+    async def _current(self, model: str) -> StoredWeights | None:
+        current = await asyncio.to_thread(WeightStore(self._application).current, model)
         return None if current is None or current.serial == self._loaded else current
 
 
-def _fetched(current: Kept) -> Path | bytes:
+def _fetched(current: StoredWeights) -> Path | bytes:
     if current.path is not None:
         return Path(current.path)
     try:
@@ -121,27 +134,28 @@ async def update_weights(
     tensors: bytes | None = None,
     mode: PauseMode = "keep",
 ) -> None:
-    """Give every replica of a model new weights, and keep them for those that start later.
+    """Give every replica of a model new weights, and store them for those that start later.
 
     Args:
         application, model: the graph, and the model in it.
         version: name of the weights.
         path: where they lie.
         tensors: or their bytes.
-        mode: what becomes of the generations that run.
+        mode: what happens to running generations.
 
     Raises:
-        GymError: the failure of a replica; others may have the new weights, and those that start later
-            have the ones before.
+        GymError: the failure of a replica; others may have the new weights, and replicas that start later
+            have the previous ones.
     """
-    serial = await asyncio.to_thread(keep, application, model, version, path, tensors)
-    accepted = False
+    store = WeightStore(application)
+    serial = await asyncio.to_thread(store.put, model, version, path, tensors)
     try:
         for reply in await _tell_all(application, model, Call(_FETCH, encode({"mode": mode}))):
             reply.json()
-        accepted = True
-    finally:
-        await asyncio.to_thread(settle, application, model, serial, accepted=accepted)
+    except BaseException:
+        await asyncio.to_thread(store.rollback, model, serial)
+        raise
+    await asyncio.to_thread(store.commit, model, serial)
 
 
 async def _tell_all(application: str, server: str, call: Call) -> list[Reply]:
@@ -153,7 +167,7 @@ async def _tell_all(application: str, server: str, call: Call) -> list[Reply]:
 
 
 async def _tell(directory: Directory, replica: str, address: Address, call: Call) -> Reply | None:
-    """The reply of one replica, its failures included: the others are not to be left half way."""
+    """The reply of one replica, its failures included: the others must not be left half way."""
     try:
         channel = await Channel.open(address)
     except Silent as error:
@@ -167,3 +181,122 @@ async def _tell(directory: Directory, replica: str, address: Address, call: Call
         return Reply.failed(Unavailable(f"replica {replica} did not take {call.op}: {error}"))
     finally:
         await channel.close()
+
+
+class StoredWeights(NamedTuple):
+    """Weights of one model.
+
+    Attributes:
+        serial: counts the updates of all models of the graph, from 1; the name of a version may come again.
+        version: their name.
+        path: their directory; None for tensors.
+        tensors: the reference to their bytes in the object store, inside a list, as Ray would fetch it
+            otherwise; empty if they have a path.
+    """
+
+    serial: int
+    version: str
+    path: str | None
+    tensors: list[Any]
+
+
+class WeightStore:
+    """The current weights of the models of a graph.
+
+    Args:
+        application: the graph.
+    """
+
+    def __init__(self, application: str) -> None:
+        self._application = application
+        self._name = f"weights of {application}"
+
+    def put(self, model: str, version: str, path: str | None, tensors: bytes | None) -> int:
+        """Make weights the current ones, until `rollback`: replicas that start now begin with them.
+
+        Args:
+            model: the model in the graph.
+            version: name of the weights.
+            path: where they lie.
+            tensors: or their bytes.
+
+        Returns:
+            the serial number of this update, for `commit` and `rollback`.
+        """
+        store: Any = ray.remote(num_cpus=0)(_StoreActor)
+        store = store.options(
+            name=self._name, namespace=_NAMESPACE, lifetime="detached", get_if_exists=True
+        ).remote(self._application)
+        serial: int = ray.get(store.put.remote(model, version, path, tensors))
+        return serial
+
+    def commit(self, model: str, serial: int) -> None:
+        """End an update that succeeded: drop the weights before it."""
+        if (store := self._actor()) is not None:
+            ray.get(store.commit.remote(model, serial))
+
+    def rollback(self, model: str, serial: int) -> None:
+        """End an update that failed: the weights before it are the current ones again."""
+        if (store := self._actor()) is not None:
+            ray.get(store.rollback.remote(model, serial))
+
+    def current(self, model: str) -> StoredWeights | None:
+        """The current weights of a model; None if it has those of the graph file."""
+        if (store := self._actor()) is None:
+            return None
+        found: StoredWeights | None = ray.get(store.current.remote(model))
+        return found
+
+    def delete(self) -> None:
+        """Drop the weights of all models of the graph."""
+        if (store := self._actor()) is not None:
+            ray.kill(store)
+
+    def _actor(self) -> Any:
+        try:
+            return ray.get_actor(self._name, namespace=_NAMESPACE)
+        except ValueError:  # there is none: nothing was updated
+            return None
+
+
+class _StoreActor:
+    """The actor behind a `WeightStore`.
+
+    Args:
+        application: the graph that it ends with.
+    """
+
+    def __init__(self, application: str) -> None:
+        self._current: dict[str, StoredWeights] = {}
+        self._previous: dict[str, StoredWeights | None] = {}
+        self._serials = itertools.count(1)
+        threading.Thread(target=self._end_with, args=(application,), daemon=True).start()
+
+    def put(self, model: str, version: str, path: str | None, tensors: bytes | None) -> int:
+        references = [] if tensors is None else [ray.put(tensors)]
+        self._previous[model] = self._current.get(model)
+        self._current[model] = StoredWeights(next(self._serials), version, path, references)
+        return self._current[model].serial
+
+    def commit(self, model: str, serial: int) -> None:
+        if self._current[model].serial == serial:  # else another driver has brought others
+            del self._previous[model]
+
+    def rollback(self, model: str, serial: int) -> None:
+        if self._current[model].serial != serial:
+            return
+        previous = self._previous.pop(model)
+        if previous is None:
+            del self._current[model]
+        else:
+            self._current[model] = previous
+
+    def current(self, model: str) -> StoredWeights | None:
+        return self._current.get(model)
+
+    def _end_with(self, application: str) -> None:
+        misses = 0
+        while misses < _MISSES:
+            time.sleep(_CHECK_SECONDS)
+            misses = misses + 1 if asyncio.run(is_being_deleted(application)) else 0
+        WeightStore(application).delete()

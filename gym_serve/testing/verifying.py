@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gym_serve.graph.settings import check, references_of
+from gym_serve.graph.classes import check, references_of
 from gym_serve.servers import Call, Reply, ResourcesServer, Response, ServerRunner
 from gym_serve.servers.transport import encode
 from gym_serve.testing.fixtures import Fixture, Kind, expectation_problems

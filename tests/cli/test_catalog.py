@@ -142,7 +142,7 @@ def test_show_a_graph() -> None:
         ("nowhere.yaml", "no such file: nowhere.yaml"),
         ("gym_serve.environments.mcqa:Nope", "has no attribute 'Nope'"),
         ("no_such_package:Env", "cannot import no_such_package:Env"),
-        ("json:JSONDecoder", "is no server class"),
+        ("json:JSONDecoder", "is not a server class"),
     ],
 )
 def test_show_what_is_not_there(name: str, message: str) -> None:

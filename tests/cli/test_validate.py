@@ -73,7 +73,7 @@ def test_validate_prints_every_problem_to_stderr(file: str) -> None:
     assert result.output == (
         "2 problems in graph.yaml:\n"
         "  - models.policy.stps: unknown setting; did you mean 'steps'?\n"
-        "  - default_agent: 'x' is no agent\n"
+        "  - default_agent: unknown agent 'x'\n"
     )
 
 
@@ -84,7 +84,7 @@ def test_validate_as_json(file: str) -> None:
     arguments = [file, "--json", "--set", "models.policy.steps=x"]
     bad = runner.invoke(main, ["validate", *arguments])
     assert bad.exit_code == 1
-    problems = ["models.policy.steps: should be a valid integer, unable to parse string as an integer"]
+    problems = ["models.policy.steps: must be a valid integer, unable to parse string as an integer"]
     report = json.loads(bad.stdout)
     assert (report["ok"], report["problems"]) == (False, problems)
     assert report["error"]["code"] == "graph_error"
@@ -157,10 +157,11 @@ def test_one_of_several_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert result.exit_code == 1, command
         (problem,) = json.loads(result.stdout)["problems"]
         assert (
-            problem == "applications: a, b are graphs: choose one with application=NAME (--application NAME)"
+            problem
+            == "applications: several graphs (a, b); choose one with application=NAME (--application NAME)"
         )
         wrong = runner.invoke(main, [*command.split(), "--application", "c"])
-        assert "no graph is named 'c'; known: a, b" in wrong.stderr
+        assert "unknown graph 'c'; known: a, b" in wrong.stderr
     chosen = runner.invoke(main, ["resolve", "two.yaml", "--application", "b", "--json"])
     assert json.loads(chosen.stdout)["models"].keys() == {"n"}
     shown = json.loads(runner.invoke(main, ["show", "two.yaml", "--json"]).stdout)

@@ -28,7 +28,7 @@ def test_a_graph_for_gpus_on_a_cluster_without(cluster: str) -> None:
 
 
 def test_more_cpus_than_there_are(cluster: str) -> None:
-    with pytest.raises(GraphError, match="CPU: all servers together take 3"):
+    with pytest.raises(GraphError, match="CPU: all servers together need 3"):
         Gym.from_graph(_graph(num_cpus=10, num_replicas=3), name="needs_cpus")
 
 

@@ -14,6 +14,7 @@ from gym_serve.client import cluster, connection, deployed
 from gym_serve.client.deployed import ClusterConnection
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.deploy import GATEWAY
+from gym_serve.graph.weights import WeightStore
 
 GRAPH: dict[str, Any] = {
     "models": {
@@ -57,7 +58,7 @@ def deleted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(FakeCluster, "left", 0)
     monkeypatch.setattr(deployed, "Cluster", FakeCluster)
-    monkeypatch.setattr(deployed, "forget", lambda name: None)
+    monkeypatch.setattr(WeightStore, "delete", lambda store: None)
     monkeypatch.setattr(serve, "delete", names.append)
     return names
 

@@ -29,7 +29,7 @@ from support.sandboxes import AVAILABLE
 
 from gym_serve.environments.equivalence_llm_judge import extraction
 from gym_serve.environments.mcqa import output_regex
-from gym_serve.graph.settings import references_of
+from gym_serve.graph.classes import references_of
 from gym_serve.servers import Call, ResourcesServer, ServerRunner, VerifyRequest
 from gym_serve.servers.transport import encode
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.graph_fakes import FakeModel
 
-from gym_serve.graph.capacity import problems_of
 from gym_serve.graph.deploy import deployed_options
+from gym_serve.graph.preflight import resource_problems
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 
@@ -19,7 +19,7 @@ _VLLM = "gym_serve.deployments.vllm_engine:VLLMEngine"
 
 def _problems(options: dict[str, Any], nodes: list[dict[str, float]]) -> list[str]:
     judge = {"type": FakeModel, "model": "m", **options}
-    return list(problems_of(resolve(GraphSpec(models={"judge": judge}), env={}), nodes))
+    return list(resource_problems(resolve(GraphSpec(models={"judge": judge}), env={}), nodes))
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def _problems(options: dict[str, Any], nodes: list[dict[str, float]]) -> list[st
         (
             {"num_gpus": 1, "num_replicas": 5},
             [_GPU],
-            "GPU: all servers together take 5, and the cluster has 4 (judge 5)",
+            "GPU: all servers together need 5, and the cluster has 4 (judge 5)",
         ),
         (
             {"num_gpus": 2, "autoscaling": {"min_replicas": 3, "max_replicas": 9}},
             [_GPU],
-            "GPU: all servers together take 6",
+            "GPU: all servers together need 6",
         ),
     ],
 )

@@ -27,7 +27,7 @@ def graph(
 
 def found(reports: dict[str, list[Any]]) -> tuple[Any, Any, Any, Any]:
     result = pressure(reports, ["agent"])
-    return result["limiting"], result["because"], result["load"], result["concurrency"]
+    return result["bottleneck"], result["reason"], result["load"], result["concurrency"]
 
 
 def test_nothing_limits_an_idle_graph() -> None:
@@ -91,4 +91,4 @@ def test_a_draining_replica_is_counted_and_takes_no_load() -> None:
 def test_a_recommendation_is_never_less_than_one(replicas: list[Any]) -> None:
     result = pressure({"agent": replicas}, ["agent"])
     assert result["concurrency"] is None or result["concurrency"] >= 1
-    assert (result["limiting"] is None) == (result["load"] == 0)
+    assert (result["bottleneck"] is None) == (result["load"] == 0)

@@ -67,7 +67,7 @@ def test_problems_of_a_choice() -> None:
         "models.policy.then.modle: unknown setting; did you mean 'model'?",
         "models.policy.then.autoscaling.max_replicas: a required setting is missing",
         "models.policy.then.autoscaling.max_replica: unknown setting; did you mean 'max_replicas'?",
-        "models.b.then: there is no 'if' beside it",
+        "models.b.then: needs an 'if' beside it",
         "models.c.if: environment variable X is not set; export it, put it into .env, or write ${X:-default}",
-        "models.d.then: must be a mapping",
+        "models.d.then: must be a mapping, got a list",
     ]

@@ -186,13 +186,13 @@ def test_options_are_given_by_the_names_of_serve() -> None:
             {"placement_group_bundles": [{"CPU": 1}], "max_replicas_per_node": 1},
             ": placement_group_bundles and max_replicas_per_node exclude each other: leave one out",
         ),
-        ({"num_gpus": -1}, ".num_gpus: should be greater than or equal to 0"),
-        ({"num_gpus": float("nan")}, ".num_gpus: should be a finite number"),
+        ({"num_gpus": -1}, ".num_gpus: must be greater than or equal to 0, got -1"),
+        ({"num_gpus": float("nan")}, ".num_gpus: must be a finite number, got nan"),
         (
             {"placement_group_bundles": [{"CPU": "x"}]},
-            ".placement_group_bundles[0].CPU: should be a valid number",
+            ".placement_group_bundles[0].CPU: must be a valid number",
         ),
-        ({"autoscaling": 3}, ".autoscaling: should be a valid dictionary or instance of AutoscalingOptions"),
+        ({"autoscaling": 3}, ".autoscaling: must be a valid dictionary or instance of AutoscalingOptions"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], expected: str) -> None:

@@ -49,7 +49,7 @@ def test_malformed(text: str) -> None:
     variables = Variables(ENV)
     assert variables.fill(text, "a.b") == text
     assert variables.problems == [
-        ("a.b", "a ${ that is no ${NAME} or ${NAME:-default}; write $${ for a literal ${")
+        ("a.b", "invalid variable; write ${NAME} or ${NAME:-default}, and $${ for a literal ${")
     ]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_serve.graph.documents import merged, parse_yaml
-from gym_serve.graph.loading import graph_names, load_graph
+from gym_serve.graph.loading import graph_names, load_graph, merged, parse_yaml
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.types.errors import GraphError
 
@@ -23,6 +22,11 @@ applications:
     args:
       models: {policy: {type: a, model: m}}
 """
+
+NO_GRAPH = (
+    "a graph file must be a mapping with `applications` (a Serve config) "
+    "or `models`, `resources` and `agents`"
+)
 
 
 def write(path: Path, text: str) -> Path:
@@ -72,11 +76,9 @@ def test_one_of_several_graphs(tmp_path: Path) -> None:
     assert load_graph(file, application="beta").route_prefix == "/b"
     assert graph_names(file) == ["a", "beta"]
     assert problems(file) == [
-        "applications: a, beta are graphs: choose one with application=NAME (--application NAME)"
+        "applications: several graphs (a, beta); choose one with application=NAME (--application NAME)"
     ]
-    assert problems(file, application="bete") == [
-        "applications: no graph is named 'bete'; did you mean 'beta'?"
-    ]
+    assert problems(file, application="bete") == ["applications: unknown graph 'bete'; did you mean 'beta'?"]
     extending = write(tmp_path / "extending.yaml", "extends: g.yaml")
     assert problems(extending) == ["extends: g.yaml holds several graphs (a, beta); it must hold one"]
     assert graph_names(extending) == ["default"]
@@ -85,23 +87,26 @@ def test_one_of_several_graphs(tmp_path: Path) -> None:
 def test_two_graphs_of_one_name(tmp_path: Path) -> None:
     graph = '{name: a, import_path: "gym_serve.graph:app", args: {}}'
     file = write(tmp_path / "g.yaml", f"applications: [{graph}, {graph}]")
-    assert problems(file) == ["applications: the name 'a' stands twice"]
+    assert problems(file) == ["applications: two graphs have the name 'a'; rename one"]
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("[]", "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"),
-        ("", "a graph file must be a mapping: a Serve config (applications), or models, resources, agents"),
-        ("applications: {}", "`applications` must be a list of mappings"),
-        ("applications: [{import_path: x}]", "applications: none has import_path: gym_serve.graph:app"),
+        ("[]", f"{NO_GRAPH}, got a list"),
+        ("", f"{NO_GRAPH}, got null"),
+        ("applications: {}", "`applications` must be a list of mappings, got a mapping"),
+        (
+            "applications: [{import_path: x}]",
+            "applications: none is a graph; a graph has import_path: gym_serve.graph:app",
+        ),
         (
             "applications: [{import_path: 'gym_serve.graph:app'}]",
-            "applications.default.args: the graph is missing; it must be a mapping",
+            "applications.default.args: must be a mapping that holds the graph, got null",
         ),
         (
             "applications: [{import_path: 'gym_serve.graph:app', route_prefix: math, args: {}}]",
-            "applications.default.route_prefix must be a path that starts with /",
+            "applications.default.route_prefix: must be a path that starts with /, got 'math'",
         ),
     ],
 )
@@ -154,7 +159,7 @@ def test_anchors_and_merge_keys_work() -> None:
 
 
 def test_a_node_inside_itself() -> None:
-    with pytest.raises(GraphError, match=r"a\.b: line 1: an alias to a node around it"):
+    with pytest.raises(GraphError, match=r"a\.b: line 1: the alias refers to a node that contains it"):
         parse_yaml("a: &a {b: *a}")
 
 
@@ -182,7 +187,7 @@ def test_messages_never_quote_the_file(text: str) -> None:
     with pytest.raises(GraphError) as caught:
         parse_yaml(text)
     assert "hunter2" not in str(caught.value)
-    assert "no valid YAML" in caught.value.problems[0]
+    assert "invalid YAML" in caught.value.problems[0]
 
 
 # extends
@@ -207,7 +212,7 @@ def test_extends_merges_and_null_deletes(tmp_path: Path) -> None:
 def test_extends_in_a_circle(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "extends: b.yaml")
     write(tmp_path / "b.yaml", "extends: ./a.yaml")
-    assert problems(tmp_path / "a.yaml") == ["extends: a cycle: a.yaml -> b.yaml -> a.yaml"]
+    assert problems(tmp_path / "a.yaml") == ["extends: the files form a cycle: a.yaml -> b.yaml -> a.yaml"]
 
 
 def test_problems_of_the_base_name_the_base(tmp_path: Path) -> None:
@@ -216,7 +221,7 @@ def test_problems_of_the_base_name_the_base(tmp_path: Path) -> None:
         load_graph(write(tmp_path / "g.yaml", "extends: base.yaml"))
     assert caught.value.source == str(tmp_path / "base.yaml")
     assert caught.value.problems == ["extends: a: the key stands twice, in line 1 and line 2"]
-    assert problems({"extends": 3}) == ["`extends` must be the path of a graph file"]
+    assert problems({"extends": 3}) == ["`extends` must be the path of a graph file, got a number"]
 
 
 def test_merged() -> None:
@@ -270,17 +275,17 @@ def test_overrides_that_name_nothing_are_all_reported() -> None:
         graph(), overrides={"agents.b.x": 1, "agnts.a.x": 1, "models.a": {}, "agents.a.type.x": 1}
     )
     assert found == [
-        "agents.b.x: 'b' is no server; known: a",
-        "agnts.a.x: the graph has no 'agnts'; did you mean 'agents'?",
-        "models.a: 'a' is no server",
-        "agents.a.type.x: 'type' is no mapping",
+        "agents.b.x: unknown server 'b'; known: a",
+        "agnts.a.x: unknown key 'agnts'; did you mean 'agents'?",
+        "models.a: unknown server 'a'",
+        "agents.a.type.x: 'type' must be a mapping, got a string",
     ]
 
 
 def test_overrides_that_are_no_overrides() -> None:
     assert problems(graph(), overrides=["agents.a.x"]) == [
-        "agents.a.x: an override is path=value, e.g. agents.math_agent.max_steps=3"
+        "agents.a.x: an override must be path=value, e.g. agents.math_agent.max_steps=3"
     ]
     assert problems(graph(), overrides=["agents.a.x=[hunter2"]) == [
-        "agents.a.x: the value is no valid YAML; quote it"
+        "agents.a.x: the value is not valid YAML; quote it"
     ]

@@ -51,20 +51,20 @@ def test_every_problem_at_once() -> None:
         "export it, put it into .env, or write ${M:-default}",
         "models.policy.base_url: environment variable URL is not set; "
         "export it, put it into .env, or write ${URL:-default}",
-        "models.run: this name is a route of the graph itself; choose another",
+        "models.run: the name is reserved for a route of the graph; choose another",
         "models.run.num_gpu: unknown setting; did you mean 'num_gpus'?",
-        "models.2nd: a name starts with a letter and has only letters, digits, _ and -, at most 63",
-        "models.2nd: a server is a mapping with a type",
-        "models.lost: a type is missing: a short name, package.module:Class, or http",
+        "models.2nd: a name must start with a letter and have only letters, digits, _ and -, at most 63",
+        "models.2nd: must be a mapping with a `type`, got null",
+        "models.lost: `type` is missing; write a short name, package.module:Class, or http",
         "agents.math_agent.model: a required setting is missing",
         "agents.math_agent.modle: unknown setting; did you mean 'model'?",
-        "agents.math_agent.resources: must be the name of a resources server",
+        "agents.math_agent.resources: must be the name of an environment, got a number",
         "agents.policy: the name is taken by models.policy",
-        "resources.math.judge: 'math_agent' is an agent, but must be a model",
-        "resources.math.judges[1]: 'polcy' is no server; did you mean 'policy'?",
-        "agents.math_agent.inline[0]: 'math_agent' has no reference to 'math', so it cannot run inside it",
-        "agents.math_agent.inline[1]: 'math_agent' has no reference to 'policy', so it cannot run inside it",
-        "default_agent: 'math_agnet' is no agent; did you mean 'math_agent'?",
+        "resources.math.judge: must be a model, got 'math_agent', which is an agent",
+        "resources.math.judges[1]: unknown server 'polcy'; did you mean 'policy'?",
+        "agents.math_agent.inline[0]: 'math' cannot run inside 'math_agent', which has no reference to it",
+        "agents.math_agent.inline[1]: 'policy' cannot run inside 'math_agent', which has no reference to it",
+        "default_agent: unknown agent 'math_agnet'; did you mean 'math_agent'?",
     ]
 
 
@@ -82,12 +82,12 @@ def test_sections_and_keys_of_other_forms() -> None:
         "extends": None,
     }
     assert problems(content) == [
-        "models: must be a mapping of servers by name",
-        "agents.a.1: a key is a string; quote it",
+        "models: must be a mapping of servers by name, got a list",
+        "agents.a.1: a key must be a string; quote it",
         "agents.a.model: a required setting is missing",
         "agents.a.resources: a required setting is missing",
-        "agents.True: a name is a string; quote it",
-        "agents.True: a type is missing: a short name, package.module:Class, or http",
+        "agents.True: a name must be a string; quote it",
+        "agents.True: `type` is missing; write a short name, package.module:Class, or http",
     ]
 
 
@@ -97,7 +97,9 @@ def test_sections_and_keys_of_other_forms() -> None:
 def test_routes_are_no_names(name: str) -> None:
     content = graph(models={name: {"type": FakeModel, "model": "m"}})
     content["agents"]["math_agent"]["model"] = name
-    assert problems(content) == [f"models.{name}: this name is a route of the graph itself; choose another"]
+    assert problems(content) == [
+        f"models.{name}: the name is reserved for a route of the graph; choose another"
+    ]
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a.b", "-a", "ä", "openapi.json", "", "a" * 64, "a\n"])
@@ -114,8 +116,8 @@ def test_cycles_are_named() -> None:
         "self": {"type": FakeAgent, "model": "policy", "resources": "math", "critic": "self"},
     }
     assert problems(content) == [
-        "agents.b: a cycle of references: b -> c -> b",
-        "agents.self: a cycle of references: self -> self",
+        "agents.b: its references form a cycle: b -> c -> b",
+        "agents.self: its references form a cycle: self -> self",
     ]
 
 
@@ -123,19 +125,18 @@ def test_inline() -> None:
     content = graph(models={"policy": {"type": "http", "url": "http://h"}})
     content["agents"]["math_agent"]["inline"] = ["policy", "maths"]
     assert problems(content) == [
-        "agents.math_agent.inline[0]: "
-        "'policy' is a remote server (type: http), which cannot run inside another",
-        "agents.math_agent.inline[1]: 'maths' is no server; did you mean 'math'?",
+        "agents.math_agent.inline[0]: 'policy' cannot run inside 'math_agent': it is remote (type: http)",
+        "agents.math_agent.inline[1]: unknown server 'maths'; did you mean 'math'?",
     ]
     content["agents"]["math_agent"]["inline"] = "math"
-    assert problems(content) == ["agents.math_agent.inline: must be a list of names of servers"]
+    assert problems(content) == ["agents.math_agent.inline: must be a list of server names, got a string"]
 
 
 def test_what_one_problem_hides_adds_no_other() -> None:
     content = graph(models={"policy": {"type": "no_such_type", "modle": 1}})
     content["agents"]["math_agent"] |= {"resources": "${R}", "inline": ["math"], "max_steps": "${S}"}
     first, *others = problems(content)
-    assert first.startswith("models.policy.type: no type 'no_such_type'; known: chat_model, ")
+    assert first.startswith("models.policy.type: unknown type 'no_such_type'; known: chat_model, ")
     assert others == [
         "agents.math_agent.resources: environment variable R is not set; "
         "export it, put it into .env, or write ${R:-default}",
@@ -147,18 +148,21 @@ def test_what_one_problem_hides_adds_no_other() -> None:
 @pytest.mark.parametrize(
     ("type_", "expected"),
     [
-        ("scripted_modle", "no type 'scripted_modle'; did you mean 'scripted_model'?; or an import path"),
+        (
+            "scripted_modle",
+            "unknown type 'scripted_modle'; did you mean 'scripted_model'?; or write package.module",
+        ),
         ("mcqa", "'mcqa' belongs under 'resources', not here"),
         (FakeAgent, "'support.graph_fakes:FakeAgent' belongs under 'agents', not here"),
-        (dict, "'builtins:dict' is no server class; derive it from ModelServer"),
-        ("json:loads", "'json:loads' is no server class; derive it from ModelServer"),
-        ("a b:c", "'a b:c' is no import path; write package.module:Class"),
+        (dict, "'builtins:dict' is not a server class; derive it from ModelServer"),
+        ("json:loads", "'json:loads' is not a server class; derive it from ModelServer"),
+        ("a b:c", "'a b:c' is not an import path; write package.module:Class"),
         (
             "no_such_pkg.env:Env",
             "cannot import no_such_pkg.env:Env: No module named 'no_such_pkg'; install it, or",
         ),
         ("support.graph_fakes:Nope", "cannot import support.graph_fakes:Nope: AttributeError: "),
-        (3, "a type is a short name or an import path package.module:Class"),
+        (3, "must be a short name or an import path package.module:Class, got a number"),
     ],
 )
 def test_types_that_cannot_be_used(type_: Any, expected: str) -> None:
@@ -192,14 +196,14 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("settings_", "expected"),
     [
-        ({"temperature": -1}, "models.policy.temperature: should be greater than or equal to 0"),
+        ({"temperature": -1}, "models.policy.temperature: must be greater than or equal to 0, got -1"),
         ({"model": "a b"}, "models.policy.model: no spaces in a b"),
         (
             {"logins": [{"user": "u", "pasword": "x"}]},
             "models.policy.logins[0].password: a required setting is missing",
         ),
-        ({"headers": 3}, "models.policy.headers: should be a valid dictionary"),
-        ({"num_replicas": 0}, "models.policy.num_replicas: should be greater than or equal to 1"),
+        ({"headers": 3}, "models.policy.headers: must be a valid dictionary, got 3"),
+        ({"num_replicas": 0}, "models.policy.num_replicas: must be greater than or equal to 1, got 0"),
     ],
 )
 def test_settings_that_do_not_fit(settings_: dict[str, Any], expected: str) -> None:
@@ -225,16 +229,18 @@ def test_urls_of_remote_servers(url: Any) -> None:
 
 def test_options_of_the_gateway() -> None:
     assert problems({**with_policy(), "gateway": {"num_replica": 2, "num_cpus": -1}}) == [
-        "gateway.num_cpus: should be greater than or equal to 0",
+        "gateway.num_cpus: must be greater than or equal to 0, got -1",
         "gateway.num_replica: unknown setting; did you mean 'num_replicas'?",
     ]
     assert problems({**with_policy(), "gateway": {"max_request_bytes": 0}}) == [
-        "gateway.max_request_bytes: should be greater than or equal to 1"
+        "gateway.max_request_bytes: must be greater than or equal to 1, got 0"
     ]
     assert problems({**with_policy(), "insecure": "perhaps"}) == [
-        "insecure: expected true or false, got 'perhaps'"
+        "insecure: must be true or false, got 'perhaps'"
     ]
     assert problems({**with_policy(), "auth_token": ["${A:-}", 7]}) == [
-        "auth_token[1]: expected a string, and not an empty one; an open graph has no such key"
+        "auth_token[1]: must be a non-empty string, got a number; leave the key out for an open graph"
     ]
-    assert problems({**with_policy(), "gateway": 2}) == ["gateway: must be a mapping of Serve options"]
+    assert problems({**with_policy(), "gateway": 2}) == [
+        "gateway: must be a mapping of Serve options, got a number"
+    ]

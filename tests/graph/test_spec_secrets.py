@@ -49,7 +49,7 @@ def test_a_secret_is_in_no_message() -> None:
 
 def test_an_empty_token_never_opens_a_graph() -> None:
     assert problems(graph(auth_token="")) == [
-        "auth_token: expected a string, and not an empty one; an open graph has no such key"
+        "auth_token: must be a non-empty string, got an empty one; leave the key out for an open graph"
     ]
     assert problems(graph(auth_token="${T}"), env={"T": ""}) == [
         "auth_token: environment variable T is empty; export it, put it into .env, or write ${T:-default}"

@@ -58,7 +58,7 @@ def test_no_page_shows_a_secret(http: httpx.Client, page: str) -> None:
 def test_pressure_names_what_limits(http: httpx.Client) -> None:
     http.post("/clerk/run", json={"responses_create_params": {"input": "order"}})
     pressure = http.get("/pressure").json()
-    assert pressure.keys() == {"limiting", "because", "load", "rollouts", "concurrency", "servers"}
+    assert pressure.keys() == {"bottleneck", "reason", "load", "rollouts", "concurrency", "servers"}
     assert {"shop", "clerk"} < pressure["servers"].keys()
     assert "away" not in pressure["servers"]  # another graph's, or nobody's
     assert pressure["servers"]["shop"]["replicas"] == 1

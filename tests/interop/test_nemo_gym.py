@@ -207,7 +207,7 @@ other_model:
         ("config_paths: [none.yaml]\n", "config_paths: none.yaml is not there"),
         ("config_paths: none.yaml\n", "config_paths must be a list of paths"),
         ("- a\n", "must be a mapping of servers by name"),
-        ("a: [\n", "no valid YAML"),
+        ("a: [\n", "invalid YAML"),
         ("a: 1\na: 2\n", "the key stands twice"),
     ],
 )
@@ -411,7 +411,9 @@ def test_only_models_can_be_called_by_a_hosted_server(tmp_path: Path) -> None:
     )
     write(tmp_path, "resources_servers/riddles/riddle_app.py", "")
     problems = problems_of(tmp_path, QUIZ + text + POLICY)
-    assert problems == ["resources.riddles.servers.quiz: 'quiz' is a resources server, but must be a model"]
+    assert problems == [
+        "resources.riddles.servers.quiz: must be a model, got 'quiz', which is an environment"
+    ]
 
 
 def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
@@ -435,7 +437,7 @@ def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
             "a must have one server type with one implementation",
         ),
         ("a: {resources_servers: {mcqa: 3}}\n", "must be a mapping of settings"),
-        (QUIZ.replace("grading_mode: null", "grading_mode: x"), "resources.quiz.grading_mode: should be"),
+        (QUIZ.replace("grading_mode: null", "grading_mode: x"), "resources.quiz.grading_mode: must be"),
     ],
 )
 def test_configs_with_problems(tmp_path: Path, text: str, problem: str) -> None:

@@ -134,7 +134,7 @@ async def test_a_full_graph_slows_the_run_down_and_drops_nothing(gym: Gym) -> No
     async def look() -> None:
         while True:
             pressure = await asyncio.to_thread(gym.pressure)
-            if pressure["limiting"] == "model":
+            if pressure["bottleneck"] == "model":
                 limited.append(pressure)
                 if pressure["servers"]["model"]["refused"] > 0:
                     seen.set()

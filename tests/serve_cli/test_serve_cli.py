@@ -192,7 +192,7 @@ def test_a_misspelt_deploy_leaves_the_graph_healthy(cluster: Cluster) -> None:
     assert f"cli DEPLOY_FAILED {url}" in lines
     assert "mcqa READY 2 running" in lines
     (why,) = (line for line in lines if line.startswith("cli: "))
-    assert "GraphError: 1 problem: resources.mcqa.type: no type 'mcqaa'; did you mean 'mcqa'?" in why
+    assert "GraphError: 1 problem: resources.mcqa.type: unknown type 'mcqaa'; did you mean 'mcqa'?" in why
     assert "Traceback" not in status
 
 

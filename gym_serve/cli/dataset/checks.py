@@ -17,8 +17,7 @@ import typer
 from pydantic import TypeAdapter
 
 from gym_serve.cli.options import resolve_file
-from gym_serve.graph.names import nearest
-from gym_serve.graph.spec import Graph, Node
+from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.rollouts.rows import Problems, located, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer

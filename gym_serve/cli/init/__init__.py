@@ -19,7 +19,7 @@ import typer
 
 from gym_serve.cli.options import JsonOption, stop
 from gym_serve.cli.printing import print_json
-from gym_serve.graph.names import RESERVED_NAMES
+from gym_serve.graph.spec import RESERVED_NAMES
 from gym_serve.types.errors import BadRequest, Conflict, GymError
 
 __all__ = ["class_name", "init", "write_environment"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_serve.graph.documents import read_yaml
+from gym_serve.graph.loading import read_yaml
 from gym_serve.types.errors import GraphError, InvalidRequest
 
 __all__ = ["MISSING", "load_configs", "merged"]

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_serve.graph.classes import find_class
+from gym_serve.graph.classes import find_class, secrets_of
 from gym_serve.graph.interpolation import has_literal
-from gym_serve.graph.names import name_problem, nearest
-from gym_serve.graph.settings import secrets_of
-from gym_serve.graph.spec import SECTIONS
+from gym_serve.graph.spec import SECTIONS, name_problem, nearest
 from gym_serve.interop.nemo_gym.configs import MISSING
 from gym_serve.interop.nemo_gym.instances import Instance, reference
 from gym_serve.interop.nemo_gym.interpolation import Translator, is_secret_name, variable_name

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gym_serve.graph.names import nearest
+from gym_serve.graph.spec import nearest
 from gym_serve.interop.nemo_gym.configs import MISSING, merged
 from gym_serve.types.errors import InvalidRequest
 

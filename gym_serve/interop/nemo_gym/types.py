@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
-from gym_serve.graph.classes import GROUPS
-from gym_serve.graph.names import nearest
-from gym_serve.graph.settings import field_names
+from gym_serve.graph.classes import GROUPS, field_names
+from gym_serve.graph.spec import nearest
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 
