@@ -24,6 +24,7 @@ import uvloop
 
 from benchmarks.harness.reports import table
 from benchmarks.harness.work import model_behaviour, rows
+from benchmarks.loopback import run_model_server
 from gym_serve import EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
@@ -32,7 +33,6 @@ from gym_serve.environments.simple_weather.weather import city_key, mentions, we
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.runner import relax_garbage_collection
 from gym_serve.servers.transport import Call
-from gym_serve.testing.model_server import run_model_server
 
 _HEADERS = {"content-type": "application/json"}
 

@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.harness.processes import Census
 from benchmarks.harness.reports import machine, save
 from benchmarks.harness.work import ROOT, graph, model_behaviour, rows
+from benchmarks.loopback import RunningModelServer, run_model_server
 from gym_serve import Gym
 from gym_serve.rollouts.files import read_records
-from gym_serve.testing.model_server import RunningModelServer, run_model_server
 
 _WARM_UP = 64
 _PATIENCE_SECONDS = 300.0

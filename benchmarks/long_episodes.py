@@ -23,13 +23,13 @@ from typing import Any
 
 from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT, model_behaviour, rows
+from benchmarks.loopback import RunningModelServer, run_model_server
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
 from gym_serve.servers.transport import encode
-from gym_serve.testing.model_server import RunningModelServer, run_model_server
 
 
 @dataclass

@@ -22,7 +22,7 @@ import orjson
 import psutil
 
 from benchmarks.harness.work import model_behaviour, rows
-from gym_serve.testing.model_server import run_model_server
+from benchmarks.loopback import run_model_server
 
 
 def request() -> bytes:

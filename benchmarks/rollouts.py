@@ -21,8 +21,8 @@ from benchmarks.harness.model_time import model_time_ms
 from benchmarks.harness.reports import machine, medians, save, table
 from benchmarks.harness.rounds import Setup, measure
 from benchmarks.harness.work import ROOT, model_behaviour
+from benchmarks.loopback import run_model_server
 from benchmarks.setups import TRANSPORTS, TransportName, setups
-from gym_serve.testing.model_server import run_model_server
 
 _HEADER = (
     "transports",

@@ -11,9 +11,9 @@ from benchmarks.harness.children import child
 from benchmarks.harness.processes import Census
 from benchmarks.harness.rounds import Advance, Setup
 from benchmarks.harness.work import graph
+from benchmarks.loopback import RunningModelServer
 from benchmarks.reference.collecting import collect
 from gym_serve import Gym
-from gym_serve.testing.model_server import RunningModelServer
 
 __all__ = ["TRANSPORTS", "TransportName", "setups"]
 

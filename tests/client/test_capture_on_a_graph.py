@@ -14,8 +14,8 @@ import openai
 import orjson
 import pytest
 
+from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve import Gym
-from gym_serve.testing.model_server import Behaviour, run_model_server
 from gym_serve.types.protocols import ChunkJoiner
 
 TOOL: Any = {

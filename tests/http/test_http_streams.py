@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from gym_serve.testing.model_server import Behaviour, RunningModelServer, run_model_server
+from benchmarks.loopback import Behaviour, RunningModelServer, run_model_server
 
 WORDS = 12
 ANSWER = " ".join(f"word{i}" for i in range(WORDS))

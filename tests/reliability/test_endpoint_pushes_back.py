@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from support.rollouts import JSON
 
+from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
@@ -15,7 +16,6 @@ from gym_serve.rollouts import Backoff, Expansion, RunnerOptions, expand, jobs_o
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.runner import ServerRunner
-from gym_serve.testing.model_server import Behaviour, run_model_server
 
 ROW = {"responses_create_params": {"input": "How is the weather in Paris?"}}
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.rollouts import read_jsonl, row
 
+from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve import AgentClient, EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
@@ -18,7 +19,6 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.rollouts import Collection, Expansion, Progress, RunnerOptions, collect
 from gym_serve.routing.inline import InlineTransport
-from gym_serve.testing.model_server import Behaviour, run_model_server
 
 ROLLOUTS = 90
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}

@@ -26,8 +26,8 @@ from typing import Any
 
 import orjson
 
+from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve import Gym, Progress
-from gym_serve.testing.model_server import Behaviour, run_model_server
 from support.ledger import Ledger
 from support.processes import children_titled
 from support.rollouts import JSON, read_jsonl

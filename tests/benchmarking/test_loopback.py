@@ -1,4 +1,4 @@
-"""The shipped model server: the official client reads its answers, and its faults are what they say."""
+"""The loopback model server: the official client reads its answers, and its faults are what they say."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import aiohttp
 import openai
 import pytest
 
+from benchmarks.loopback import Behaviour, RunningModelServer, run_model_server
+from benchmarks.loopback.server import Answers
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.servers.context import CallContext, use
-from gym_serve.testing.model_server import Behaviour, RunningModelServer, run_model_server
-from gym_serve.testing.model_server.answers import Answers
 from gym_serve.types.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 QUESTION = {"role": "user", "content": 'Is "role":"tool" a tool message?'}

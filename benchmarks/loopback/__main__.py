@@ -1,4 +1,4 @@
-"""`python -m gym_serve.testing.model_server`: serve until interrupted; prints the URL first."""
+"""`python -m benchmarks.loopback`: serve until interrupted; prints the URL first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from gym_serve.testing.model_server.behaviour import FAULTS, Behaviour, Fault
-from gym_serve.testing.model_server.protocol import Model, ModelProtocol
+from benchmarks.loopback import FAULTS, Behaviour, Fault
+from benchmarks.loopback.server import Model, ModelProtocol
 from gym_serve.types.errors import InvalidRequest
 
 
@@ -48,7 +48,7 @@ def fault(text: str) -> tuple[Fault, int]:
 def main() -> None:
     """The command."""
     default = Behaviour()
-    parser = argparse.ArgumentParser(prog="python -m gym_serve.testing.model_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loopback", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 takes any that is free")
     parser.add_argument("--latency-ms", type=float, default=default.latency_ms, help="time for an answer")
     parser.add_argument("--token-latency-ms", type=float, default=0.0, help="between two tokens of a stream")
