@@ -28,8 +28,7 @@ from benchmarks.loopback import run_model_server
 from gym_serve import EnvironmentClient, ModelClient, ServerRunner
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
+from gym_serve.environments.simple_weather import SimpleWeather, city_key, mentions, weather_in
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.runner import relax_garbage_collection
 from gym_serve.servers.transport import Call

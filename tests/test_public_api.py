@@ -34,7 +34,7 @@ WITHOUT_RAY = (
 
 
 LAYERS = (
-    *("types", "metrics", "workers", "sandbox", "capture", "servers", "judging"),
+    *("types", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
     *("routing", "graph", "rollouts", "client", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""
@@ -117,6 +117,16 @@ def test_imports_point_one_way() -> None:
             fine = other not in ("deployments", "environments") or own == "interop"
         if not fine:
             wrong.append(f"{module} imports {imported}")
+    assert wrong == []
+
+
+def test_an_environment_imports_no_other_environment() -> None:
+    wrong = []
+    for module, imported in imports():
+        if module.split(".")[1] == imported.split(".")[1] == "environments":
+            own, other = module.split(".")[2], ([*imported.split("."), ""])[2]
+            if own != other:
+                wrong.append(f"{module} imports {imported}")
     assert wrong == []
 
 

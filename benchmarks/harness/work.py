@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loopback import Behaviour
-from gym_serve.environments.simple_weather.weather import weather_in
+from gym_serve.environments.simple_weather import weather_in
 
 __all__ = ["ROOT", "TOOL_ARGUMENTS", "graph", "model_behaviour", "rows"]
 

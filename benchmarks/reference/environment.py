@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from benchmarks.reference.serving import serve
-from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
+from gym_serve.environments.simple_weather import city_key, mentions, weather_in
 
 app = FastAPI()
 sessions: dict[str, list[str]] = {}

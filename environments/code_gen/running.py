@@ -1,25 +1,127 @@
-"""Running the unit tests of a program in a sandbox, up to the first that it fails.
+"""Runs the unit tests of a row on a program in a sandbox, up to the first test that fails.
 
-The program gets its input and nothing else: what it should answer stays outside, and what it did
-answer is compared outside. So a program that takes over its whole sandbox gains nothing by it.
-
-Of its answer no more is taken than an answer to the test can need, so that one which is too long costs the
-server nothing.
+`UnitTests` are the tests, in the format of LiveCodeBench. The sandbox gets the program and its input only.
+The expected output stays outside, and outputs are compared outside, so a program that takes over its sandbox
+gains nothing. The server reads no more output than a right answer can have, so a long output costs it
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import json
+import zlib
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
 from gym_serve.environments.code_gen.grading import same_output, same_value
-from gym_serve.environments.code_gen.unit_tests import MAX_INPUT, UnitTests, decode
 from gym_serve.sandbox import ProgramRun, SandboxedPython
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["KILLED", "RUNTIME_ERROR", "TIMED_OUT", "WRONG_ANSWER", "TestReport", "run_tests"]
+__all__ = [
+    "KILLED",
+    "MAX_INPUT",
+    "PRELUDE",
+    "RUNTIME_ERROR",
+    "TIMED_OUT",
+    "WRONG_ANSWER",
+    "TestReport",
+    "UnitTests",
+    "decode",
+    "run_tests",
+]
+
+MAX_INPUT = 32 << 20
+"""Characters that the input of one test may have."""
+
+_LONG_INTEGER = 4_000  # digits; Python's own limit is a little higher
+
+
+class UnitTests(BaseModel):
+    """What a program is run with, and what it has to answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    inputs: list[str] = Field(min_length=1)
+    """Standard input of each test; for a function its arguments, a line of JSON each."""
+    outputs: list[str]
+    """Standard output of each test; for a function the value that it returns, as JSON."""
+    fn_name: str | None = None
+    """The function to call, which may be a method of a class ``Solution``; None for a whole program."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpacked(cls, value: Any) -> Any:
+        # Large sets of tests come as Base64 of compressed JSON.
+        if not (isinstance(value, dict) and isinstance(value.get("packed"), str)):
+            return value
+        try:
+            tests = json.loads(zlib.decompress(base64.b64decode(value["packed"], validate=True)))
+        except (binascii.Error, zlib.error, ValueError) as error:
+            raise ValueError(f"packed: not Base64 of compressed JSON: {error}") from None
+        if not isinstance(tests, dict):
+            raise ValueError("packed: not an object with inputs and outputs")
+        return {"fn_name": value.get("fn_name"), **tests}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.inputs) != len(self.outputs):
+            raise ValueError(f"there are {len(self.inputs)} inputs and {len(self.outputs)} outputs")
+        if max(map(len, self.inputs)) > MAX_INPUT:
+            raise ValueError(f"an input has more than {MAX_INPUT} characters")
+        if self.fn_name is not None:
+            for number in range(len(self.inputs)):
+                self.arguments(number)
+                decode(self.outputs[number])
+        return self
+
+    def arguments(self, number: int) -> list[Any]:
+        """What the function is called with in a test.
+
+        Raises:
+            ValueError: a line is no JSON.
+        """
+        return [json.loads(line) for line in self.inputs[number].split("\n") if line.strip()]
+
+
+def decode(text: str) -> Any:
+    """A value of JSON; integers that are too long for `int` are decimals.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) < _LONG_INTEGER else Decimal(digits)
+
+
+# In this order: of two modules with one name (`math.pow`, `operator.pow`) the later one's counts, and
+# the builtins come after all that would hide them.
+_STARRED = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing"),
+)
+_NAMED = tuple(name for name in _STARRED if name not in ("builtins", "typing"))
+
+PRELUDE = "\n".join(
+    (
+        *(f"from {name} import *" for name in _STARRED),
+        *(f"import {name}" for name in _NAMED),
+        "sys.setrecursionlimit(50_000)",
+        "getattr(sys, 'set_int_max_str_digits', int)(50_000)",
+    )
+)
+"""Python code."""
+
 
 KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4
 """Codes of a test that was not passed."""

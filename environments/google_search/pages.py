@@ -1,34 +1,117 @@
-"""`WebPages`: fetches pages of the public internet, by URLs that a model wrote.
+"""`WebPages` fetches pages of the public internet by URLs that a model wrote; `PageText` extracts their text.
 
-- Every socket is checked as it is made, for the very address that it will be connected to. So it does not
-  matter how the address came about: a literal in any notation, a name, a name that resolves to something else
-  the second time, a redirect, a mapped IPv6 address.
-- Only http and https, on ports 80 and 443, without credentials; no proxy, no cookies, and redirects are
+- Every socket's address is checked when the socket is opened. So it does not matter where the address came
+  from: a literal in any notation, a name, a name that resolves differently the second time, a redirect, a
+  mapped IPv6 address.
+- Only http and https on ports 80 and 443 are allowed, without credentials, proxies and cookies. Redirects are
   followed one by one under the same rules.
-- The body is read, and decompressed, up to a limit. Only text that a person would read is taken.
+- The body is read, and decompressed, up to a limit. Only HTML and plain text are accepted.
+- Trafilatura, which finds the text of an HTML page, and the detection of character sets run in a process with
+  limits of memory and time. Trafilatura gets decoded text, because it would decompress any amount of bytes.
 
-What goes wrong is an error that the model may read; its own addresses it learns nothing about.
+Errors are texts that the model may read. They tell nothing about this machine's own addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import errno
+import random
+import re
+import resource
 import socket
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
+import anyio
+import anyio.to_process
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from gym_serve.environments.google_search.addresses import is_public
-from gym_serve.environments.google_search.retrying import with_retries
+from gym_serve.grading import replace_surrogates
 from gym_serve.servers.context import current
-from gym_serve.types.errors import Overloaded, ToolFailed, Unavailable
+from gym_serve.servers.deadline import time_limit
+from gym_serve.types.errors import Overloaded, Retryable, ToolFailed, Unavailable
 
-__all__ = ["AddressInfo", "Page", "WebPages", "checked_url"]
+__all__ = [
+    "AddressInfo",
+    "Page",
+    "PageText",
+    "WebPages",
+    "checked_url",
+    "decoded",
+    "is_public",
+    "shortened",
+    "with_retries",
+]
+
+T = TypeVar("T")
+
+_PAUSE, _MAX_PAUSE = 0.5, 8.0  # seconds; the first is doubled with every attempt
+
+
+async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int) -> T:
+    """The result of ``attempt``, repeated while it raises `Retryable`, after a random exponential wait.
+
+    Args:
+        attempt: the request.
+        max_retries: further attempts after the first.
+
+    Raises:
+        GymError: what the last attempt raised; a wait that would not end in time is not begun.
+    """
+    failed = 0
+    while True:
+        try:
+            return await attempt()
+        except Retryable as error:
+            pause = (error.retry_after or 0.0) + random.uniform(0.0, min(_MAX_PAUSE, _PAUSE * 2**failed))
+            failed += 1
+            left = current().timeout()
+            if failed > max_retries or (left is not None and pause >= left):
+                raise
+        await asyncio.sleep(pause)
+
+
+_SPECIAL_4 = (
+    IPv4Network("192.0.0.0/24"),  # protocols; a cloud has its metadata there
+    IPv4Network("192.88.99.0/24"),  # 6to4 relays
+    IPv4Network("168.63.129.16/32"),  # Azure's platform service has a public address
+)
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_SPECIAL_6 = (
+    IPv6Network("2001::/23"),  # protocols; Teredo
+    IPv6Network("2002::/16"),  # 6to4
+    IPv6Network("3fff::/20"),  # documentation
+)
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: str) -> bool:
+    """Whether a host on the public internet answers at ``address``; False for what is no address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address):
+        embedded = _embedded(parsed)
+        if embedded is None:
+            special = any(parsed in network for network in _SPECIAL_6)
+            return parsed in _GLOBAL_UNICAST and parsed.is_global and not special
+        parsed = embedded
+    special = any(parsed in network for network in _SPECIAL_4)
+    return parsed.is_global and not parsed.is_multicast and not special
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped
+
 
 AddressInfo = tuple[Any, ...]
 """What ``getaddrinfo`` gives: family, type, protocol, name, socket address."""
@@ -233,3 +316,104 @@ class WebPages:
 
     def _too_large(self) -> ToolFailed:
         return ToolFailed(f"the page has more than {self._max_bytes} bytes")
+
+
+_MEMORY = 2 << 30
+_CHARSET = re.compile(
+    rb"""<(?:meta[^>]{0,200}?charset=|\?xml[^>]{0,200}?encoding=)["']?([\w-]{1,40})""", re.IGNORECASE
+)
+_CHARSET_WITHIN = 2048  # bytes; HTML's own limit is 1024
+_GUESSED_FROM = 1 << 16  # bytes
+_CHARSETS = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949"]  # HTML's default first
+_WORD = re.compile(r"\S+")
+_MAX_CHARS_PER_WORD = 12  # on average, else a page without spaces would have no limit
+
+
+class PageText:
+    """Extracts the text of pages.
+
+    Args:
+        max_words: longer texts lose their middle.
+        timeout: seconds for one page.
+        processes: pages at the same time.
+    """
+
+    def __init__(self, max_words: int, timeout: float, processes: int) -> None:
+        self._max_words = max_words
+        self._timeout = timeout
+        self._turns = asyncio.Semaphore(processes)  # waiting for a turn is no time of the page's
+        self._limiter = anyio.CapacityLimiter(processes)
+
+    async def of(self, page: Page) -> str | None:
+        """The text of a page; None if it has none.
+
+        Raises:
+            ToolFailed: no text was found in time.
+        """
+        text = (await self._in_worker(page)).strip()
+        return shortened(text, self._max_words) if text else None
+
+    async def _in_worker(self, page: Page) -> str:
+        try:
+            async with self._turns:
+                with time_limit(self._timeout):
+                    return await anyio.to_process.run_sync(
+                        _text_of, page, cancellable=True, limiter=self._limiter
+                    )
+        except (asyncio.TimeoutError, TimeoutError, anyio.BrokenWorkerProcess, MemoryError):
+            raise ToolFailed("the page is too complicated to find its text") from None
+
+
+def decoded(page: Page) -> str:
+    """The characters of a page: as it says, else UTF-8, else as they look; wrong bytes become marks.
+
+    A page says so by its header, its first bytes, and its ``meta`` element or XML declaration.
+    """
+    marked = "utf-16" if page.body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+    written = _CHARSET.search(page.body[:_CHARSET_WITHIN])
+    for charset in (page.charset, marked, written and written.group(1).decode("ascii")):
+        try:
+            text = page.body.decode(codecs.lookup(charset or "").name, "replace")
+            break
+        except (LookupError, ValueError):  # no such character set, or one that is no text encoding
+            continue
+    else:
+        text = _undeclared(page.body)
+    return replace_surrogates(text.replace("\0", "").removeprefix("\ufeff"))  # some encodings have them
+
+
+def _undeclared(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    wrong = text.count("\ufffd")
+    if not wrong:
+        return text
+    right = len(text) - len(text.encode("ascii", "ignore")) - wrong
+    if right > wrong:  # else one broken character would make all the others wrong
+        return text
+    import charset_normalizer  # comes with trafilatura
+
+    guess = charset_normalizer.from_bytes(body[:_GUESSED_FROM], cp_isolation=_CHARSETS).best()
+    return body.decode(guess.encoding if guess is not None else _CHARSETS[0], "replace")
+
+
+def shortened(text: str, max_words: int) -> str:
+    """``text`` with at most about ``max_words`` words: its first half and its last."""
+    max_chars = max_words * _MAX_CHARS_PER_WORD
+    if len(text) > max_chars:
+        text = f"{text[: max_chars // 2]} ... {text[-(max_chars // 2) :]}"
+    words = [word.span() for word in _WORD.finditer(text)]
+    if len(words) <= max_words:
+        return text
+    half = max(1, max_words // 2)
+    return f"{text[: words[half - 1][1]]} ... {text[words[-half][0] :]}"
+
+
+def _text_of(page: Page) -> str:
+    # Runs in the worker process.
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    text = decoded(page)
+    if page.content_type == "text/plain":
+        return text
+    import trafilatura
+
+    return trafilatura.extract(text) or ""

@@ -1,22 +1,158 @@
-"""Any Gymnasium environment with text for observations and actions (see README.md).
+"""`GymnasiumServer`: environments that are stepped with the model's responses, not called by tools.
 
-`GymnasiumServer`, the base of environments that are stepped, needs no Gymnasium: `Gymnasium` alone does, and
-is imported when it is asked for.
+`Gymnasium` plays any environment of the Gymnasium library, with texts for observations and actions. It is
+imported when it is first used, so the base class works without that library.
+
+The routes are ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments). An episode is a session
+as in every other environment: ``/seed_session`` is the same as ``/reset``, ``/close_session`` as ``/close``,
+and ``/verify`` answers the sum of the rewards so far, so that any agent can finish such an episode.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from gym_serve.environments.gymnasium.base import GymnasiumServer, Step
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.context import current
+from gym_serve.servers.sessions import SessionCall
+from gym_serve.types.errors import Conflict, GymError, SessionNotFound, ToolFailed
+from gym_serve.types.requests import JSON, parse
 
 if TYPE_CHECKING:
-    from gym_serve.environments.gymnasium.server import Gymnasium
+    from gym_serve.environments.gymnasium.games import Gymnasium
 
-__all__ = ["Gymnasium", "GymnasiumServer", "Step"]
+__all__ = ["EpisodeState", "Gymnasium", "GymnasiumServer", "Step", "StepsVerdict"]
 
 
 def __getattr__(name: str) -> Any:
     if name != "Gymnasium":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gym_serve.environments.gymnasium.server import Gymnasium
+    from gym_serve.environments.gymnasium.games import Gymnasium
 
     return Gymnasium
+
+
+class Step(BaseModel):
+    """What came of a step; the five values of Gymnasium's ``step``."""
+
+    observation: str | None = None
+    """The next message to the model; None for none."""
+    reward: float = 0.0
+    """Reward of this step; the episode's is the sum."""
+    terminated: bool = False
+    """The episode is over: solved, lost, won."""
+    truncated: bool = False
+    """The episode was cut short."""
+    info: JSON = Field(default_factory=dict)
+    """Anything else; ``tool_outputs: [{call_id, output}]`` become outputs of the model's calls."""
+
+
+class EpisodeState:
+    """The state of an episode; an environment adds its own in a subclass, as its ``Session``.
+
+    Attributes:
+        total: sum of the rewards so far.
+        last: the last step; None before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.last: Step | None = None
+
+
+class StepsVerdict(Verdict):
+    """The sum of an episode's rewards, and how it ended."""
+
+    terminated: bool
+    """Whether the episode is over."""
+    truncated: bool
+    """Whether it was cut short, or is not over yet."""
+    info: JSON
+    """The last step's."""
+
+
+class GymnasiumServer(ResourcesServer):
+    """Base class of environments that are stepped: write `reset` and `step`.
+
+    Both may be plain functions; those run in a thread.
+    """
+
+    reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
+
+    class Session(EpisodeState):
+        """The state of an episode."""
+
+    def reset(self, row: JSON, session: Any) -> Any:
+        """Begin an episode.
+
+        Returns:
+            the first observation, or None if the row's prompt has it already; and an info.
+        """
+        return None, {}
+
+    def step(self, request: VerifyRequest, session: Any) -> Any:
+        """Take a step: a `Step` for the row and the response of the model's turn.
+
+        Raises:
+            GymError: the step failed. What a model did wrong is no failure, but an observation.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    async def seed(self, row: JSON, session: Any) -> JSON:
+        """Begin an episode, see `reset`."""
+        observation, info = await _run(self.reset, row, session)
+        return {"observation": observation, "info": {**info, "supports_explicit_close": True}}
+
+    async def verify(self, request: VerifyRequest, session: Any) -> StepsVerdict:
+        """The sum of the rewards so far."""
+        last = session.last or Step()
+        return StepsVerdict(
+            reward=session.total,
+            terminated=last.terminated,
+            truncated=last.truncated or not last.terminated,
+            info=last.info,
+        )
+
+    def operations(self) -> dict[str, Operation]:
+        operations = super().operations()
+        seed, verify, close = (operations[name] for name in ("seed_session", "verify", "close_session"))
+        answer = {"type": "object", "properties": {"observation": {}, "info": {"type": "object"}}}
+        operations["reset"] = Operation(seed.handler, "Begin an episode", seed.request, answer)
+        operations["step"] = Operation(
+            self._op_step, "Take a step", verify.request, Step.model_json_schema(mode="serialization")
+        )
+        operations["close"] = Operation(close.handler, "End an episode", None, {"type": "object"})
+        return operations
+
+    async def _op_step(self, body: Any) -> Reply:
+        request = parse(self._verify_request, body, "request")
+        session_id = current().session
+        if session_id is None:
+            raise SessionNotFound("no session: call /reset first, and send the session that it answers")
+
+        async def take(call: SessionCall[EpisodeState]) -> Reply:
+            state = call.session.state
+            if state.last is not None and (state.last.terminated or state.last.truncated):
+                raise Conflict("the episode is over: call /reset for another one")
+            try:
+                step = Step.model_validate(await call.run(self.step, request, state))
+            except (GymError, asyncio.CancelledError, asyncio.TimeoutError):
+                raise
+            except Exception as error:
+                raise ToolFailed(f"the step failed: {type(error).__name__}: {error}") from error
+            state.total += step.reward
+            state.last = step
+            return Reply.of(step.model_dump(mode="json"))
+
+        return await self.in_session(session_id, take)
+
+
+async def _run(method: Callable[..., Any], *args: Any) -> Any:
+    if inspect.iscoroutinefunction(method):
+        return await method(*args)
+    return await asyncio.to_thread(method, *args)

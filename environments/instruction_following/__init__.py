@@ -1,5 +1,142 @@
-"""Instructions whose following a program can check, as in IFEval (see README.md)."""
+"""`InstructionFollowing`: instructions whose following a program can check, as in IFEval.
 
-from gym_serve.environments.instruction_following.server import InstructionFollowing
+A row is scored from its own fields and the response alone. A row with an unknown instruction, or without one
+of its arguments, is `InvalidRequest`: no text could follow it.
+"""
 
-__all__ = ["InstructionFollowing"]
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from typing_extensions import Self
+
+from gym_serve.environments.instruction_following.worker import Checked
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.workers import WorkerPool, WorkFailed
+
+__all__ = ["InstructionFollowing", "InstructionMetadata", "InstructionRequest", "InstructionVerdict"]
+
+_WORK = Path(__file__).with_name("worker.py")
+_WORKER_MEMORY = 4 << 30  # address space; lm-eval brings NumPy and pandas
+_OLD_PLACES = ("instruction_id_list", "kwargs", "grading_mode", "prompt")
+
+
+class InstructionMetadata(BaseModel):
+    """What a response has to follow; further keys (the prompt, say) are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    instruction_id_list: Annotated[list[str], Field(min_length=1)]
+    """Names of the instructions."""
+    kwargs: list[dict[str, Any] | None]
+    """The arguments of each; None for none."""
+    grading_mode: Literal["binary", "fraction"] = "binary"
+    """Reward for following all of them, or the share of them that is followed."""
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Self:
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError(
+                f"{len(self.kwargs)} kwargs for {len(self.instruction_id_list)} instruction_id_list"
+            )
+        return self
+
+
+class InstructionRequest(VerifyRequest):
+    """A row with the response to it."""
+
+    verifier_metadata: InstructionMetadata
+    """The instructions. In older rows its keys stand at the top level of the row."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_the_top_level(cls, row: Any) -> Any:
+        if not isinstance(row, dict):
+            return row
+        metadata = row.get("verifier_metadata") or {}
+        if not isinstance(metadata, dict):
+            return row
+        return {
+            **row,
+            "verifier_metadata": {**{key: row[key] for key in _OLD_PLACES if key in row}, **metadata},
+        }
+
+
+class InstructionVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    follow_all_instructions: bool
+    """Whether all are followed."""
+    follow_instruction_list: list[bool]
+    """Whether each is, in the order of the row."""
+    reason: str | None = None
+    """Why the response could not be checked, and so follows nothing; None if it was."""
+
+
+class InstructionFollowing(ResourcesServer):
+    """Verifiable instructions: reward for following all, or the share that is followed."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        max_response_chars: PositiveInt = 100_000
+        """A longer response follows nothing."""
+        check_timeout_seconds: PositiveFloat = 5.0
+        """Seconds of CPU time that checking one response may take; one that takes longer follows nothing."""
+        num_workers: PositiveInt = 1
+        """Processes that check, each using up to one core and 330 MB; read at the start only."""
+
+    config: Config
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pool = WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+
+    async def start(self) -> None:
+        """Start the workers; returns when lm-eval is imported in them, after some seconds."""
+        await self._pool.start()
+        await super().start()
+
+    async def stop(self) -> None:
+        """End the workers."""
+        await self._pool.stop()
+        await super().stop()
+
+    async def verify(self, request: InstructionRequest) -> InstructionVerdict:
+        """Check each instruction on the last message.
+
+        Raises:
+            InvalidRequest: an instruction that does not exist, or with other arguments.
+            VerifierFailed: a worker was killed from outside, or got no CPU time.
+        """
+        metadata = request.verifier_metadata
+        names, text, reason = metadata.instruction_id_list, request.response.last_text, None
+        if len(text) > self.config.max_response_chars:
+            text, reason = "", f"it is longer than {self.config.max_response_chars} characters"
+        try:
+            followed = await self._followed(metadata, text)
+        except WorkFailed as failure:
+            followed, reason = [False] * len(names), str(failure)
+        share = sum(followed) / len(followed)
+        return InstructionVerdict(
+            reward=share if metadata.grading_mode == "fraction" else float(all(followed)),
+            follow_all_instructions=all(followed),
+            follow_instruction_list=followed,
+            reason=reason,
+        )
+
+    async def _followed(self, metadata: InstructionMetadata, text: str) -> list[bool]:
+        checked: Checked = await self._pool.run(
+            [metadata.instruction_id_list, metadata.kwargs, text],
+            cpu_seconds=self.config.check_timeout_seconds,
+        )
+        if checked["invalid"] is not None:
+            raise InvalidRequest(checked["invalid"])
+        return checked["followed"]

@@ -1,17 +1,123 @@
-"""What a worker of instruction_following does: check the instructions of a row on a text.
+"""A worker process of instruction_following: checks IFEval's instructions, as lm-eval implements them.
 
-It runs in a process with a limit of CPU time, as some of lm-eval's patterns take quadratic time, and hold the
-interpreter's lock meanwhile.
+It runs in a process with a limit of CPU time, because some of lm-eval's patterns take quadratic time and hold
+the interpreter's lock meanwhile.
+
+lm-eval is used offline and without randomness:
+
+- It downloads NLTK's sentence model if none is installed, so one is shipped beside this file.
+- Its language detection draws random numbers, so the seed is fixed. While one thread loads the languages,
+  other threads use an incomplete list, so all languages are loaded first.
+- It replaces a missing or invalid argument by a random one. Such a row is refused here.
+- It rejects characters that are not letters, though IFEval's own data asks for "#" and "!". They are counted
+  here like any other.
 """
 
 from __future__ import annotations
 
+import difflib
+import logging
+import threading
+from functools import cache
+from pathlib import Path
 from typing import Any, TypedDict
 
-from gym_serve.environments.instruction_following.registry import follows, instruction_ids
+import langdetect
+from langdetect import detector_factory
+
 from gym_serve.types.errors import InvalidRequest
 
-__all__ = ["Checked", "warm_up", "work"]
+__all__ = ["Checked", "follows", "instruction_ids", "warm_up", "work"]
+
+_NLTK_DATA = Path(__file__).with_name("nltk_data")
+_LOADING = threading.Lock()
+
+
+def instruction_ids() -> list[str]:
+    """The names of all instructions."""
+    return sorted(_instructions())
+
+
+def follows(instruction_id: str, arguments: dict[str, Any], text: str) -> bool:
+    """Whether ``text`` follows an instruction.
+
+    A blank text follows none, as in IFEval: it would follow every one that forbids something.
+
+    Args:
+        instruction_id: its name, e.g. ``length_constraints:number_words``.
+        arguments: its arguments, all of them; those that are None do not count.
+        text: a model's text.
+
+    Raises:
+        InvalidRequest: there is no such instruction, or it does not take these arguments.
+    """
+    instruction = _prepared(instruction_id, {k: v for k, v in arguments.items() if v is not None})
+    if not text.strip():
+        return False
+    try:
+        return bool(instruction.check_following(text))
+    except Exception:
+        # The arguments are sound, so it was the text: one too deeply nested for a parser, say.
+        logging.getLogger(__name__).info("%s failed on a text", instruction_id, exc_info=True)
+        return False
+
+
+def _prepared(instruction_id: str, arguments: dict[str, Any]) -> Any:
+    registry = _instructions()
+    if instruction_id not in registry:
+        near = difflib.get_close_matches(instruction_id, registry, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InvalidRequest(f"instruction_id_list: no instruction {instruction_id[:100]!r}{hint}")
+    instruction = registry[instruction_id](instruction_id)
+    wanted = set(instruction.get_instruction_args_keys())
+    if wanted != arguments.keys():
+        raise InvalidRequest(
+            f"kwargs of {instruction_id}: {sorted(arguments)} given, it takes {sorted(wanted)}"
+        )
+    try:
+        _build(instruction, arguments)
+        instruction.check_following("a")  # what an argument of the wrong type does, it does on any text
+    except Exception as error:
+        raise InvalidRequest(f"kwargs of {instruction_id}: {type(error).__name__}: {error}") from None
+    return instruction
+
+
+def _build(instruction: Any, arguments: dict[str, Any]) -> None:
+    letter = arguments.get("letter")
+    if isinstance(letter, str) and len(letter) == 1 and not ("a" <= letter.lower() <= "z"):
+        instruction.build_description(**{**arguments, "letter": "a"})
+        instruction._letter = letter.lower()
+    else:
+        instruction.build_description(**arguments)
+
+
+class _NoChance:
+    """Stands in the library for the module ``random``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("an argument is out of its range")
+
+
+def _instructions() -> dict[str, Any]:
+    with _LOADING:
+        return _load()
+
+
+@cache
+def _load() -> dict[str, Any]:
+    import nltk
+
+    # Last in the path: an installed punkt_tab, which knows more abbreviations, goes before it.
+    nltk.data.path.append(str(_NLTK_DATA))
+    langdetect.DetectorFactory.seed = 0
+    detector_factory.init_factory()
+    # It logs the whole text where it cannot tell the language: model output does not belong in logs.
+    logging.getLogger("lm_eval.tasks.ifeval.instructions").setLevel(logging.CRITICAL)
+    from lm_eval.tasks.ifeval import instructions, instructions_util
+    from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
+
+    instructions.random = instructions_util.random = _NoChance()
+    return dict(INSTRUCTION_DICT)
 
 
 class Checked(TypedDict):

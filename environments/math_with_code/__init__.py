@@ -1,5 +1,295 @@
-"""Mathematical problems with a Python interpreter at hand (see README.md)."""
+"""`MathWithCode`: mathematical problems with a Python interpreter that lasts for the episode.
 
-from gym_serve.environments.math_with_code.server import MathWithCode
+Whatever the model's code does, to itself or to its interpreter, is a tool output. Only a sandbox that cannot
+be started is a failure. The reward depends on the response alone: 0 means that the answer was compared and
+found different, or that there is none.
+"""
 
-__all__ = ["MathWithCode"]
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
+
+from pydantic import AliasChoices, BaseModel, Field, PositiveFloat, PositiveInt
+
+from gym_serve.grading import (
+    MathVerifyPool,
+    boxed_gold,
+    last_box,
+    plain_numerals,
+    replace_surrogates,
+    same_text,
+)
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.sandbox import (
+    Limits,
+    SandboxDied,
+    SandboxedPython,
+    SandboxName,
+    SandboxPool,
+    find_sandbox,
+    sandbox_problems,
+)
+from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
+from gym_serve.types.requests import message_text
+
+__all__ = [
+    "ExecutionResult",
+    "MathCodeRequest",
+    "MathCodeVerdict",
+    "MathWithCode",
+    "PythonSession",
+    "boxed_answer",
+    "last_box",
+    "same_text",
+]
+
+_LOST = "variables, functions and imports are lost"
+
+
+class ExecutionResult(BaseModel):
+    """What the tool answers."""
+
+    success: bool
+    """Whether the code ran to its end."""
+    stdout: str = ""
+    """What it printed."""
+    stderr: str = ""
+    """Warnings, and the traceback of an exception."""
+    error_message: str | None = None
+    """The exception in one line, or what became of the interpreter."""
+    result: str | None = None
+    """Value of the last expression, unless it is None."""
+
+
+class PythonSession:
+    """An interpreter that is started when needed."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._python: SandboxedPython | None = None
+
+    async def execute(
+        self, code: str, pool: SandboxPool, turns: asyncio.Semaphore, *, timeout: float, output_limit: int
+    ) -> ExecutionResult:
+        """Execute code in the episode's namespace.
+
+        Args:
+            pool: where a new interpreter is taken from.
+            turns: held while the code runs; waiting for it does not count as the code's time.
+            timeout: seconds that the code may run or sleep.
+            output_limit: characters of each text that are returned.
+
+        Raises:
+            Unavailable: an interpreter does not start, or the machine is too busy for it.
+        """
+        async with self._lock:
+            python, notice = self._python, ""
+            if python is not None and not python.running:  # its last call was cancelled
+                python, notice = None, f"(the interpreter was started anew: {_LOST})\n"
+            async with turns:
+                self._python = python = python or await pool.take()
+                try:
+                    done = await python.execute(code, timeout=timeout, output_limit=output_limit)
+                except SandboxDied as error:
+                    self._python = None
+                    message = f"the interpreter ended ({error}); the next call starts a new one: {_LOST}"
+                    return ExecutionResult(success=False, error_message=message)
+        return ExecutionResult(
+            success=done.error is None,
+            stdout=done.stdout,
+            stderr=notice + done.stderr,
+            error_message=done.error,
+            result=done.result,
+        )
+
+    async def close(self) -> None:
+        """End the interpreter, if there is one; later code starts a new one in an empty namespace."""
+        async with self._lock:
+            python, self._python = self._python, None
+            if python is not None:
+                await python.stop()
+
+
+_MAX_ANSWER = 10_000
+_WORKER_MEMORY = 2 << 30
+
+
+class MathCodeRequest(VerifyRequest):
+    """A mathematical problem with the response to it."""
+
+    expected_result: str = Field(validation_alias=AliasChoices("expected_result", "expected_answer"))
+    """The right answer: LaTeX or a plain number, with or without math delimiters."""
+
+
+class MathCodeVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    extracted_answer: str | None
+    r"""What the last ``\boxed{}`` holds; None if there is none."""
+    accuracy: bool
+    """Whether that is equal to the row's ``expected_result``."""
+    reason: str | None = None
+    """Why it could not be compared, and so is wrong; None if it was."""
+
+
+class MathWithCode(ResourcesServer):
+    """Mathematical problems with an interpreter: reward 1.0 for the right answer in a box, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(
+        scores=(Score("accuracy"),),
+        answer="extracted_answer",
+        key_metrics=(
+            "mean/reward",
+            "mean/input_tokens",
+            "mean/output_tokens",
+            "pass@1[avg-of-{k}]/*",
+            "pass@{k}/accuracy",
+            "majority@{k}/accuracy",
+        ),
+    )
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        sandbox: SandboxName = "bubblewrap"
+        """``bubblewrap`` confines the model's code; ``process`` trusts it, see README.md."""
+        max_execution_time: PositiveFloat = 10.0
+        """Seconds that one call may take (waiting for a turn or a processor not included)."""
+        num_processes: PositiveInt = 4
+        """Calls that run at the same time, each using up to one core; read at the start only."""
+        warm_sandboxes: PositiveInt = 2
+        """Interpreters that are kept ready for new episodes; read at the start only."""
+        memory_mb: PositiveInt = 1024
+        """Memory of one interpreter in MiB; read at the start only."""
+        packages: tuple[str, ...] = ("numpy", "sympy")
+        """Installed packages that code may import, with what they require; read at the start only."""
+        prelude: str = ""
+        """Trusted code that each interpreter runs first (``import numpy as np``); read at the start only."""
+        max_output_chars: PositiveInt = 20_000
+        """Characters of each of the tool's texts, the rest is cut off; read at the start only."""
+        library_verifier_timeout_seconds: PositiveFloat = 20.0
+        """Seconds of CPU time that math-verify may work on one answer; one that takes longer is wrong."""
+        num_workers: PositiveInt = 1
+        """Processes that run math-verify; read at the start only."""
+
+    config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether the sandbox works."""
+        yield from super().preflight(config)
+        yield from sandbox_problems(config.sandbox, config.packages)
+
+    Session = PythonSession
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._verifier = MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+
+    async def start(self) -> None:
+        """Start the first interpreters and the verifier; returns when they are ready.
+
+        Raises:
+            GraphError: the sandbox does not work on this machine.
+            Unavailable: an interpreter does not start.
+            VerifierFailed: math-verify does not start.
+        """
+        config = self.config
+        sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
+        limits = Limits(memory_bytes=config.memory_mb << 20)
+        self._pool = SandboxPool(sandbox, limits, size=config.warm_sandboxes, prelude=config.prelude)
+        self._turns = asyncio.Semaphore(config.num_processes)
+        self._output_limit = config.max_output_chars
+        await self._pool.start()
+        try:
+            await self._verifier.start()
+        except BaseException:
+            await self._pool.stop()
+            raise
+        await super().start()
+
+    async def stop(self) -> None:
+        """End the interpreters and the verifier."""
+        await super().stop()
+        await self._pool.stop()
+        await self._verifier.stop()
+
+    @tool
+    async def execute_python(self, code: str, session: PythonSession) -> ExecutionResult:
+        """Execute Python code to perform calculations. Variables, functions and imports are kept for later
+        calls; the value of a last expression is returned. NumPy and SymPy can be imported; there are no
+        network and no files but temporary ones.
+
+        Args:
+            code: The Python code to execute.
+        """
+        config = self.config
+        return await session.execute(
+            code,
+            self._pool,
+            self._turns,
+            timeout=config.max_execution_time,
+            output_limit=self._output_limit,
+        )
+
+    @tool
+    async def end_session(self, session: PythonSession) -> ExecutionResult:
+        """Forget all variables, functions and imports of execute_python."""
+        await session.close()
+        return ExecutionResult(success=True)
+
+    async def close(self, session: PythonSession) -> None:
+        """End the episode's interpreter."""
+        await session.close()
+
+    async def verify(self, request: MathCodeRequest) -> MathCodeVerdict:
+        """Compare the response's answer with the expected one.
+
+        Raises:
+            InvalidRequest: the expected answer cannot be compared, not even with itself.
+            VerifierFailed: a worker was killed from outside, or got no CPU time.
+        """
+        answer = boxed_answer(request.response)
+        if answer is None:
+            return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False)
+        answer = replace_surrogates(answer)
+        equal, reason = await self._compared(replace_surrogates(request.expected_result), answer)
+        return MathCodeVerdict(reward=float(equal), extracted_answer=answer, accuracy=equal, reason=reason)
+
+    async def _compared(self, expected: str, answer: str) -> tuple[bool, str | None]:
+        """Whether two answers are equal; if that cannot be told, they are not, with a reason."""
+        if same_text(expected, answer):
+            return True, None
+        if not expected.strip():
+            return False, None
+        if len(answer) > _MAX_ANSWER:
+            return False, f"it is longer than {_MAX_ANSWER} characters"
+        boxed = plain_numerals(f"\\boxed{{{answer}}}")
+        timeout = self.config.library_verifier_timeout_seconds
+        comparison = await self._verifier.verify(boxed_gold(expected), boxed, timeout=timeout)
+        return comparison.equal, comparison.reason
+
+
+def boxed_answer(response: Response) -> str | None:
+    """The answer of a response: that of the last message which has one, else of the last tool output."""
+    for message in reversed(response.messages):
+        if (answer := last_box(message_text(message))) is not None:
+            return answer
+    for output in reversed(response.tool_outputs.values()):
+        if (answer := last_box(_printed(output))) is not None:
+            return answer
+    return None
+
+
+def _printed(output: str) -> str:
+    """Standard output of an execution; the whole text if it is no answer of `execute_python`."""
+    try:
+        result = json.loads(output)
+    except (ValueError, RecursionError):
+        return output
+    stdout = result.get("stdout") if isinstance(result, dict) else None
+    return stdout if isinstance(stdout, str) else ""

@@ -1,5 +1,323 @@
-"""Any MCP server's tools as an environment (see README.md)."""
+r"""`McpEnvironment`: the tools of any MCP server, with a verifier.
 
-from gym_serve.environments.mcp.server import McpEnvironment
+The tools are listed when a replica starts, and become operations like the methods of other environments. Each
+session has its own connection, and so its own server process, because most servers keep state; both end with
+the session. Tool errors are tool outputs for the model. Only a server that cannot be started or reached is a
+failure.
+"""
 
-__all__ = ["McpEnvironment"]
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import orjson
+from mcp.client.stdio import StdioServerParameters
+from mcp.types import (
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+    Tool,
+)
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validator
+from typing_extensions import Self
+
+from gym_serve.environments.mcp.connection import McpConnection, McpSession, by_http, by_process
+from gym_serve.grading import last_box, replace_surrogates, same_text
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.base import missing_path
+from gym_serve.servers.context import current
+from gym_serve.servers.sessions import SessionCall
+from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed
+from gym_serve.types.requests import JSON
+
+__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "OfferedTool", "body_of", "offered", "text_of"]
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    """A tool; the same to its user as a `gym_serve.servers.ToolSpec`.
+
+    Attributes:
+        name: its name, with the MCP server and for the model.
+        description: what the server says of it.
+        parameters: JSON schema of its arguments.
+    """
+
+    name: str
+    description: str
+    parameters: JSON
+
+    def openai(self) -> JSON:
+        """The tool for a row's ``responses_create_params.tools`` (OpenAI's function tool)."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": False,
+        }
+
+    def mcp(self) -> JSON:
+        """The tool as an entry of MCP's ``tools/list``."""
+        return {"name": self.name, "description": self.description, "inputSchema": self.parameters}
+
+
+def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, OfferedTool]:
+    """The tools of a server that the model gets, by name.
+
+    Args:
+        tools: all that the server has.
+        wanted: names of those to offer; None for all.
+
+    Raises:
+        GraphError: one of them is not there, or its name cannot be that of a route.
+    """
+    found = {tool.name: tool for tool in tools}
+    chosen = list(found) if wanted is None else list(dict.fromkeys(wanted))
+    problems = [
+        f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(found)) or 'none'}"
+        for name in chosen
+        if name not in found
+    ]
+    problems += [
+        f"tools: {name!r} cannot be offered, as it is a route or not a plain name; list the others in tools"
+        for name in chosen
+        if name in found and not is_tool_name(name)
+    ]
+    if problems:
+        raise GraphError(problems)
+    return {
+        name: OfferedTool(name, found[name].description or "", {**found[name].input_schema})
+        for name in chosen
+    }
+
+
+class AnswerRequest(VerifyRequest):
+    """A task with the response to it."""
+
+    expected_answer: str = Field(min_length=1)
+    """The right answer."""
+
+
+class AnswerVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    extracted_answer: str | None
+    r"""What the last ``\boxed{}`` of the last message holds; None if there is none."""
+
+
+class McpEnvironment(ResourcesServer):
+    r"""The tools of an MCP server: reward 1.0 for the row's ``expected_answer`` in a box, else 0.0.
+
+    A subclass with a `verify` of its own has its own reward rule; there, `call` asks the server.
+    """
+
+    reverify_mode: ClassVar[Literal["stateless", "unsupported", "unknown"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(
+        scores=(Score("accuracy", "reward"),), answer="extracted_answer"
+    )
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment; all but the times are read at the start only."""
+
+        command: list[str] | None = Field(None, min_length=1)
+        """Program of an MCP server that speaks over stdio, with its arguments. ``python`` is the interpreter
+        that the replica runs on."""
+        env: dict[str, SecretStr] = Field(default_factory=dict)
+        """Environment variables of the program, beside ``PATH``, ``HOME`` and the like: it sees no others."""
+        cwd: Path | None = None
+        """Folder that the program runs in."""
+        url: str | None = Field(None, pattern=r"^https?://")
+        """Address of an MCP server that speaks streamable HTTP, instead of a command."""
+        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        """Headers of every request to it, e.g. ``authorization``."""
+        connection: Literal["session", "replica"] = "session"
+        """Whether every session has a connection, and a process, of its own, or all of a replica share one:
+        for servers that keep no state."""
+        tools: list[str] | None = None
+        """The tools that the model gets; all by default."""
+        start_timeout: PositiveFloat = 30.0
+        """Seconds until the server has answered."""
+        call_timeout: PositiveFloat = 60.0
+        """Seconds for one call of a tool; then the model is told so."""
+        max_output_chars: PositiveInt = 100_000
+        """Characters of a tool's answer; the rest is cut off."""
+
+        @model_validator(mode="after")
+        def _one_server(self) -> Self:
+            if (self.command is None) == (self.url is None):
+                raise ValueError("either command or url is meant")
+            return self
+
+    config: Config
+
+    Session = McpSession
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: the program of a server that speaks over stdio, and its folder."""
+        yield from super().preflight(config)
+        if config.cwd is not None:
+            yield from missing_path("cwd", config.cwd)
+        if config.command is not None and config.command[0] != "python":
+            program = config.command[0] if config.cwd is None else os.path.join(config.cwd, config.command[0])
+            if not any(map(shutil.which, (program, config.command[0]))) and "PATH" not in config.env:
+                yield f"command: there is no program {config.command[0]} where its replicas run"
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.offered: dict[str, OfferedTool] = {}
+        self._shared = McpSession()
+
+    async def discover(self) -> dict[str, OfferedTool]:
+        """The tools that the model gets, by name, as the server tells them now.
+
+        Raises:
+            Unavailable: the server cannot be had.
+            GraphError: it lacks some of ``tools``.
+        """
+        session = self._of(McpSession())
+        try:
+            connection = await session.connected(self._connection, self.config.start_timeout)
+            return offered(await connection.tools(), self.config.tools)
+        finally:
+            if session is not self._shared:
+                await session.close()
+
+    async def start(self) -> None:
+        """Find the tools.
+
+        Raises:
+            Unavailable, GraphError: see `discover`.
+        """
+        try:
+            self.offered = await self.discover()
+        except BaseException:
+            await self._shared.close()
+            raise
+        await super().start()
+
+    async def stop(self) -> None:
+        """End all connections and processes."""
+        await super().stop()
+        await self._shared.close()
+
+    async def seed(self, row: JSON, session: McpSession) -> JSON:
+        """Connect the session.
+
+        Returns:
+            ``tools``: the tools as a row has them, for agents whose row brings none.
+        """
+        await self._of(session).connected(self._connection, self.config.start_timeout)
+        return {"tools": [tool.openai() for tool in self.offered.values()]}
+
+    async def close(self, session: McpSession) -> None:
+        """End the session's connection and process."""
+        await session.close()
+
+    async def call(self, session: McpSession, name: str, arguments: JSON) -> str:
+        """Call any tool of the server, one that is not offered to the model too: for `seed` and `verify`.
+
+        Returns:
+            the text of its answer.
+
+        Raises:
+            ToolFailed: the tool, or the call, failed.
+            Unavailable: the server cannot be had.
+        """
+        config = self.config
+        connection = await self._of(session).connected(self._connection, config.start_timeout)
+        timeout = current().timeout(config.call_timeout) or config.call_timeout
+        result = await connection.call(name, arguments, timeout)
+        text = text_of(result, config.max_output_chars)
+        if result.is_error:
+            raise ToolFailed(text or f"{name} failed")
+        return text
+
+    async def verify(self, request: AnswerRequest) -> AnswerVerdict:
+        """Compare what is in the last box of the last message with the expected answer."""
+        answer = last_box(request.response.last_text)
+        right = answer is not None and same_text(request.expected_answer, answer)
+        shown = None if answer is None else replace_surrogates(answer)
+        return AnswerVerdict(reward=float(right), extracted_answer=shown)
+
+    def operations(self) -> dict[str, Operation]:
+        operations = super().operations()
+        for name, tool in self.offered.items():
+            summary = tool.description or f"Tool {name}"
+            operations[f"tools/{name}"] = Operation(self._handler(name), summary, tool.parameters)
+        return operations
+
+    def _handler(self, name: str) -> Callable[[Any], Any]:
+        async def handler(body: Any) -> Reply:
+            if not isinstance(body, dict):
+                raise InvalidRequest("invalid arguments: a JSON object is meant")
+
+            async def use(call: SessionCall[Any]) -> Reply:
+                return Reply(200, body_of(await self.call(call.session.state, name, body)))
+
+            session_id = current().session
+            if session_id is None:
+                return await self._open_and_call(type(self).Session(), use)
+            return await self.in_session(session_id, use)
+
+        return handler
+
+    def _of(self, session: McpSession) -> McpSession:
+        """The session that holds the connection."""
+        return session if self.config.connection == "session" else self._shared
+
+    def _connection(self) -> McpConnection:
+        config = self.config
+        if config.url is not None:
+            headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+            return McpConnection(by_http(config.url, headers), f"the MCP server of {self.name}")
+        assert config.command is not None  # checked with the config
+        program, *arguments = config.command
+        server = StdioServerParameters(
+            command=sys.executable if program == "python" else program,
+            args=arguments,
+            env={name: value.get_secret_value() for name, value in config.env.items()},
+            cwd=config.cwd,
+        )
+        return McpConnection(by_process(server), f"the MCP server of {self.name}")
+
+
+def text_of(result: CallToolResult, max_chars: int) -> str:
+    """The text of a result, its blocks one below the other; the end of a longer one is cut off."""
+    text = "\n".join(map(_block, result.content))
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}... [{len(text) - max_chars} more characters]"
+
+
+def body_of(text: str) -> bytes:
+    """``text`` as the JSON body of a reply: as it is, if it is JSON already, else as a string."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return encode(text)
+    return text.encode()
+
+
+def _block(block: Any) -> str:
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, ImageContent | AudioContent):
+        return f"[{block.type}, {block.mime_type}]"
+    if isinstance(block, EmbeddedResource):
+        inner = block.resource
+        return inner.text if isinstance(inner, TextResourceContents) else f"[resource {inner.uri}]"
+    return f"[resource {getattr(block, 'uri', 'of an unknown kind')}]"

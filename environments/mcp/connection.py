@@ -1,7 +1,7 @@
-"""`McpConnection`: one connection to an MCP server, and the server's process if there is one.
+"""`McpConnection`: a connection to an MCP server and its process; `McpSession`: that of one episode.
 
-The client has to be closed by the task that opened it, so a task of the connection's own does both; calls
-come from any task. A connection that was lost stays so: whoever holds it opens another.
+The MCP client must be closed by the task that opened it, so a task of the connection does both; calls may
+come from any task. A lost connection stays lost: the session opens another one for the next call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Tool
 from gym_serve.types.errors import ToolFailed, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["McpConnection", "OpenClient", "by_http", "by_process"]
+__all__ = ["McpConnection", "McpSession", "OpenClient", "by_http", "by_process"]
 
 OpenClient = Callable[[], AbstractAsyncContextManager[Client]]
 """Connects to a server, and ends that when its block ends."""
@@ -166,3 +166,40 @@ def _first(error: BaseException) -> BaseException:
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     return error
+
+
+class McpSession:
+    """A connection that is opened when needed; a subclass may hold more state."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._connection: McpConnection | None = None
+
+    async def connected(self, connect: Callable[[], McpConnection], timeout: float) -> McpConnection:
+        """The open connection.
+
+        Args:
+            connect: makes a new one.
+            timeout: seconds until the server has answered.
+
+        Raises:
+            Unavailable: the server cannot be had.
+        """
+        async with self._lock:
+            if self._connection is not None and self._connection.lost:
+                await self._close()
+            if self._connection is None:
+                connection = connect()
+                await connection.start(timeout)
+                self._connection = connection
+            return self._connection
+
+    async def close(self) -> None:
+        """End the connection, if there is one."""
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.stop()

@@ -1,5 +1,93 @@
-"""Multiple-choice questions with several ways to find the answer in the text (see README.md)."""
+"""`Mcqa`: multiple-choice questions, graded by the letter that the model's text answers.
 
-from gym_serve.environments.mcqa.server import Mcqa
+A row is scored from its own fields and the response alone. A response without a readable answer scores 0. A
+row whose fields have the wrong types is `InvalidRequest`.
+"""
 
-__all__ = ["Mcqa"]
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gym_serve.environments.mcqa.grading import GradingMode, choices_of, match_letter, match_output_regex
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+
+__all__ = ["Mcqa", "McqaRequest", "McqaVerdict", "TemplateMetadata"]
+
+
+class TemplateMetadata(BaseModel):
+    """How the row's prompt asks for the answer; further keys are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    output_regex: str | list[str] | None = None
+    """Patterns that find the answer; they go before any grading mode."""
+
+    @property
+    def patterns(self) -> list[str]:
+        """``output_regex`` as a list."""
+        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex or []
+
+
+class McqaRequest(VerifyRequest):
+    """A row of multiple-choice data with the response to it."""
+
+    options: list[dict[str, str | None]] | None = None
+    """Objects of letter and option text; a text of None takes the option out."""
+    expected_answer: str | None = None
+    """The letter of the right option."""
+    grading_mode: GradingMode = "strict_single_letter_boxed"
+    """How the answer is found in the text, unless the server's config says it."""
+    template_metadata: TemplateMetadata | None = None
+    """Settings that come with the prompt's template."""
+
+
+class McqaVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    extracted_answer: str | None
+    """Letter of the option that the text answers; None if it answers none, or more than one."""
+    expected_answer: str
+    """The row's letter in upper case; empty if it has none, and then nothing is right."""
+
+
+class Mcqa(ResourcesServer):
+    """Multiple-choice questions: reward 1.0 for the letter of the right option, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    restorable: ClassVar[bool] = True  # there is no state
+    metrics: ClassVar[MetricSpec] = MetricSpec(
+        scores=(Score("accuracy"),),
+        answer="extracted_answer",
+        key_metrics=(
+            "mean/reward",
+            "pass@1[avg-of-{k}]/*",
+            "pass@{k}/no_answer",
+            "majority@{k}/accuracy",
+            "pass@1/accuracy",
+        ),
+    )
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        grading_mode: GradingMode | None = None
+        """Grading mode of all rows, whatever they say themselves."""
+
+    config: Config
+
+    # Not a coroutine: it then runs in a thread, and a long text or pattern holds up nobody else.
+    def verify(self, request: McqaRequest) -> McqaVerdict:
+        """Compare the option that the response answers with the right one."""
+        template = request.template_metadata or TemplateMetadata()
+        mode = self.config.grading_mode or request.grading_mode
+        choices = choices_of(request.options or [])
+        text = request.response.output_text
+        answer = match_output_regex(text, choices, template.patterns)
+        if answer is None:
+            answer = match_letter(text, choices, mode)
+        expected = (request.expected_answer or "").strip().upper()
+        reward = 1.0 if answer is not None and answer == expected else 0.0
+        return McqaVerdict(reward=reward, extracted_answer=answer, expected_answer=expected)

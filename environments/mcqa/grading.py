@@ -1,19 +1,41 @@
-r"""Which option a text answers: the grading modes of multiple-choice questions.
+r"""Finds the chosen letter in a text: by a grading mode, or by a row's ``template_metadata.output_regex``.
 
-Pure functions of text and options. A text that names no option, or more than one, answers nothing
-(None). The text is a model's, thus hostile: every function takes any string, raises nothing, and
-takes time linear in its length.
+Everything but a row's own pattern takes time linear in the text.
+
+The pattern comes from the author of the data and may be invalid or careless; the text comes from a model,
+which may push a careless pattern into exponential backtracking. So the pattern's size is limited before it is
+compiled, only the end of the text is searched (the last match counts anyway), and the search runs in the
+`regex` package, which has a time limit and lets other threads run; `re` has neither. A pattern that is
+refused or runs out of time finds nothing and is logged. The grading mode then decides, so a model gains
+nothing by provoking it.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from string import ascii_uppercase
 from typing import Literal
 
-__all__ = ["Choices", "GradingMode", "choices_of", "latin_letters", "letter_of_option", "match_letter"]
+import regex
+
+from gym_serve.grading import last_box
+
+__all__ = [
+    "SEARCH_SECONDS",
+    "Choices",
+    "GradingMode",
+    "choices_of",
+    "latin_letters",
+    "letter_of_option",
+    "match_letter",
+    "match_output_regex",
+]
 
 GradingMode = Literal[
     "strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"
@@ -22,9 +44,7 @@ GradingMode = Literal[
 Choices = Sequence[tuple[str, str]]
 """The options that can be chosen: pairs of upper-case letter and option text."""
 
-_BOX = r"\boxed{"
 _WRAPPER = r"\text{"
-_BRACE = re.compile(r"[{}]")
 _LONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")  # E, (E), [E], $E$
 _LABEL = re.compile(r"([A-Z])\s*[:).\-]")  # "E: ...", "E) ...", "E. ...", "E - ..."
 
@@ -96,20 +116,6 @@ def _fold(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _box(text: str) -> str | None:
-    # An unclosed last box is no answer: the earlier ones were not meant to be final.
-    start = text.rfind(_BOX)
-    if start < 0:
-        return None
-    start += len(_BOX)
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start : brace.start()].strip()
-    return None
-
-
 def _unwrap(text: str) -> str:
     # By indices: a slice per wrapper would take quadratic time on a deep nest of them.
     start, end = 0, len(text)
@@ -123,7 +129,7 @@ def _unwrap(text: str) -> str:
 
 
 def _boxed_letter(text: str, letters: set[str]) -> str | None:
-    box = _box(text)
+    box = last_box(text)
     if box is None:
         return None
     content = _unwrap(box)
@@ -132,7 +138,7 @@ def _boxed_letter(text: str, letters: set[str]) -> str | None:
 
 
 def _boxed_option(text: str, choices: Choices) -> str | None:
-    content = _fold(_box(text) or "")
+    content = _fold(last_box(text) or "")
     found = {letter for letter, option in choices if option.strip() and _fold(option) in content}
     return found.pop() if len(found) == 1 else None
 
@@ -180,3 +186,67 @@ def _lists_letters(answer: str, letters: set[str]) -> bool:
         and _LIST_SEPARATOR.fullmatch(answer, left.end(), right.start()) is not None
         for left, right in pairwise(found)
     )
+
+
+SEARCH_SECONDS = 1.0
+"""Time for all patterns of a row together, on one text."""
+
+_TEXT_TAIL = 100_000
+_PATTERN_LENGTH = 1_000
+_PATTERN_COPIES = 50_000
+_REPEAT = re.compile(r"\)\+|\{(\d{1,9})")
+
+logger = logging.getLogger(__name__)
+
+
+def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> str | None:
+    """The letter that the first successful pattern finds.
+
+    A pattern ignores letter case. Of its last match, the first group that is not empty (or all of
+    it, without groups) is taken: as the answer if it is a letter, also one outside ``choices``, else
+    as an option's text. When `SEARCH_SECONDS` are over, no further pattern is tried.
+
+    Args:
+        text: the assistant's text.
+        choices: the options.
+        patterns: tried in this order, in the syntax of the `regex` package (that of `re`, and more).
+
+    Returns:
+        an upper-case letter, or None.
+    """
+    tail = text.strip()[-_TEXT_TAIL:]
+    deadline = time.monotonic() + SEARCH_SECONDS
+    for source in patterns:
+        pattern = _compile(source)
+        if pattern is None:
+            continue
+        try:
+            found = pattern.findall(tail, timeout=max(deadline - time.monotonic(), 0.001), concurrent=True)
+        except TimeoutError:
+            logger.warning("output_regex %.200r was stopped, %s s are over", source, SEARCH_SECONDS)
+            return None
+        if found and (letter := _letter_of(found[-1], choices)):
+            return letter
+    return None
+
+
+def _letter_of(found: str | tuple[str, ...], choices: Choices) -> str | None:
+    groups = (found,) if isinstance(found, str) else found
+    answer = latin_letters(next(filter(None, groups), "")).strip().upper()
+    if len(answer) == 1 and answer.isalpha():
+        return answer
+    return letter_of_option(answer, choices)
+
+
+@lru_cache(maxsize=1024)
+def _compile(source: str) -> regex.Pattern[str] | None:
+    # `regex` writes a repeated group out: the product of the counts is the size of the program.
+    copies = math.prod(int(count or 1) + 1 for count in _REPEAT.findall(source))
+    if len(source) > _PATTERN_LENGTH or copies > _PATTERN_COPIES:
+        logger.warning("output_regex %.200r is too large", source)
+        return None
+    try:
+        return regex.compile(source, regex.IGNORECASE)
+    except (regex.error, RecursionError) as error:
+        logger.warning("output_regex %.200r is invalid: %s", source, error)
+        return None

@@ -1,5 +1,135 @@
-"""Values of synonyms, looked up one by one and handed in as a list (see README.md)."""
+"""`MultiStepSynonyms`: look up a value for each synonym, then submit all values in order.
 
-from gym_serve.environments.multi_step_synonyms.server import MultiStepSynonyms
+The last call that submits is the answer, right or wrong. Malformed arguments score 0; they are never an
+error.
+"""
 
-__all__ = ["MultiStepSynonyms"]
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+
+from gym_serve.grading import arguments_of, same_value
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
+
+__all__ = [
+    "Extraction",
+    "MultiStepSynonyms",
+    "SynonymValue",
+    "SynonymsRequest",
+    "SynonymsVerdict",
+    "value_of",
+]
+
+_ANSWER_TOOL = "extract_synonym_values"
+_INTEGER: TypeAdapter[int] = TypeAdapter(int)
+
+
+def value_of(synonym: str) -> int:
+    """The made-up value of a word: the sum of its code points."""
+    return sum(map(ord, synonym))
+
+
+class SynonymValue(BaseModel):
+    """What `MultiStepSynonyms.get_synonym_value` answers."""
+
+    synonym_value: int
+
+
+class Extraction(BaseModel):
+    """What `MultiStepSynonyms.extract_synonym_values` answers."""
+
+    success: bool
+
+
+class SynonymsRequest(VerifyRequest):
+    """A row with the response to it."""
+
+    expected_synonyms: list[str]
+    """The synonyms of the term that the prompt asks about, in the order of the prompt."""
+    expected_synonym_values: Annotated[list[int], Field(min_length=1)]
+    """Their values: the right answer."""
+    minefield_label: str
+    """The term itself, whose value is a likely mistake."""
+    minefield_label_value: int
+    """Its value."""
+
+
+class SynonymsVerdict(Verdict):
+    """The reward, and how far an answer is off."""
+
+    parsed_synonym_values: list[int]
+    """The values that were handed in, as far as they can be read as integers."""
+    accuracy: bool
+    """Whether they are right."""
+    set_overlap: float
+    """Share of the expected values among them, 0 to 1."""
+    original_term_minefield_hit: bool
+    """Whether the value of the term itself is among them."""
+    order_instruction_following_failure: bool
+    """Whether all expected values are there, and the answer is wrong all the same: in another order, or
+    with others between them."""
+
+
+class MultiStepSynonyms(ResourcesServer):
+    """Values of synonyms: reward 1.0 for the expected list, in its order, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
+
+    @tool
+    async def get_synonym_value(
+        self, synonym: Annotated[str, StringConstraints(max_length=1000)]
+    ) -> SynonymValue:
+        """Get the value of a synonym.
+
+        Args:
+            synonym: The synonym, as it is written.
+        """
+        return SynonymValue(synonym_value=value_of(synonym))
+
+    @tool
+    async def extract_synonym_values(self, synonym_values: list[int]) -> Extraction:
+        """Hand in the values of all synonyms that are asked for. Call it once, at the end.
+
+        Args:
+            synonym_values: The values, in the order in which the synonyms are listed.
+        """
+        return Extraction(success=True)
+
+    async def verify(self, request: SynonymsRequest) -> SynonymsVerdict:
+        """Compare the list that was handed in with the expected one."""
+        expected = request.expected_synonym_values
+        given = _handed_in(request.response)
+        right = same_value(given, expected)
+        numbers = {n for n in given if isinstance(n, int | float) and not isinstance(n, bool)}
+        overlap = len(numbers & set(expected)) / len(set(expected))
+        return SynonymsVerdict(
+            reward=float(right),
+            parsed_synonym_values=_integers(given),
+            accuracy=right,
+            set_overlap=overlap,
+            original_term_minefield_hit=request.minefield_label in given
+            or request.minefield_label_value in numbers,
+            order_instruction_following_failure=not right and overlap == 1.0,
+        )
+
+
+def _handed_in(response: Response) -> list[Any]:
+    for call in reversed(response.function_calls):
+        if call.get("name") == _ANSWER_TOOL:
+            values = (arguments_of(call) or {}).get("synonym_values")
+            return values if isinstance(values, list) else []
+    return []
+
+
+def _integers(values: list[Any]) -> list[int]:
+    """``values`` read as the tool reads its arguments: also ``"7"`` is 7. What is no integer is left out."""
+    integers: list[int] = []
+    for value in values:
+        with suppress(ValidationError):
+            integers.append(_INTEGER.validate_python(value))
+    return integers

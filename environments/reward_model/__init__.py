@@ -1,5 +1,188 @@
-"""Conversations scored by a reward model (see README.md)."""
+"""`RewardModel`: conversations scored by a model with a reward head, or a classifier.
 
-from gym_serve.environments.reward_model.server import RewardModel
+The score is a function of the conversation alone, so a stored response can be scored again. If the model
+cannot be reached or gives no score, verification fails and is tried again; it never scores 0.
 
-__all__ = ["RewardModel"]
+Requests and answers are those of vLLM's ``/pooling`` and ``/classify``.
+Source: https://docs.vllm.ai/en/latest/models/pooling_models/ (0.11 to 0.33).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, PositiveInt, model_validator
+from typing_extensions import Self
+
+from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
+from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
+from gym_serve.types.errors import VerifierFailed
+from gym_serve.types.protocols import responses_to_chat
+from gym_serve.types.requests import JSON, Response, input_items
+
+__all__ = [
+    "Conversation",
+    "Head",
+    "RewardModel",
+    "RewardVerdict",
+    "Score",
+    "conversation_of",
+    "read_score",
+    "scoring_request",
+]
+
+Head = Literal["scalar", "classes"]
+"""What the model has at its end: one number, or the probabilities of classes."""
+
+Conversation = Literal["answer", "episode"]
+"""What the model is shown after the prompt: the last message, or everything with calls and their outputs."""
+
+
+class Score(NamedTuple):
+    """What a model says of a conversation.
+
+    Attributes:
+        value: the number that counts: the raw score, or the probability of the class that is meant.
+        label: the most probable class; None for a scalar head.
+    """
+
+    value: float
+    label: str | None
+
+
+def conversation_of(params: JSON, output: list[JSON], conversation: Conversation) -> list[JSON]:
+    """The chat messages to score. Reasoning is left out: reward models have not learned from it.
+
+    Args:
+        params: Responses body of the row.
+        output: items of the response.
+        conversation: how much of them is shown.
+
+    Raises:
+        BadRequest: they hold something that a chat cannot.
+    """
+    items = input_items(params.get("input") or [])
+    body = {
+        "input": items if conversation == "answer" else [*items, *output],
+        "instructions": params.get("instructions"),
+    }
+    chat: list[JSON] = responses_to_chat(body, reasoning="drop")["messages"]
+    if conversation == "answer":
+        chat.append({"role": "assistant", "content": Response(output=output).last_text})
+    return chat
+
+
+def scoring_request(messages: list[JSON], head: Head, *, sigmoid: bool) -> JSON:
+    """The body for ``/pooling`` (scalar) or ``/classify`` (classes)."""
+    body: JSON = {"messages": messages, "add_generation_prompt": False}
+    return {**body, "task": "classify", "use_activation": sigmoid} if head == "scalar" else body
+
+
+def read_score(answer: JSON, head: Head, class_index: int) -> Score:
+    """The score in an answer.
+
+    Args:
+        answer: of the route that `scoring_request` is for.
+        head: what the model has.
+        class_index: the class that is meant, from 0.
+
+    Raises:
+        VerifierFailed: there is none: another head, another class count, or no finite number.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    entry = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+    values = entry.get("data" if head == "scalar" else "probs")
+    if not isinstance(values, list):
+        raise VerifierFailed(f"the reward model gave no scores: {str(answer)[:200]}")
+    if head == "scalar" and len(values) != 1:
+        raise VerifierFailed(f"the reward model has {len(values)} outputs, where a scalar head has one")
+    if head == "classes" and class_index >= len(values):
+        raise VerifierFailed(f"the reward model has {len(values)} classes, so none of index {class_index}")
+    value = values[0 if head == "scalar" else class_index]
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise VerifierFailed(f"the reward model's score is no finite number: {str(value)[:50]}")
+    label = entry.get("label") if head == "classes" else None
+    return Score(float(value), label if isinstance(label, str) else None)
+
+
+class RewardVerdict(Verdict):
+    """The reward and what it was made from."""
+
+    reward_model_score: float
+    """What the model said, before ``scale``, ``offset`` and ``clip``."""
+    reward_model_label: str | None
+    """The most probable class; None for a scalar head."""
+
+
+class RewardModel(ResourcesServer):
+    """Any conversation: the reward is a reward model's score of it."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    restorable: ClassVar[bool] = True  # there is no state
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        reward_model: ModelClient
+        """The model: a ``pooling_model``, or a ``vllm_engine`` with ``runner: pooling``."""
+        head: Head = "scalar"
+        """What it has at its end: one number (``/pooling``), or classes (``/classify``)."""
+        sigmoid: bool = False
+        """Squeeze a scalar into 0 to 1, in the model server."""
+        class_index: int = Field(1, ge=0)
+        """The class whose probability is the score; of two, 1 is usually the good one."""
+        conversation: Conversation = "answer"
+        """Show it the last message after the prompt (``answer``), or all calls and outputs (``episode``)."""
+        scale: float = 1.0
+        """Factor of the score."""
+        offset: float = 0.0
+        """Added to that."""
+        clip: tuple[float, float] | None = None
+        """The least and the greatest reward."""
+        max_concurrency: PositiveInt = 256
+        """Calls of the model at once, in each replica; read at the start only."""
+        cache: CacheSettings | None = None
+        """Keep the model's answers on disk, and ask the same only once; read at the start only."""
+
+        @model_validator(mode="after")
+        def _clip_is_a_range(self) -> Self:
+            if self.clip is not None and not self.clip[0] < self.clip[1]:
+                raise ValueError("clip: the least reward is not below the greatest")
+            return self
+
+    config: Config
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._cache = open_cache(self.config.cache)
+        self._calls = JudgeCalls(self.config.max_concurrency, self._cache)
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._cache is not None:
+            self._cache.close()
+
+    async def verify(self, request: VerifyRequest) -> RewardVerdict:
+        """Score the conversation.
+
+        Raises:
+            VerifierFailed: the model could not be reached, or gave no score.
+            BadRequest: the conversation has something that a chat cannot hold.
+        """
+        config = self.config
+        messages = conversation_of(
+            request.responses_create_params, request.response.output, config.conversation
+        )
+        answer = await self._calls.ask(
+            config.reward_model,
+            scoring_request(messages, config.head, sigmoid=config.sigmoid),
+            lambda answer: read_score(answer, config.head, config.class_index),
+            protocol="pooling" if config.head == "scalar" else "classify",
+        )
+        assert answer.verdict is not None  # `read_score` gives one, or raises
+        score: Score = answer.verdict
+        reward = config.offset + config.scale * score.value
+        if config.clip is not None:
+            reward = min(max(reward, config.clip[0]), config.clip[1])
+        return RewardVerdict(reward=reward, reward_model_score=score.value, reward_model_label=score.label)

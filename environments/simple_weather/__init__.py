@@ -1,5 +1,149 @@
-"""A first environment to read: one tool, one session, one verifier (see README.md)."""
+"""`SimpleWeather`: one tool, a session that records its calls, and a verifier that uses both.
 
-from gym_serve.environments.simple_weather.server import SimpleWeather
+Only the session proves that a tool was called: a response that claims a call, in its text or in a forged tool
+output, earns nothing.
 
-__all__ = ["SimpleWeather"]
+The weather is made up, yet the same in every process and on every day: it is derived from a hash of the
+city's name. A model cannot know it without asking, and the verifier needs no table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
+
+__all__ = [
+    "City",
+    "SimpleWeather",
+    "Weather",
+    "WeatherMetadata",
+    "WeatherReport",
+    "WeatherRequest",
+    "WeatherVerdict",
+    "city_key",
+    "mentions",
+    "weather_in",
+]
+
+City = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
+
+
+class WeatherReport(BaseModel):
+    """What the tool answers."""
+
+    city: str
+    """The city as it was asked for."""
+    weather_description: str
+    """A sentence with the condition and the temperature."""
+
+
+class WeatherMetadata(BaseModel):
+    """``verifier_metadata`` of a row; further keys are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    cities: Annotated[list[City], Field(min_length=1)] | None = None
+    """The cities that the prompt asks about; None if the row does not say."""
+
+
+class WeatherRequest(VerifyRequest):
+    """A weather row with the response to it."""
+
+    verifier_metadata: WeatherMetadata | None = None
+    """What a right answer has to tell."""
+
+
+class WeatherVerdict(Verdict):
+    """The reward, and the row's cities that it failed on."""
+
+    not_asked: list[str]
+    """Cities for which the tool was not called."""
+    not_reported: list[str]
+    """Cities whose condition or temperature the final answer lacks."""
+
+
+class SimpleWeather(ResourcesServer):
+    """Questions about the weather: reward 1.0 for asking the tool and telling what it said."""
+
+    reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
+    restorable: ClassVar[bool] = True
+
+    class Session(BaseModel):
+        """What happened in the episode so far."""
+
+        asked: list[str] = []
+        """Keys of the cities that `get_weather` was called for, each once."""
+
+    @tool
+    async def get_weather(self, city: City, session: Session) -> WeatherReport:
+        """Get the current weather of a city.
+
+        Args:
+            city: Name of the city, e.g. "Paris".
+        """
+        if (key := city_key(city)) not in session.asked:
+            session.asked.append(key)
+        condition, temperature = weather_in(city)
+        description = f"The weather in {city} is {condition}, {temperature} degrees Celsius."
+        return WeatherReport(city=city, weather_description=description)
+
+    async def verify(self, request: WeatherRequest, session: Session) -> WeatherVerdict:
+        """Check the calls and the final answer: for all of the row's cities, or for any city at all."""
+        answer = _final_answer(request.response)
+        cities = request.verifier_metadata.cities if request.verifier_metadata else None
+        if cities is None:
+            done = bool(session.asked and answer.strip())
+            return WeatherVerdict(reward=float(done), not_asked=[], not_reported=[])
+        not_asked = [city for city in cities if city_key(city) not in session.asked]
+        not_reported = [city for city in cities if not mentions(answer, weather_in(city))]
+        reward = 0.0 if not_asked or not_reported else 1.0
+        return WeatherVerdict(reward=reward, not_asked=not_asked, not_reported=not_reported)
+
+
+def _final_answer(response: Response) -> str:
+    # A message before the last call announces an answer; it is none.
+    if response.messages and response.output[-1] is response.messages[-1]:
+        return response.last_text
+    return ""
+
+
+_CONDITIONS = (("snowy", 0), ("foggy", 4), ("rainy", 8), ("windy", 12), ("cloudy", 16), ("sunny", 22))
+_TEMPERATURES = 10
+
+
+class Weather(NamedTuple):
+    """The weather of one city."""
+
+    condition: str
+    """One English word."""
+    temperature: int
+    """Degrees Celsius, never below 0."""
+
+
+def city_key(city: str) -> str:
+    """What identifies a city: its name without case, extra white space, and what follows a comma.
+
+    "Paris", " paris" and "Paris, France" are one city.
+    """
+    return " ".join(city.partition(",")[0].casefold().split())
+
+
+def weather_in(city: str) -> Weather:
+    """The weather of a city; any name has one."""
+    digest = hashlib.sha256(city_key(city).encode("utf-8", "replace")).digest()
+    condition, lowest = _CONDITIONS[digest[0] % len(_CONDITIONS)]
+    return Weather(condition, lowest + digest[1] % _TEMPERATURES)
+
+
+def mentions(text: str, weather: Weather) -> bool:
+    """Whether ``text`` holds the condition as a word and the temperature as a number of its own."""
+    number = rf"(?<![\d−-])(?<!\d[.,]){weather.temperature}(?![.,]?\d)"
+    return (
+        re.search(rf"\b{weather.condition}\b", text, re.IGNORECASE) is not None
+        and re.search(number, text) is not None
+    )

@@ -1,5 +1,68 @@
-"""Short answers, compared as strings with some tolerance (see README.md)."""
+"""`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings.
 
-from gym_serve.environments.string_match.server import StringMatch
+A row is scored from its own fields and the response alone. A missing answer scores 0. A row whose fields have
+the wrong types is `InvalidRequest`.
+"""
 
-__all__ = ["StringMatch"]
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from gym_serve.environments.string_match.grading import ExtractionMode, extract, similarity
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
+
+__all__ = ["StringMatch", "StringMatchRequest", "StringMatchVerdict"]
+
+
+class StringMatchRequest(VerifyRequest):
+    """A row with the response to it."""
+
+    expected_answer: str
+    """The right answer; nothing matches an empty one."""
+    extraction_mode: ExtractionMode = "final_answer"
+    """Where the answer stands in the text."""
+    case_sensitive: bool = False
+    """Compare letter by letter, without any tolerance."""
+
+
+class StringMatchVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    extracted_answer: str | None
+    """The answer that was compared; None if the text gives none."""
+    expected_answer: str
+    """The row's."""
+
+
+class StringMatch(ResourcesServer):
+    """Short answers: reward 1.0 for the expected string, 0.98 for a number next to it, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), answer="extracted_answer")
+
+    # Not a coroutine: it then runs in a thread, and a long text holds up nobody else.
+    def verify(self, request: StringMatchRequest) -> StringMatchVerdict:
+        """Compare the answer in the response with the expected one."""
+        expected = request.expected_answer
+        answer = extract(_text(request.response), request.extraction_mode)
+        if answer is None or not expected:
+            reward = 0.0
+        elif request.case_sensitive:
+            reward = float(answer.strip() == expected.strip())
+        else:
+            reward = similarity(expected, answer)
+        return StringMatchVerdict(reward=reward, extracted_answer=answer, expected_answer=expected)
+
+
+def _text(response: Response) -> str:
+    """The text parts of all assistant messages, one below the other: each has lines of its own."""
+    texts: list[str] = []
+    for message in response.messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+        elif isinstance(content, list):
+            parts = (part.get("text") for part in content if isinstance(part, dict))
+            texts += [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts)

@@ -1,7 +1,8 @@
-r"""Whether two short answers are the same: exactly, after normalization, or nearly as numbers.
+r"""Finds the answer in a text, and compares it: exactly, after normalization, or nearly as numbers.
 
-Each rule turns both answers into a form in which different spellings of one answer coincide. Only the
-expected answer is trusted; the other one is a model's, so every rule takes linear time.
+Each rule of the comparison turns both answers into a form in which different spellings of one answer are
+equal. Only the expected answer is trusted. The text comes from a model, so every function takes any string,
+and time linear in its length.
 """
 
 from __future__ import annotations
@@ -9,11 +10,64 @@ from __future__ import annotations
 import re
 import unicodedata
 from decimal import Decimal, InvalidOperation
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from gym_serve.environments.string_match.extraction import without_commands
+from gym_serve.grading import last_closed_box
 
-__all__ = ["NEAR", "similarity"]
+__all__ = ["NEAR", "ExtractionMode", "extract", "similarity", "without_commands"]
+
+ExtractionMode = Literal["boxed", "final_answer", "last_line", "full_response"]
+
+_LABELLED = re.compile(r"answer\s*[:：]\s*(.+)", re.IGNORECASE)
+
+
+def extract(text: str, mode: ExtractionMode) -> str | None:
+    r"""The answer that ``text`` gives, or None.
+
+    Args:
+        text: the assistant's text.
+        mode: ``boxed``: content of the last ``\boxed{}`` that is closed; ``final_answer``: what follows
+            the last ``Answer:`` on its line, else the box; ``last_line``: the last line that is not
+            blank; ``full_response``: all of it.
+    """
+    text = text.strip()
+    if mode == "boxed":
+        return last_closed_box(text)
+    if mode == "final_answer":
+        labelled = _labelled(text)
+        return last_closed_box(text) if labelled is None else labelled
+    if mode == "last_line":
+        return text.splitlines()[-1].strip() if text else None
+    return text or None
+
+
+def without_commands(text: str, token: re.Pattern[str]) -> str:
+    r"""``text`` without some LaTeX commands and their braces; what is inside them stays.
+
+    Args:
+        text: any text; an unclosed command loses its name and opening brace.
+        token: matches the commands with their opening brace (``\\text\{``), and single braces.
+    """
+    pieces: list[str] = []
+    commands: list[bool] = []  # of every open brace: whether a command opened it
+    end = 0
+    for match in token.finditer(text):
+        brace = match[0]
+        if brace == "}":
+            drop = bool(commands) and commands.pop()
+        else:
+            drop = brace != "{"
+            commands.append(drop)
+        if drop:
+            pieces.append(text[end : match.start()])
+            end = match.end()
+    return "".join(pieces) + text[end:]
+
+
+def _labelled(text: str) -> str | None:
+    answers = _LABELLED.findall(text)
+    return answers[-1].strip().rstrip(". ") if answers else None
+
 
 NEAR = 0.98
 """Score of a number that is nearly the expected one, and the least closeness that earns it."""
@@ -29,59 +83,16 @@ _DASHES = str.maketrans("−‐‒–", "----")  # the minus sign, and what stan
 _SYMBOLS = str.maketrans({"°": "^\\circ", "√": "\\sqrt", "π": "\\pi"})
 _UNIT = re.compile(r"(\^?\{?\\circ\}?|(?<![a-z])(?:cm|mm|km|kg|m))$")
 
-_STATES = {
-    "alabama": "al",
-    "alaska": "ak",
-    "arizona": "az",
-    "arkansas": "ar",
-    "california": "ca",
-    "colorado": "co",
-    "connecticut": "ct",
-    "delaware": "de",
-    "district of columbia": "dc",
-    "florida": "fl",
-    "georgia": "ga",
-    "hawaii": "hi",
-    "idaho": "id",
-    "illinois": "il",
-    "indiana": "in",
-    "iowa": "ia",
-    "kansas": "ks",
-    "kentucky": "ky",
-    "louisiana": "la",
-    "maine": "me",
-    "maryland": "md",
-    "massachusetts": "ma",
-    "michigan": "mi",
-    "minnesota": "mn",
-    "mississippi": "ms",
-    "missouri": "mo",
-    "montana": "mt",
-    "nebraska": "ne",
-    "nevada": "nv",
-    "new hampshire": "nh",
-    "new jersey": "nj",
-    "new mexico": "nm",
-    "new york": "ny",
-    "north carolina": "nc",
-    "north dakota": "nd",
-    "ohio": "oh",
-    "oklahoma": "ok",
-    "oregon": "or",
-    "pennsylvania": "pa",
-    "rhode island": "ri",
-    "south carolina": "sc",
-    "south dakota": "sd",
-    "tennessee": "tn",
-    "texas": "tx",
-    "utah": "ut",
-    "vermont": "vt",
-    "virginia": "va",
-    "washington": "wa",
-    "west virginia": "wv",
-    "wisconsin": "wi",
-    "wyoming": "wy",
-}
+_STATE_CODES = """
+alabama al, alaska ak, arizona az, arkansas ar, california ca, colorado co, connecticut ct, delaware de,
+district of columbia dc, florida fl, georgia ga, hawaii hi, idaho id, illinois il, indiana in, iowa ia,
+kansas ks, kentucky ky, louisiana la, maine me, maryland md, massachusetts ma, michigan mi, minnesota mn,
+mississippi ms, missouri mo, montana mt, nebraska ne, nevada nv, new hampshire nh, new jersey nj,
+new mexico nm, new york ny, north carolina nc, north dakota nd, ohio oh, oklahoma ok, oregon or,
+pennsylvania pa, rhode island ri, south carolina sc, south dakota sd, tennessee tn, texas tx, utah ut,
+vermont vt, virginia va, washington wa, west virginia wv, wisconsin wi, wyoming wy
+"""
+_STATES = dict(re.findall(r"([a-z][a-z ]*) ([a-z]{2})\b", _STATE_CODES.replace("\n", " ")))
 _STATE = re.compile(rf"\b(?:{'|'.join(sorted(_STATES, key=len, reverse=True))})\b")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_serve.environments.function_calls import pair_up
+from gym_serve.grading import pair_up
 from gym_serve.sandbox import Limits, Sandbox, SandboxDied, SandboxedPython, SandboxPool
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON

@@ -1,5 +1,283 @@
-"""The next action of a conversation, compared with the expected one (see README.md)."""
+"""`ToolArgumentComparison`: the next action of a conversation, compared with the expected one.
 
-from gym_serve.environments.tool_argument_comparison.server import ToolArgumentComparison
+An action is a message or tool calls. Nothing is executed: the action itself is the answer.
 
-__all__ = ["ToolArgumentComparison"]
+Arguments are compared by the type of the expected value: strings by the words that they share, floats within
+a tolerance, everything else exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from gym_serve.grading import decode_arguments, pair_up
+from gym_serve.metrics import MetricSpec, Score
+from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
+
+__all__ = [
+    "Action",
+    "ActionRequest",
+    "ActionVerdict",
+    "Category",
+    "ComparisonSettings",
+    "ExpectedAction",
+    "Outcome",
+    "ToolArgumentComparison",
+    "compare_calls",
+]
+
+
+class Category(str, Enum):
+    """Why an action got its reward. The texts are those that NeMo Gym's rollouts have."""
+
+    NOTHING = "No tool call or chat message was found in the response"
+    NO_CALL = "No tool call was found when one was expected"
+    MESSAGE = "A chat message was found as expected"
+    NO_MESSAGE = "A tool call was executed when a chat message was expected"
+    OTHER_TOOL = "The tool in a tool call is not the expected tool"
+    NO_JSON = "An error occurred when decoding the arguments string in a tool call as a JSON object"
+    OTHER_TYPE = "The type of an argument value in a tool call is different than the expected type"
+    OTHER_KEYS = (
+        "The keys in an object in an argument value in a tool call are different than the keys in the "
+        "expected object"
+    )
+    OTHER_LENGTH = "A list in an argument value in a tool call has a different length than the expected list"
+    OTHER_VALUE = "An argument value in a tool call is different than the expected value"
+    CALL = "A tool call that matches the expected tool call was found"
+    OTHER_COUNT = "The number of tool calls in a batch is different than expected"
+    CALLS = "A tool-call batch that matches the expected tool calls was found"
+
+
+class ComparisonSettings(BaseModel):
+    """What counts as the expected calls, and how much of them earns what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    word_count_similarity_threshold: float = Field(default=0.1, ge=0.0, le=0.5)
+    """Share of equal words, of the words of both strings together, from which two strings of several words
+    match: 0.5 where all words are equal, in any order."""
+    floating_point_comparison_threshold: float = Field(default=1e-6, gt=0.0)
+    """Absolute difference below which two floats match."""
+    parallel_tool_call_rewarding: bool = False
+    """Whether the number of calls counts. The three settings below matter only then."""
+    allow_subset: bool = False
+    """Score a response with fewer calls than expected, instead of giving it 0."""
+    allow_superset: bool = False
+    """Score a response with more calls than expected, instead of giving it 0."""
+    parallel_tool_call_reward_mode: Literal["binary_strict", "fractional", "f1"] = "binary_strict"
+    """``binary_strict``: 1 if every required call was made. ``fractional``: the share of the required calls
+    that was made. ``f1``: twice the matched calls, of the expected and the made ones together."""
+
+
+class Action(NamedTuple):
+    """A tool call.
+
+    Attributes:
+        name: the tool.
+        arguments: its arguments as JSON text, or anything else that a model gave.
+    """
+
+    name: Any
+    arguments: Any
+
+
+class Outcome(NamedTuple):
+    """What a comparison gave."""
+
+    reward: float
+    category: Category
+
+
+def compare_calls(
+    expected: Sequence[Action], made: Sequence[Action], settings: ComparisonSettings
+) -> Outcome:
+    """Compare calls in any order.
+
+    Args:
+        expected: at least one call; the arguments are JSON.
+        made: at least one call.
+        settings: how.
+
+    Raises:
+        ValueError: the arguments of an expected call cannot be read.
+    """
+    if settings.parallel_tool_call_rewarding:
+        missing, surplus = len(made) < len(expected), len(made) > len(expected)
+        if (missing and not settings.allow_subset) or (surplus and not settings.allow_superset):
+            return Outcome(0.0, Category.OTHER_COUNT)
+    wanted = [(name, decode_arguments(arguments)) for name, arguments in expected]
+    given = [(name, _decoded(arguments)) for name, arguments in made]
+    problems = [[_problem(one, other, settings) for other in given] for one in wanted]
+    matched = pair_up([[i for i, problem in enumerate(row) if problem is None] for row in problems])
+    reward = _reward(len(matched), len(expected), len(made), settings)
+    if reward == 1.0:
+        return Outcome(reward, Category.CALL if len(expected) == 1 else Category.CALLS)
+    unmatched = [number for number in range(len(expected)) if number not in matched]
+    if not unmatched or len(matched) == len(made):
+        return Outcome(reward, Category.OTHER_COUNT)
+    # The first problem beyond another name is that of the call that came nearest.
+    reasons = (problem for problem in problems[unmatched[0]] if problem not in (None, Category.OTHER_TOOL))
+    return Outcome(reward, next(reasons, None) or Category.OTHER_TOOL)
+
+
+_UNREADABLE = object()
+
+
+def _decoded(arguments: Any) -> Any:
+    try:
+        return decode_arguments(arguments)
+    except ValueError:
+        return _UNREADABLE
+
+
+def _reward(matched: int, expected: int, made: int, settings: ComparisonSettings) -> float:
+    if not settings.parallel_tool_call_rewarding:
+        return float(matched == expected)
+    if settings.parallel_tool_call_reward_mode == "f1":
+        return 2 * matched / (expected + made)
+    required = min(expected, made) if settings.allow_subset else expected
+    if settings.parallel_tool_call_reward_mode == "fractional":
+        return matched / required
+    return float(matched == required)
+
+
+def _problem(
+    expected: tuple[Any, Any], made: tuple[Any, Any], settings: ComparisonSettings
+) -> Category | None:
+    """How a call differs from the expected one; None if it does not."""
+    if made[0] != expected[0]:
+        return Category.OTHER_TOOL
+    if made[1] is _UNREADABLE:
+        return Category.NO_JSON
+    return _difference(expected[1], made[1], settings)
+
+
+def _difference(expected: Any, made: Any, settings: ComparisonSettings) -> Category | None:
+    """The first way in which a value differs from the expected one."""
+    if type(made) is not type(expected):
+        return Category.OTHER_TYPE
+    pairs: Sequence[tuple[Any, Any]] = ()
+    if isinstance(expected, dict):
+        if made.keys() != expected.keys():
+            return Category.OTHER_KEYS
+        pairs = [(value, made[key]) for key, value in expected.items()]
+    elif isinstance(expected, list):
+        if len(made) != len(expected):
+            return Category.OTHER_LENGTH
+        pairs = list(zip(expected, made, strict=True))
+    elif not _matches(expected, made, settings):
+        return Category.OTHER_VALUE
+    differences = (_difference(one, other, settings) for one, other in pairs)
+    return next((difference for difference in differences if difference is not None), None)
+
+
+def _matches(expected: Any, made: Any, settings: ComparisonSettings) -> bool:
+    if isinstance(expected, float):
+        return bool(abs(made - expected) < settings.floating_point_comparison_threshold)
+    if not isinstance(expected, str):
+        return bool(made == expected)
+    words, others = Counter(expected.lower().split()), Counter(made.lower().split())
+    totals = words.total(), others.total()
+    if min(totals) < 2:
+        return bool(made == expected)
+    return (words & others).total() / sum(totals) >= settings.word_count_similarity_threshold
+
+
+def _readable(arguments: str) -> str:
+    decode_arguments(arguments)
+    return arguments
+
+
+class ExpectedMessage(BaseModel):
+    """A message to the user; any will do."""
+
+    type: Literal["message"]
+    content: str
+    """What the expert said."""
+
+
+class ExpectedCall(BaseModel):
+    """A tool call."""
+
+    type: Literal["function_call"]
+    name: str
+    """The tool."""
+    arguments: Annotated[str, AfterValidator(_readable)]
+    """Its arguments as JSON text."""
+
+
+class ExpectedCalls(BaseModel):
+    """Several tool calls in one turn, in any order."""
+
+    type: Literal["function_call_batch"]
+    calls: list[ExpectedCall] = Field(min_length=1)
+    """The calls."""
+
+
+ExpectedAction = Annotated[ExpectedMessage | ExpectedCall | ExpectedCalls, Field(discriminator="type")]
+
+
+class ActionRequest(VerifyRequest):
+    """A row with the response to it."""
+
+    expected_action: ExpectedAction
+    """What the expert did next."""
+
+
+class ActionVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    category: Category
+    """How the action compares with the expected one."""
+
+
+class ToolArgumentComparison(ResourcesServer):
+    """The next action of a conversation: reward 1.0 for the expected message or tool calls, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
+    metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        tool_call_comparator_config: ComparisonSettings = ComparisonSettings()
+        """How calls are compared."""
+
+    config: Config
+
+    def verify(self, request: ActionRequest) -> ActionVerdict:
+        """Compare the action in the response with the expected one."""
+        outcome = self._outcome(request.expected_action, request.response)
+        return ActionVerdict(reward=outcome.reward, category=outcome.category)
+
+    def _outcome(self, expected: ExpectedAction, response: Response) -> Outcome:
+        calls = [Action(call.get("name"), call.get("arguments")) for call in response.function_calls]
+        if not calls and not _says_something(response):
+            return Outcome(0.0, Category.NOTHING)
+        if isinstance(expected, ExpectedMessage):
+            return Outcome(0.0, Category.NO_MESSAGE) if calls else Outcome(1.0, Category.MESSAGE)
+        if not calls:
+            return Outcome(0.0, Category.NO_CALL)
+        wanted = [expected] if isinstance(expected, ExpectedCall) else expected.calls
+        return compare_calls(
+            [Action(call.name, call.arguments) for call in wanted],
+            calls,
+            self.config.tool_call_comparator_config,
+        )
+
+
+def _says_something(response: Response) -> bool:
+    """Whether there is a message with a text; a refusal has none."""
+    for message in response.messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            return True
+        parts = content if isinstance(content, list) else []
+        if any(isinstance(part, dict) and part.get("type") == "output_text" for part in parts):
+            return True
+    return False

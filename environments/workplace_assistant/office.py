@@ -1,7 +1,8 @@
 """The office: tables of e-mail, calendar, projects, customers and visits, one copy per session.
 
-Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id.
-So the same calls lead to the same office, which is what the verifier compares.
+Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id. So the
+same calls lead to the same office, which is what the verifier compares. The types of tool arguments are here
+too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,32 @@ from collections.abc import Mapping
 from datetime import date, datetime
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
 
 from gym_serve.types.errors import ToolFailed
 
-__all__ = ["ME", "NOW", "TABLES", "Office", "Record", "Table", "differing_tables", "records_of"]
+__all__ = [
+    "MAX_RESULTS",
+    "ME",
+    "NOW",
+    "TABLES",
+    "Address",
+    "Id",
+    "Line",
+    "Minutes",
+    "Moment",
+    "Office",
+    "Query",
+    "Record",
+    "Table",
+    "Text",
+    "differing_tables",
+    "read",
+    "records_of",
+    "shown",
+]
 
 Record = dict[str, str]
 Table = dict[str, Record]
@@ -135,3 +158,39 @@ def _morning() -> Mapping[str, Table]:
         record = json.loads(line)
         tables[record.pop("table")][record["id"]] = record
     return tables
+
+
+MAX_RESULTS = 20
+"""Records that a search answers at most."""
+
+_MOMENT = "%Y-%m-%d %H:%M"
+
+Id = Annotated[str, StringConstraints(max_length=20)]
+Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=5000)]
+Query = Annotated[str, StringConstraints(max_length=200)]
+Address = Annotated[
+    str,
+    StringConstraints(
+        strip_whitespace=True, to_lower=True, max_length=100, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$"
+    ),
+]
+Minutes = Annotated[int, Field(ge=5, le=480)]
+Moment = Annotated[datetime, AfterValidator(lambda moment: moment.replace(tzinfo=None))]
+
+
+def shown(moment: datetime) -> str:
+    """A moment as the tables write it: ``2026-03-12 09:00``."""
+    return moment.strftime(_MOMENT)
+
+
+def read(type_: Any, field: str, value: str) -> Any:
+    """``value`` as the type of the field that it is meant for.
+
+    Raises:
+        ToolFailed: it does not fit.
+    """
+    try:
+        return TypeAdapter(type_).validate_python(value)
+    except ValidationError as error:
+        raise ToolFailed(f"{value[:100]!r} is no {field}: {error.errors()[0]['msg']}") from None

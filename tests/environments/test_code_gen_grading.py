@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.environments.code_gen.extraction import extract_code
-from gym_serve.environments.code_gen.grading import same_output, same_value
-from gym_serve.environments.code_gen.prelude import PRELUDE
-from gym_serve.environments.code_gen.unit_tests import UnitTests, decode
+from gym_serve.environments.code_gen.grading import extract_code, same_output, same_value
+from gym_serve.environments.code_gen.running import PRELUDE, UnitTests, decode
 
 
 @pytest.mark.parametrize(

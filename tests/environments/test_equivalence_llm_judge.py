@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 
-from gym_serve.environments.equivalence_llm_judge import EquivalenceLlmJudge
-from gym_serve.environments.equivalence_llm_judge.extraction import answer_text, last_match, question_text
+from gym_serve.environments.equivalence_llm_judge import (
+    EquivalenceLlmJudge,
+    answer_text,
+    last_match,
+    question_text,
+)
 from gym_serve.servers import Response
 from gym_serve.testing import ScriptedReplies
 from gym_serve.types.errors import GymError, OperatorError, Overloaded, Unauthorized, VerifierFailed

@@ -27,8 +27,8 @@ from support.environments import examples, said
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
 
-from gym_serve.environments.equivalence_llm_judge import extraction
-from gym_serve.environments.mcqa import output_regex
+from gym_serve.environments import equivalence_llm_judge
+from gym_serve.environments.mcqa import grading
 from gym_serve.graph.classes import references_of
 from gym_serve.servers import Call, ResourcesServer, ServerRunner, VerifyRequest
 from gym_serve.servers.transport import encode
@@ -275,8 +275,8 @@ async def problem_of(host: ServerRunner, row: JSON, output: list[Any]) -> str | 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that backtrack are stopped sooner than otherwise, as there are many of them here."""
-    monkeypatch.setattr(output_regex, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(extraction, "_SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(grading, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(equivalence_llm_judge, "_SEARCH_SECONDS", 0.1)
 
 
 async def complaints(host: ServerRunner, work: list[tuple[str, JSON, list[Any]]]) -> dict[str, str]:

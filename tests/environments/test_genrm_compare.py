@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 
 from gym_serve.environments.genrm_compare import GenrmCompare
-from gym_serve.environments.genrm_compare.adjustments import relative_weights, style_density
-from gym_serve.environments.genrm_compare.aggregation import pairs_of
-from gym_serve.environments.genrm_compare.scores import Scores, parse_scores
+from gym_serve.environments.genrm_compare.scoring import (
+    Scores,
+    pairs_of,
+    parse_scores,
+    relative_weights,
+    style_density,
+)
 from gym_serve.testing import ScriptedReplies
 from gym_serve.types.errors import GymError, InvalidRequest, Overloaded, VerifierFailed
 

@@ -16,12 +16,9 @@ from pydantic import SecretStr, ValidationError
 from support.environments import Bench, examples, fixture_problems, said
 from support.websites import Names, rerouted, website
 
-from gym_serve.environments.google_search import GoogleSearch, retrying
-from gym_serve.environments.google_search.cassette import EXAMPLE, Cassette
-from gym_serve.environments.google_search.custom_search import CustomSearch
-from gym_serve.environments.google_search.extraction import PageText
-from gym_serve.environments.google_search.pages import WebPages
-from gym_serve.environments.google_search.web import LiveWeb
+from gym_serve.environments.google_search import GoogleSearch, pages
+from gym_serve.environments.google_search.pages import PageText, WebPages
+from gym_serve.environments.google_search.web import EXAMPLE, Cassette, CustomSearch, LiveWeb
 from gym_serve.types.errors import GraphError
 
 KEY, ENGINE = "AIza-nobody-may-read-this", "engine-nobody-may-read-this"
@@ -31,7 +28,7 @@ ROWS = examples(GoogleSearch)
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "_PAUSE", 0.0)
+    monkeypatch.setattr(pages, "_PAUSE", 0.0)
 
 
 async def test_fixtures() -> None:
@@ -61,7 +58,7 @@ def test_there_are_example_rows() -> None:
 
 @given(st.text(max_size=200), st.text(max_size=5))
 def test_any_text_is_scored(text: str, expected: str) -> None:
-    from gym_serve.environments.google_search.answer import boxed_option, same_option
+    from gym_serve.environments.google_search import boxed_option, same_option
     from gym_serve.servers import Response
 
     option = boxed_option(Response(output=said(text)))
@@ -124,8 +121,8 @@ async def live(google: Google, **settings: Any) -> AsyncIterator[Bench]:
             SecretStr(KEY), SecretStr(ENGINE), 20, 2, endpoint=f"http://127.0.0.1:{port}/customsearch/v1"
         )
         names = Names({"rivers.example": [["93.184.216.34"]]})
-        pages = WebPages(10_000, 20, 0, resolver=names, open_socket=rerouted(port, []))
-        web_of_test = LiveWeb(engine, pages, PageText(100, 60, 1))
+        web_pages = WebPages(10_000, 20, 0, resolver=names, open_socket=rerouted(port, []))
+        web_of_test = LiveWeb(engine, web_pages, PageText(100, 60, 1))
         server = GoogleSearch(web=web_of_test, google_api_key=KEY, google_cx=ENGINE, **settings)
         bench = Bench(server)
         await bench.host.start()

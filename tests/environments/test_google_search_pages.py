@@ -17,10 +17,16 @@ from hypothesis import strategies as st
 from support.websites import Names, rerouted, website
 from yarl import URL
 
-from gym_serve.environments.google_search import retrying
-from gym_serve.environments.google_search.addresses import is_public
-from gym_serve.environments.google_search.extraction import PageText, decoded, shortened
-from gym_serve.environments.google_search.pages import Page, WebPages, checked_url
+from gym_serve.environments.google_search import pages
+from gym_serve.environments.google_search.pages import (
+    Page,
+    PageText,
+    WebPages,
+    checked_url,
+    decoded,
+    is_public,
+    shortened,
+)
 from gym_serve.types.errors import GymError, Overloaded, ToolFailed, Unavailable
 
 PUBLIC, PUBLIC_6 = "93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"
@@ -134,7 +140,7 @@ def test_a_url_loses_its_fragment() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "_PAUSE", 0.0)
+    monkeypatch.setattr(pages, "_PAUSE", 0.0)
 
 
 class Internet:

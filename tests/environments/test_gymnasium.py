@@ -14,8 +14,7 @@ pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
 import gymnasium
 
 from gym_serve.environments.gymnasium import Gymnasium, GymnasiumServer, Step
-from gym_serve.environments.gymnasium.server import _action_in
-from gym_serve.environments.gymnasium.texts import language_of
+from gym_serve.environments.gymnasium.games import _action_in, language_of
 from gym_serve.servers import VerifyRequest
 from gym_serve.types.errors import Conflict, GraphError, InvalidRequest, SessionNotFound, ToolFailed
 

@@ -14,8 +14,8 @@ from support.environments import Bench, examples, fixture_problems, said
 
 pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
 
-from gym_serve.environments.instruction_following import InstructionFollowing, registry
-from gym_serve.environments.instruction_following.registry import follows, instruction_ids
+from gym_serve.environments.instruction_following import InstructionFollowing, worker
+from gym_serve.environments.instruction_following.worker import follows, instruction_ids
 from gym_serve.types.errors import InvalidRequest
 
 LANGUAGE = ("language:response_language", {"language": "en"})
@@ -201,7 +201,7 @@ def test_many_threads_may_be_the_first_to_ask_for_a_language(monkeypatch: pytest
 
     text = "the compiler reads the source of a program and translates it into the language of a machine"
     monkeypatch.setattr(detector_factory, "_factory", None)
-    registry._load.cache_clear()
+    worker._load.cache_clear()
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda _: follows("change_case:english_lowercase", {}, text), range(64)))
     assert all(found)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.environments.math_with_judge.answers import boxed_gold, plain_numerals
-from gym_serve.environments.math_with_judge.worker import compare
+from gym_serve.grading import boxed_gold, plain_numerals
+from gym_serve.grading.math_worker import compare
 
 
 @pytest.mark.parametrize(

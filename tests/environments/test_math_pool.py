@@ -1,4 +1,4 @@
-"""`VerifierPool`: math-verify in workers; who is at fault when a comparison does not end."""
+"""`MathVerifyPool`: math-verify in workers; who is at fault when a comparison does not end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gym_serve.environments.math_with_judge import pool as pool_module
-from gym_serve.environments.math_with_judge.pool import VerifierPool
+from gym_serve.grading import MathVerifyPool
+from gym_serve.grading import math_pool as pool_module
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # starting a worker for each test takes long
@@ -20,20 +20,20 @@ ENDLESS = "9^{9^9}"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[VerifierPool]:
-    pool = VerifierPool(1, memory_bytes=MEMORY)
+async def pool() -> AsyncIterator[MathVerifyPool]:
+    pool = MathVerifyPool(1, memory_bytes=MEMORY)
     await pool.start()
     yield pool
     await pool.stop()
 
 
-async def test_compares(pool: VerifierPool) -> None:
+async def test_compares(pool: MathVerifyPool) -> None:
     comparison = await pool.verify("\\boxed{\\frac34}", "It is \\boxed{0.75}.", timeout=LONG)
     assert comparison == (True, "0.750000000000000", "0.75", None)
     assert await pool.verify("\\boxed{\\frac12}", "Who knows?", timeout=LONG) == (False, None, None, None)
 
 
-async def test_an_answer_without_end_is_wrong(pool: VerifierPool) -> None:
+async def test_an_answer_without_end_is_wrong(pool: MathVerifyPool) -> None:
     for _ in range(2):
         comparison = await pool.verify("\\boxed{42}", f"\\boxed{{{ENDLESS}}}", timeout=0.5)
         assert comparison == (False, None, None, "it takes more than 0.5 s of CPU time")
@@ -41,13 +41,15 @@ async def test_an_answer_without_end_is_wrong(pool: VerifierPool) -> None:
     assert (await pool.verify("\\boxed{5}", "\\boxed{5}", timeout=LONG)).equal
 
 
-async def test_a_right_answer_without_end_is_the_rows_fault(pool: VerifierPool) -> None:
+async def test_a_right_answer_without_end_is_the_rows_fault(pool: MathVerifyPool) -> None:
     deep = "\\boxed{" + "\\frac{1}{" * 3000 + "2" + "}" * 3001
     with pytest.raises(InvalidRequest, match="expected answer cannot be compared with itself: it takes more"):
         await pool.verify(deep, "\\boxed{5}", timeout=0.5)
 
 
-async def test_memory_is_remembered_of_few_rows(pool: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_remembered_of_few_rows(
+    pool: MathVerifyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool_module, "_KEPT", 1)
     for gold in ("6", "7"):
         await pool.verify(f"\\boxed{{{gold}}}", f"\\boxed{{{ENDLESS}}}", timeout=0.3)
@@ -55,7 +57,7 @@ async def test_memory_is_remembered_of_few_rows(pool: VerifierPool, monkeypatch:
 
 
 async def test_an_answer_that_takes_much_memory_is_wrong() -> None:
-    pool = VerifierPool(1, memory_bytes=200 << 20)
+    pool = MathVerifyPool(1, memory_bytes=200 << 20)
     await pool.start()
     try:
         assert not (await pool.verify("\\boxed{5}", "\\boxed{2^{10^{10}}+1}", timeout=LONG)).equal
@@ -69,4 +71,4 @@ async def test_math_verify_is_not_installed(tmp_path: Path, monkeypatch: pytest.
     path.write_text("import math_verify_of_another_name")
     monkeypatch.setattr(pool_module, "_WORK", path)
     with pytest.raises(VerifierFailed, match=r"pip install 'gym-serve\[math\]'"):
-        await VerifierPool(2, memory_bytes=MEMORY).start()
+        await MathVerifyPool(2, memory_bytes=MEMORY).start()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
 
-from gym_serve.environments.math_with_code import MathWithCode
-from gym_serve.environments.math_with_code.boxed import last_box, same_text
+from gym_serve.environments.math_with_code import MathWithCode, last_box, same_text
 from gym_serve.sandbox import SandboxedPython, process
 from gym_serve.servers import Call
 from gym_serve.types.errors import GraphError, InvalidRequest, Unavailable, VerifierFailed
@@ -166,7 +165,7 @@ async def test_bombs(bench: Bench, code: str, error: str) -> None:
         "import os\nwhile True: os.fork()",
         "import urllib.request; urllib.request.urlopen('http://example.com')",
         "open('/etc/passwd').read()",
-        "from gym_serve.environments.math_with_judge import worker",
+        "from gym_serve.grading import math_worker",
         "import subprocess; subprocess.run(['ls', '/'])",
         "import os; os.environ['OPENAI_API_KEY']",
     ],
@@ -256,7 +255,7 @@ async def test_without_a_verifier_nothing_is_left(monkeypatch: pytest.MonkeyPatc
         raise VerifierFailed("no math-verify")
 
     before = children()
-    monkeypatch.setattr("gym_serve.environments.math_with_judge.pool.VerifierPool.start", start)
+    monkeypatch.setattr("gym_serve.grading.MathVerifyPool.start", start)
     with pytest.raises(VerifierFailed, match="no math-verify"):
         await MathWithCode(**SETTINGS).start()
     while not children() <= before:  # noqa: ASYNC110 - of other processes, which set no event

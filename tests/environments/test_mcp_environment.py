@@ -17,9 +17,8 @@ from support.environments import Bench, examples, fixture_problems, said
 
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.environments.mcp import McpEnvironment
-from gym_serve.environments.mcp.content import body_of
-from gym_serve.environments.mcp.session import McpSession
+from gym_serve.environments.mcp import McpEnvironment, body_of
+from gym_serve.environments.mcp.connection import McpSession
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import EnvironmentClient, ModelClient, ServerRunner, Verdict, VerifyRequest
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed, Unavailable

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.environments.mcqa import output_regex
-from gym_serve.environments.mcqa.grading import choices_of
-from gym_serve.environments.mcqa.output_regex import match_output_regex
+from gym_serve.environments.mcqa import grading
+from gym_serve.environments.mcqa.grading import choices_of, match_output_regex
 
 PLANETS = choices_of([{"A": "Mars"}, {"B": "Venus"}])
 EXPONENTIAL = "(a|aa)+$"
@@ -43,7 +42,7 @@ def test_patterns_are_tried_in_order() -> None:
 
 @pytest.mark.parametrize("pattern", ["([", "a{2,1}", "(?P<x>", "(" * 900])
 def test_an_invalid_pattern_is_logged_and_passed_over(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
-    output_regex._compile.cache_clear()
+    grading._compile.cache_clear()
     assert match_output_regex("pick b", PLANETS, [pattern, "pick (.)"]) == "B"
     assert "is invalid" in caplog.text
 
@@ -52,7 +51,7 @@ def test_an_invalid_pattern_is_logged_and_passed_over(pattern: str, caplog: pyte
 def test_a_pattern_that_would_fill_the_memory_is_refused(
     pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output_regex._compile.cache_clear()
+    grading._compile.cache_clear()
     assert match_output_regex("pick b", PLANETS, [pattern, "pick (.)"]) == "B"
     assert "is too large" in caplog.text
 
@@ -66,7 +65,7 @@ def test_an_exponential_search_is_stopped_and_logged(caplog: pytest.LogCaptureFi
 def test_all_patterns_share_one_time_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(output_regex, "SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr(grading, "SEARCH_SECONDS", 0.05)
     with caplog.at_level(logging.CRITICAL):
         assert match_output_regex(ENDLESS, PLANETS, [EXPONENTIAL] * 2000) is None
 

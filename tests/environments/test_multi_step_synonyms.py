@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems
 
-from gym_serve.environments.multi_step_synonyms import MultiStepSynonyms
-from gym_serve.environments.multi_step_synonyms.server import value_of
+from gym_serve.environments.multi_step_synonyms import MultiStepSynonyms, value_of
 from gym_serve.types.errors import InvalidRequest
 
 ROW = {

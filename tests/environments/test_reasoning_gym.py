@@ -13,8 +13,7 @@ from support.environments import Bench, examples, fixture_problems, said
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning_gym")
 
-from gym_serve.environments.reasoning_gym import ReasoningGym
-from gym_serve.environments.reasoning_gym.extraction import answer_in
+from gym_serve.environments.reasoning_gym import ReasoningGym, answer_in
 from gym_serve.environments.reasoning_gym.rows import families, rows
 from gym_serve.types.errors import InvalidRequest
 

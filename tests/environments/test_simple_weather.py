@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_serve.environments.simple_weather as package
-from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.environments.simple_weather.weather import city_key, mentions, weather_in
+from gym_serve.environments.simple_weather import SimpleWeather, city_key, mentions, weather_in
 from gym_serve.servers import Call, Reply, ServerRunner
 from gym_serve.types.errors import GymError, InvalidRequest
 

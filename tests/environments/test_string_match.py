@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 
 from gym_serve.environments.string_match import StringMatch
-from gym_serve.environments.string_match.extraction import ExtractionMode, extract
-from gym_serve.environments.string_match.grading import NEAR, similarity
+from gym_serve.environments.string_match.grading import NEAR, ExtractionMode, extract, similarity
 
 MODES: tuple[ExtractionMode, ...] = ("boxed", "final_answer", "last_line", "full_response")
 

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems, said
 
 from gym_serve.environments.structured_outputs import StructuredOutputs
-from gym_serve.environments.structured_outputs.coercion import coerce_csv, coerce_xml
-from gym_serve.environments.structured_outputs.parsing import Format, Unparsable, parse_text
 from gym_serve.environments.structured_outputs.schemas import StrictSchema
+from gym_serve.environments.structured_outputs.worker import (
+    Format,
+    Unparsable,
+    coerce_csv,
+    coerce_xml,
+    parse_text,
+)
 from gym_serve.types.errors import InvalidRequest
 
 FORMATS: tuple[Format, ...] = ("json", "yaml", "xml", "toml", "csv")

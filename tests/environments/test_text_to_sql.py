@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, BOTH
 
-from gym_serve.environments.text_to_sql import TextToSql
+from gym_serve.environments.text_to_sql import TextToSql, extract_sql
 from gym_serve.environments.text_to_sql.execution import SqlRunner, difference
-from gym_serve.environments.text_to_sql.extraction import extract_sql
 from gym_serve.environments.text_to_sql.sqlite_runner import run_sql
 from gym_serve.sandbox import ProgramRun, SandboxDied, SandboxedPython
 from gym_serve.testing import ScriptedReplies

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.environments import Bench, called, examples, fixture_problems, said
 
-from gym_serve.environments.function_calls import pair_up
-from gym_serve.environments.tool_argument_comparison import ToolArgumentComparison
-from gym_serve.environments.tool_argument_comparison.comparison import Category
+from gym_serve.environments.tool_argument_comparison import Category, ToolArgumentComparison
+from gym_serve.grading import pair_up
 from gym_serve.types.errors import InvalidRequest
 
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems, folder_of
+from support.office_data import office_records, rows
 
 from gym_serve.environments.workplace_assistant import WorkplaceAssistant
-from gym_serve.environments.workplace_assistant.generator.__main__ import rows
-from gym_serve.environments.workplace_assistant.generator.tables import office_records
 from gym_serve.environments.workplace_assistant.office import Office, differing_tables
 from gym_serve.types.errors import InvalidRequest, Rejected, ToolFailed
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems
 
-from gym_serve.environments.function_calls import MAX_DEPTH, arguments_of, same_value
 from gym_serve.environments.xlam_fc import XlamFc
+from gym_serve.grading import MAX_DEPTH, arguments_of, same_value
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=10)

@@ -21,7 +21,7 @@ from support.ordinary_user import as_ordinary_user, why_not
 from support.sandboxes import children, needs_bubblewrap, sandbox_of
 
 import gym_serve
-from gym_serve.environments.code_gen.prelude import PRELUDE
+from gym_serve.environments.code_gen.running import PRELUDE
 from gym_serve.sandbox import Execution, Limits, SandboxDied, SandboxedPython, find_sandbox, process
 
 pytestmark = [needs_bubblewrap, pytest.mark.asyncio(loop_scope="module")]

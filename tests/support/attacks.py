@@ -16,9 +16,15 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gym_serve.environments.code_gen.prelude import PRELUDE
-from gym_serve.environments.code_gen.running import KILLED, RUNTIME_ERROR, TIMED_OUT, WRONG_ANSWER, run_tests
-from gym_serve.environments.code_gen.unit_tests import UnitTests
+from gym_serve.environments.code_gen.running import (
+    KILLED,
+    PRELUDE,
+    RUNTIME_ERROR,
+    TIMED_OUT,
+    WRONG_ANSWER,
+    UnitTests,
+    run_tests,
+)
 from gym_serve.sandbox import Limits, Sandbox, SandboxDied, SandboxedPython, find_sandbox
 from gym_serve.types.errors import GymError
 

@@ -15,7 +15,7 @@ import aiohttp
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter, model_validator
 from typing_extensions import Self
 
-from gym_serve.environments.gymnasium.base import EpisodeState, GymnasiumServer, Step
+from gym_serve.environments.gymnasium import EpisodeState, GymnasiumServer, Step
 from gym_serve.interop.openenv.instance import Instance, Outcome
 from gym_serve.interop.openenv.local import LocalClasses, LocalInstance
 from gym_serve.interop.openenv.remote import RemoteInstance, action_schema

@@ -1,4 +1,4 @@
-r"""What a worker of math_with_judge does: compare an answer with the right one, by math-verify.
+r"""What a worker of `MathVerifyPool` does: compare an answer with the right one, by math-verify.
 
 SymPy's time and memory have no bound on hostile input, and neither a thread nor a signal can stop it
 inside C code. A process can be killed. Hence math-verify's own time limits are off here (they would

@@ -1,7 +1,10 @@
 """`Gymnasium`: an environment of the Gymnasium library, played by text.
 
-The same row begins the same episode, every time: the repeats of a group have one start. A model's action
-that is none costs a turn, not the episode, and too many of them end it.
+The same row always begins the same episode, so the repeats of a group have one start. An invalid action costs
+a turn; too many of them in a row end the episode.
+
+An environment whose spaces are `gymnasium.spaces.Text` uses its own texts. The toy-text environments have a
+`Describe` here; for all others the numbers themselves are shown.
 """
 
 from __future__ import annotations
@@ -9,18 +12,108 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
+from gymnasium import spaces
 from pydantic import BaseModel, Field, PositiveInt, TypeAdapter
 
-from gym_serve.environments.gymnasium.base import EpisodeState, GymnasiumServer, Step
-from gym_serve.environments.gymnasium.texts import Language, language_of
+from gym_serve.environments.gymnasium import EpisodeState, GymnasiumServer, Step
 from gym_serve.servers import VerifyRequest
 from gym_serve.types.errors import GraphError, InvalidRequest
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["Game", "Gymnasium"]
+__all__ = ["Describe", "Game", "Gymnasium", "Language", "language_of"]
+
+Describe = Callable[[Any, Any], str]
+"""Takes an environment (unwrapped) and an observation: the observation in words."""
+
+
+class Language(NamedTuple):
+    """How an environment is spoken to.
+
+    Attributes:
+        rules: what the model is told first.
+        describe: observations in words.
+        actions: names of the actions, in the order of their numbers; None if an action is any text.
+    """
+
+    rules: str
+    describe: Describe
+    actions: Sequence[str] | None
+
+
+def language_of(environment: Any) -> Language:
+    """The language of an environment.
+
+    Raises:
+        ValueError: its actions are neither text nor a numbered list.
+    """
+    unwrapped, space = environment.unwrapped, environment.action_space
+    if type(unwrapped).__name__ in _LANGUAGES:
+        return _LANGUAGES[type(unwrapped).__name__]
+    if isinstance(space, spaces.Text):
+        return Language("", lambda _, observation: str(observation), None)
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return Language("", _as_it_is, [str(number) for number in range(first, first + int(space.n))])
+    raise ValueError(
+        f"actions of {space} have no text: wrap the environment, so that its action space is Text"
+    )
+
+
+def _as_it_is(environment: Any, observation: Any) -> str:
+    return f"Observation: {getattr(observation, 'tolist', lambda: observation)()}"
+
+
+def _frozen_lake(environment: Any, observation: Any) -> str:
+    rows, columns = environment.desc.shape
+    row, column = divmod(int(observation), columns)
+    letters = [[cell.decode() for cell in line] for line in environment.desc]
+    letters[row][column] = "P"
+    lake = "\n".join(" ".join(line) for line in letters)
+    return f"{lake}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
+
+
+def _cliff_walking(environment: Any, observation: Any) -> str:
+    rows, columns = environment.shape
+    row, column = divmod(int(observation), columns)
+    letters = [["C" if cell else "." for cell in line] for line in environment._cliff]
+    letters[rows - 1][columns - 1] = "G"
+    letters[row][column] = "P"
+    ground = "\n".join(" ".join(line) for line in letters)
+    return f"{ground}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
+
+
+def _blackjack(environment: Any, observation: Any) -> str:
+    total, dealer, ace = (int(value) for value in observation)
+    usable = ", with an ace that counts 11" if ace else ""
+    return f"Your cards add up to {total}{usable}. The dealer shows {'an ace' if dealer == 1 else dealer}."
+
+
+_LANGUAGES = {
+    "FrozenLakeEnv": Language(
+        "You (P) cross a frozen lake from S to G over frozen ground (F). A hole (H) ends the game. If the "
+        "ice is slippery, you may slide to the side of where you want to go.",
+        _frozen_lake,
+        ("left", "down", "right", "up"),
+    ),
+    "CliffWalkingEnv": Language(
+        "You (P) walk to the goal (G). Each step costs 1; a step into the cliff (C) costs 100 and takes you "
+        "back to the start.",
+        _cliff_walking,
+        ("up", "right", "down", "left"),
+    ),
+    "BlackjackEnv": Language(
+        "You play blackjack against a dealer who draws up to 17. Over 21 you lose. A face card counts 10, "
+        "an ace 11 or 1.",
+        _blackjack,
+        ("stand", "hit"),
+    ),
+}
+"""By the class of the environment, whatever it is registered as."""
+
 
 _OPEN, _CLOSE = "<action>", "</action>"
 _MAX_ACTION = 10_000

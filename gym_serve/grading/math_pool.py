@@ -1,8 +1,7 @@
-"""`VerifierPool`: math-verify in warm worker processes.
+"""`MathVerifyPool`: math-verify in warm worker processes.
 
-An answer that takes too much CPU time or memory, or that crashes the library, is wrong: that is its own
-doing, and its `Comparison` says why. A row whose right answer cannot even be compared with itself is
-`InvalidRequest`.
+An answer that takes too much CPU time or memory, or that crashes the library, is wrong, and its `Comparison`
+says why. A row whose right answer cannot even be compared with itself is `InvalidRequest`.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
-from gym_serve.environments.math_with_judge.worker import Comparison
+from gym_serve.grading.math_worker import Comparison
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
 
-__all__ = ["VerifierPool"]
+__all__ = ["MathVerifyPool"]
 
-_WORK = Path(__file__).with_name("worker.py")
+_WORK = Path(__file__).with_name("math_worker.py")
 _KEPT = 1024
 
 
-class VerifierPool:
+class MathVerifyPool:
     """A fixed number of workers that share one queue.
 
     Args:

@@ -1,15 +1,221 @@
-"""The templates of tasks, by department. Each one draws a task and knows its solution.
+"""How the data of workplace_assistant was made: ``python tests/support/office_data.py`` writes it again.
 
-A record is only asked for in words that fit no other one, and by a rule that leaves no choice ("the last
-e-mail"), so that there is exactly one right end state.
+It writes ``data/office.jsonl``, ``data/tasks.jsonl`` and ``data/example.jsonl``, the same ones every time. A
+record is only asked for in words that fit no other one, and by a rule that leaves no choice ("the last
+e-mail"), so each task has exactly one right end state.
 """
 
 from __future__ import annotations
 
-from gym_serve.environments.workplace_assistant.generator.solving import Desk, Task, Template, call
-from gym_serve.environments.workplace_assistant.office import NOW
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-__all__ = ["TEMPLATES"]
+from gym_serve.environments.workplace_assistant import WorkplaceAssistant
+from gym_serve.environments.workplace_assistant.office import ME, NOW, Office, Record
+
+__all__ = ["TEMPLATES", "Desk", "Task", "Template", "call", "office_records", "rows"]
+
+Call = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its solution.
+
+    Attributes:
+        prompt: what the user asks for.
+        solution: the calls that change the office; none if nothing is to be changed.
+    """
+
+    prompt: str
+    solution: list[Call]
+
+
+@dataclass
+class Desk:
+    """Where a template draws its task from.
+
+    Attributes:
+        rng: what it draws with.
+        office: the office in the morning.
+    """
+
+    rng: random.Random
+    office: Office = field(default_factory=Office)
+
+    def people(self, count: int) -> list[Record]:
+        """Different colleagues."""
+        directory = self.office.tables["directory"].values()
+        return self.rng.sample([person for person in directory if person["email"] != ME], count)
+
+    def records(self, table: str, keep: Callable[[Record], bool] = lambda record: True) -> list[Record]:
+        """The records of a table that a condition holds for."""
+        return [record for record in self.office.tables[table].values() if keep(record)]
+
+    def name_of(self, email: str) -> str:
+        """Name of the colleague with an address."""
+        (person,) = self.records("directory", lambda person: person["email"] == email)
+        return person["name"]
+
+    def day(self, ahead: int) -> datetime:
+        """Midnight of a day from now on that is no Saturday or Sunday."""
+        day = (NOW + timedelta(days=ahead)).replace(hour=0, minute=0)
+        return day + timedelta(days=8 - day.isoweekday()) if day.isoweekday() > 5 else day
+
+    def spoken(self, moment: datetime | str) -> str:
+        """A day as people say it: ``Friday, 13 March 2026``."""
+        if isinstance(moment, str):
+            moment = datetime.fromisoformat(moment)
+        return f"{moment:%A}, {moment.day} {moment:%B %Y}"
+
+
+Template = Callable[[Desk], Task | None]
+"""Draws a task; None where this draw makes none."""
+
+
+def call(name: str, **arguments: str | int) -> Call:
+    """A call as a solution holds it."""
+    return {"name": name, "arguments": json.dumps(arguments)}
+
+
+_PEOPLE = (
+    "Ada Quist", "Bruno Falk", "Carla Menez", "Dario Oduya", "Elin Storm", "Farid Naim", "Greta Holm",
+    "Hugo Lindt", "Imani Reyes", "Jonas Vere", "Kira Doyle", "Lars Okafor",
+)  # fmt: skip
+_FIRMS = (
+    "Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper", "Larch", "Maple",
+    "Olive", "Poplar", "Rowan", "Spruce", "Teak", "Willow", "Yew", "Zelkova",
+)  # fmt: skip
+_KINDS = ("Bank", "Clinic", "Hotel", "Library", "Press")
+_SUBJECTS = (
+    "Quarterly figures", "Office move", "Venue for the retreat", "Invoice question", "Hiring plan",
+    "Security training", "Press inquiry", "Printer contract", "Parking permits", "Travel budget",
+)  # fmt: skip
+_BODIES = (
+    "Could you take a look when you have a minute?",
+    "I attached the latest version. Comments are welcome until Friday.",
+    "Short update: we are on track, but two points are still open.",
+    "Please let me know whether this works for you.",
+)
+_MEETINGS = (
+    "Budget review", "Design critique", "Sales forecast", "Onboarding", "Roadmap session", "Retro",
+    "Vendor call", "Data workshop", "Policy briefing", "Sprint planning",
+)  # fmt: skip
+_VERBS = ("Draft", "Fix", "Review", "Publish", "Test", "Archive")
+_THINGS = (
+    "landing page",
+    "login flow",
+    "price list",
+    "survey",
+    "backup plan",
+    "style guide",
+    "release notes",
+)
+_NOTES = ("", "Asked for a demo.", "Prefers to be called.", "Contract ends in summer.")
+
+
+def office_records() -> Iterator[Record]:
+    """All records, each with its ``table`` and ``id``."""
+    rng = random.Random(20260312)
+    people = [{"name": name, "email": f"{name.replace(' ', '.').lower()}@heron.example"} for name in _PEOPLE]
+    addresses = [person["email"] for person in people]
+    yield from _numbered("directory", [{"name": "Jo Marsh", "email": ME}, *people])
+    yield from _numbered("emails", _emails(rng, addresses))
+    yield from _numbered("events", _events(rng, addresses))
+    yield from _numbered("tasks", _tasks(rng, addresses))
+    yield from _numbered("customers", _customers(rng, addresses))
+    yield from _numbered("visits", _visits(rng))
+
+
+def _numbered(table: str, records: list[dict[str, Any]]) -> Iterator[Record]:
+    for number, record in enumerate(records, 1):
+        yield {"table": table, "id": f"{number:05d}", **{key: str(value) for key, value in record.items()}}
+
+
+def _emails(rng: random.Random, addresses: list[str]) -> list[dict[str, Any]]:
+    emails = []
+    for index in range(90):
+        sent = NOW - timedelta(hours=5 * index + rng.randrange(1, 5), minutes=rng.randrange(60))
+        emails.append(
+            {
+                "folder": "outbox" if index % 5 == 4 else "inbox",
+                "contact": rng.choice(addresses),
+                "subject": rng.choice(_SUBJECTS),
+                "sent": sent.strftime("%Y-%m-%d %H:%M"),
+                "body": rng.choice(_BODIES),
+            }
+        )
+    return emails
+
+
+def _events(rng: random.Random, addresses: list[str]) -> list[dict[str, Any]]:
+    events = []
+    for index in range(60):
+        day = _working_day(NOW + timedelta(days=index // 2 - 8))
+        start = day.replace(hour=9 + 3 * (index % 2) + rng.randrange(3), minute=rng.choice((0, 30)))
+        events.append(
+            {
+                "event_name": rng.choice(_MEETINGS),
+                "participant_email": rng.choice(addresses),
+                "event_start": start.strftime("%Y-%m-%d %H:%M"),
+                "duration": rng.choice((30, 45, 60)),
+            }
+        )
+    return events
+
+
+def _tasks(rng: random.Random, addresses: list[str]) -> list[dict[str, Any]]:
+    names = [f"{verb} {thing}" for verb in _VERBS for thing in _THINGS]
+    rng.shuffle(names)
+    return [
+        {
+            "task_name": name,
+            "assigned_to_email": rng.choice(addresses),
+            "list_name": rng.choice(("Backlog", "In Progress", "In Review", "Completed")),
+            "due_date": (NOW + timedelta(days=rng.randrange(-14, 28))).date().isoformat(),
+            "board": rng.choice(("Website", "Mobile App", "Research", "Operations")),
+        }
+        for name in names
+    ]
+
+
+def _customers(rng: random.Random, addresses: list[str]) -> list[dict[str, Any]]:
+    names = [f"{firm} {kind}" for firm in _FIRMS for kind in rng.sample(_KINDS, 3)]
+    return [
+        {
+            "customer_name": name,
+            "customer_email": f"contact@{name.replace(' ', '-').lower()}.example",
+            "assigned_to_email": rng.choice(addresses),
+            "status": rng.choice(("Lead", "Qualified", "Proposal", "Won", "Lost")),
+            "product_interest": rng.choice(("Desks", "Lighting", "Software", "Training")),
+            "last_contact": (NOW - timedelta(days=rng.randrange(1, 200))).date().isoformat(),
+            "notes": rng.choice(_NOTES),
+        }
+        for name in names
+    ]
+
+
+def _visits(rng: random.Random) -> list[dict[str, Any]]:
+    return [
+        {
+            "visitor_id": f"V{rng.randrange(1, 80):03d}",
+            "day": (NOW - timedelta(days=rng.randrange(1, 40))).date().isoformat(),
+            "source": rng.choice(("search", "direct", "referral", "social")),
+            "engaged": rng.choice(("yes", "no")),
+            "seconds": rng.randrange(5, 900),
+        }
+        for _ in range(240)
+    ]
+
+
+def _working_day(day: datetime) -> datetime:
+    return day + timedelta(days=8 - day.isoweekday()) if day.isoweekday() > 5 else day
+
 
 _TODAY = NOW.date().isoformat()
 _MEETING = "calendar_create_event"
@@ -276,3 +482,65 @@ TEMPLATES: dict[str, tuple[Template, ...]] = {
     "multi_domain": (meet_account_manager, remind_of_task),
 }
 """By category of the task."""
+
+
+_DATA = Path(__file__).parents[2] / "environments" / "workplace_assistant" / "data"
+_PER_TEMPLATE = 6
+_INSTRUCTIONS = (
+    f"You are Jo Marsh's office assistant. It is {NOW:%A}, {NOW.day} {NOW:%B %Y}, {NOW:%H:%M}. Do what Jo "
+    "asks for with the tools, and nothing else. Search before you change anything; do not ask back."
+)
+_PREFIXES = {
+    "email": ("email",),
+    "calendar": ("calendar",),
+    "project_management": ("project_management",),
+    "customer_relationship_manager": ("customer_relationship_manager",),
+    "analytics": ("analytics", "email"),
+    "multi_domain": ("email", "calendar", "project_management", "customer_relationship_manager"),
+}
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """The tasks as rows, each template's `_PER_TEMPLATE` times, all of them different."""
+    number = 0
+    for category, templates in TEMPLATES.items():
+        for template in templates:
+            rng = random.Random(f"{template.__name__} 1")
+            drawn: dict[str, Task] = {}
+            while len(drawn) < _PER_TEMPLATE:
+                task = template(Desk(rng))
+                if task is not None:
+                    drawn.setdefault(task.prompt, task)
+            for task in drawn.values():
+                yield _row(number, category, task)
+                number += 1
+
+
+def _row(number: int, category: str, task: Task) -> dict[str, Any]:
+    prefixes = ("company_directory", *_PREFIXES[category])
+    tools = [spec.openai() for name, spec in WorkplaceAssistant.tools.items() if name.startswith(prefixes)]
+    return {
+        "id": number,
+        "responses_create_params": {
+            "input": [
+                {"role": "system", "content": _INSTRUCTIONS},
+                {"role": "user", "content": task.prompt},
+            ],
+            "tools": tools,
+        },
+        "ground_truth": task.solution,
+        "category": f"workplace_assistant_{category}",
+        "agent_ref": {"type": "responses_api_agents", "name": "workplace_assistant_agent"},
+    }
+
+
+def _write(name: str, lines: Iterable[Any]) -> None:
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (_DATA / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    _write("office.jsonl", office_records())
+    tasks = list(rows())
+    _write("tasks.jsonl", tasks)
+    _write("example.jsonl", tasks[::20])

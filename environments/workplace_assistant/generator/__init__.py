@@ -1,1 +1,0 @@
-"""Writes the office and its tasks: ``python -m gym_serve.environments.workplace_assistant.generator``."""
