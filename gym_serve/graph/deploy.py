@@ -16,8 +16,8 @@ from ray import cloudpickle, serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from gym_serve.graph.access import exposure
-from gym_serve.graph.gateway import Gateway, GatewayPlan, application
-from gym_serve.graph.replica import Replica, ServerPlan
+from gym_serve.graph.gateway import Gateway, application
+from gym_serve.graph.replica import Replica
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, ServerOptions
 from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, http_host, with_version
@@ -88,11 +88,8 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
         node = graph.nodes[name]
         if node.cls is None:
             continue
-        reached = _reached(graph, name)
-        handles = {n: bound[n] for n in reached if n in bound and n != name}
-        inside = {name, *_inside(graph, name)}
-        nodes = {n: graph.nodes[n] if n in inside else graph.nodes[n].outline() for n in [name, *reached]}
-        plan = ServerPlan(name, nodes)
+        nodes = _nodes_for(graph, name)
+        handles = {n: bound[n] for n in nodes if n in bound}
         deployment = serve.deployment(
             name=name,
             user_config=(user_configs or {}).get(name),
@@ -104,32 +101,33 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
                 f"gym_serve.routing.autoscaling:by_{_measure(node)}",
             ),
         )(Replica)
-        bound[name] = with_version(deployment, _fingerprint(plan, sorted(handles))).bind(plan, handles)
-    plan_of_gateway = GatewayPlan.of(graph)
+        version = _fingerprint([name, nodes], sorted(handles))
+        bound[name] = with_version(deployment, version).bind(name, nodes, handles)
+    outline = graph.outline()
     gateway = serve.deployment(
         name=GATEWAY,
         user_config=graph.public(),
         **_options(GATEWAY, graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
     )(serve.ingress(application)(Gateway))
-    version = _fingerprint(plan_of_gateway, sorted(bound))
-    return with_version(gateway, version).bind(plan_of_gateway, bound)
+    version = _fingerprint(outline, sorted(bound))
+    return with_version(gateway, version).bind(outline, bound)
 
 
-def _inside(graph: Graph, name: str) -> set[str]:
-    """Servers that run inside the replicas of ``name``."""
-    inline = set(graph.nodes[name].inline)
-    return inline.union(*(_inside(graph, target) for target in inline))
+def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:
+    """The servers that a replica of ``name`` constructs or calls: of those that it calls, the outlines."""
+    constructed: set[str] = set()
+    called: dict[str, None] = {}
 
+    def visit(server: str) -> None:
+        constructed.add(server)
+        for target in graph.nodes[server].references.values():
+            called[target] = None
+            if target in graph.nodes[server].inline:
+                visit(target)
 
-def _reached(graph: Graph, name: str) -> list[str]:
-    """Servers that a replica of ``name`` talks to: its references, and those of inline ones."""
-    node = graph.nodes[name]
-    reached: dict[str, None] = {}
-    for target in node.references.values():
-        reached[target] = None
-        if target in node.inline:
-            reached |= dict.fromkeys(_reached(graph, target))
-    return list(reached)
+    visit(name)
+    nodes = {n: graph.nodes[n] for n in [name, *called]}
+    return {n: node if n in constructed else node.outline() for n, node in nodes.items()}
 
 
 def deployed_options(node: Node) -> dict[str, Any]:
@@ -173,13 +171,13 @@ def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
     return autoscaling_config(policy, target_ongoing_requests=target, **settings)
 
 
-def _fingerprint(plan: Any, neighbours: list[str]) -> str:
-    """Version of a deployment: changes when its replicas have to restart, and only then.
+def _fingerprint(arguments: Any, handles: list[str]) -> str:
+    """Version of a deployment: it changes if, and only if, its replicas must restart.
 
-    The same in every process, unlike a pickle, whose sets have no order. Serve options are left
+    It is the same in every process, unlike a pickle, whose sets have no order. Serve options are left
     out, as Serve compares those itself.
     """
-    return hashlib.sha256(orjson.dumps([plan, neighbours], default=_plain, option=_PLAIN)).hexdigest()
+    return hashlib.sha256(orjson.dumps([arguments, handles], default=_plain, option=_PLAIN)).hexdigest()
 
 
 _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS

@@ -16,11 +16,9 @@ import importlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from pydantic import SecretStr
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
@@ -33,7 +31,7 @@ from gym_serve.graph.health import health
 from gym_serve.graph.pressure import pressure, reports_of
 from gym_serve.graph.replica import transport_to
 from gym_serve.graph.routes import Route, find_route
-from gym_serve.graph.spec import GatewayOptions, Graph, Node, nearest
+from gym_serve.graph.spec import Graph, nearest
 from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE
@@ -50,32 +48,13 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 
-__all__ = ["Gateway", "GatewayPlan", "application"]
+__all__ = ["Gateway", "application"]
 
 _DESCRIBE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # for which the state of the servers is not asked for again
 _SEED = "seed_session"
 
 logger = logging.getLogger("gym_serve")
-
-
-@dataclass(frozen=True)
-class GatewayPlan:
-    """What the gateway knows of the graph."""
-
-    nodes: Mapping[str, Node]
-    """The servers, without their classes and settings."""
-    auth_tokens: tuple[SecretStr, ...] = ()
-    insecure: bool = False
-    default_agent: str | None = None
-    max_request_bytes: int = GatewayOptions().max_request_bytes
-
-    @classmethod
-    def of(cls, graph: Graph) -> GatewayPlan:
-        """The plan of a resolved graph."""
-        nodes = {name: node.outline() for name, node in graph.nodes.items()}
-        limit = graph.gateway.max_request_bytes
-        return cls(nodes, graph.auth_tokens, graph.insecure, graph.default_agent, limit)
 
 
 def application() -> ASGIApp:
@@ -120,25 +99,25 @@ class Gateway:
     """The ingress deployment.
 
     Args:
-        plan: the graph.
+        graph: the outline of the graph.
         handles: the deployments of its servers, by name.
 
     Raises:
         GraphError: Serve listens where others reach it, and the graph has no token.
     """
 
-    def __init__(self, plan: GatewayPlan, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
-        if problem := exposure(http_host(), plan.auth_tokens, insecure=plan.insecure):
+    def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
             raise GraphError(problem)
-        self._plan = plan
-        self._access = Access(plan.auth_tokens, insecure=plan.insecure)
+        self._graph = graph
+        self._access = Access(graph.auth_tokens, insecure=graph.insecure)
         self._public: Mapping[str, Any] = {}
         self._transports: dict[str, Transport] = {
-            n: transport_to(node, handles.get(n)) for n, node in plan.nodes.items()
+            n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()
         }
         self._look: asyncio.Task[dict[str, dict[str, Any]]] | None = None
         self._looked = 0.0
-        self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
+        self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
 
     async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""
@@ -164,11 +143,11 @@ class Gateway:
 
     async def describe(self) -> tuple[dict[str, Any], str | None]:
         """The graph without secrets and its default agent, for a driver that joins it."""
-        return dict(self._public), self._plan.default_agent
+        return dict(self._public), self._graph.default_agent
 
     async def states(self) -> dict[str, dict[str, Any]]:
         """The state of every server, for whoever asks by the handle."""
-        return await health(self._plan.nodes)
+        return await health(self._graph.nodes)
 
     async def _route(self, request: Request, request_id: str) -> Response:
         path = request.scope["path"].removeprefix(_root(request)).strip("/")
@@ -180,15 +159,15 @@ class Gateway:
         if path == "run":
             if wrong := _wrong_method(request, "POST"):
                 return wrong
-            body = await wire.body_of(request, self._plan.max_request_bytes)
+            body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
             return await self._call(request, request_id, Route(self._agent_of(body), "run"), body)
         server, _, op = path.partition("/")
-        if op == "mcp" and server in self._plan.nodes and self._plan.nodes[server].kind == "resources":
+        if op == "mcp" and server in self._graph.nodes and self._graph.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
-        route = find_route(request.method, path, self._plan.nodes)
+        route = find_route(request.method, path, self._graph.nodes)
         if wrong := _wrong_method(request, *filter(None, (route.method, route.beside))):
             return wrong
-        body = await wire.body_of(request, self._plan.max_request_bytes)
+        body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         return await self._call(request, request_id, route, body)
 
     async def _call(self, request: Request, request_id: str, route: Route, body: bytes) -> Response:
@@ -200,7 +179,7 @@ class Gateway:
             affinity = None  # what opens a session with such a key is an episode of this graph
         body, streamed = wire.unstreamed(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
-        node, transport = self._plan.nodes[server], self._transports[server]
+        node, transport = self._graph.nodes[server], self._transports[server]
         remote = node.url is not None
         if streamed is not None and node.kind == "model" and not remote:
             opened = await open_stream(transport, call._replace(body=encode(streamed)))
@@ -243,7 +222,7 @@ class Gateway:
         session = wire.session_of(request, named)
         timeout = wire.timeout_of(request)
         exchange = face.McpExchange(server, self._transports[server], session, request_id, timeout)
-        body = await wire.body_of(request, self._plan.max_request_bytes)
+        body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         response: Response = await exchange.answer(request, body)
         if exchange.session is not None and exchange.session != session:
             wire.keep_session(response, exchange.session, f"{_root(request)}/{server}")
@@ -251,7 +230,7 @@ class Gateway:
 
     def _agent_of(self, body: bytes) -> str:
         """The agent that a row of ``/run`` names, else the default agent."""
-        name = self._plan.default_agent
+        name = self._graph.default_agent
         if b'"agent_ref"' in body:
             try:
                 row = orjson.loads(body)
@@ -295,11 +274,11 @@ class Gateway:
         )
 
     async def _pressure(self, request: Request) -> Response:
-        servers = [name for name, node in self._plan.nodes.items() if node.url is None]
+        servers = [name for name, node in self._graph.nodes.items() if node.url is None]
         reports = await reports_of(serve.get_replica_context().app_name, servers)
         return wire.answer(Reply.of(pressure(reports, self._agents)))
 
-    async def _graph(self, request: Request) -> Response:
+    async def _graph_page(self, request: Request) -> Response:
         return wire.answer(Reply.of(dict(self._public)))
 
     async def _openapi(self, request: Request) -> Response:
@@ -312,9 +291,9 @@ class Gateway:
         described = await asyncio.gather(*map(self._operations, self._transports))
         return api_docs.openapi(
             _root(request),
-            self._plan.nodes,
+            self._graph.nodes,
             dict(zip(self._transports, described, strict=True)),
-            default_agent=self._plan.default_agent,
+            default_agent=self._graph.default_agent,
             secured=self._access.secured,
         )
 
@@ -329,17 +308,17 @@ class Gateway:
         return operations if described else None
 
     async def _global_config(self, request: Request) -> Response:
-        config = head_server.global_config_yaml(request, self._plan.nodes)
+        config = head_server.global_config_yaml(request, self._graph.nodes)
         return wire.answer(Reply.of(config))
 
     async def _server_instances(self, request: Request) -> Response:
-        return wire.answer(Reply.of(head_server.server_instances(request, self._plan.nodes)))
+        return wire.answer(Reply.of(head_server.server_instances(request, self._graph.nodes)))
 
 
 _OPENS = (_SEED, "reset")
 _PAGES = {
-    "": Gateway._graph,
-    "graph": Gateway._graph,
+    "": Gateway._graph_page,
+    "graph": Gateway._graph_page,
     "health": Gateway._health,
     "pressure": Gateway._pressure,
     "docs": Gateway._docs,

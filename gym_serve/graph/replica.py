@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -35,22 +34,9 @@ from gym_serve.servers.runner import ServerRunner, relax_garbage_collection
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GraphError
 
-__all__ = ["Replica", "ServerPlan", "transport_to"]
+__all__ = ["Replica", "transport_to"]
 
 _DRAIN_SECONDS = 0.5  # between two looks whether a draining replica is done
-
-
-@dataclass(frozen=True)
-class ServerPlan:
-    """What a replica needs to construct its server.
-
-    Attributes:
-        name: the server.
-        nodes: its node, and those of all servers that it reaches.
-    """
-
-    name: str
-    nodes: Mapping[str, Node]
 
 
 def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
@@ -71,14 +57,16 @@ class Replica:
     """One replica of one server.
 
     Args:
-        plan: what to construct.
+        name: the server.
+        nodes: its node, and those of all servers that it constructs or calls.
         handles: handles to the deployments of the servers that it references, by name.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, plan: ServerPlan, handles: Mapping[str, DeploymentHandle[Any]]
+        self, name: str, nodes: Mapping[str, Node], handles: Mapping[str, DeploymentHandle[Any]]
     ) -> None:
-        self._plan = plan
+        self._node = nodes[name]
+        self._nodes = nodes
         self._handles = handles
         context = serve.get_replica_context()
         self._application = context.app_name
@@ -89,7 +77,7 @@ class Replica:
         self._draining = False
         if not may_report_load():  # Serve looks for the hook on the instance, once it is constructed
             self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
-        self._runner = self._construct(plan.name)
+        self._runner = self._construct(name)
         for runner in self._runners:  # inline servers first: the others may call them when they start
             await runner.start()
             self._started.append(runner)
@@ -99,7 +87,7 @@ class Replica:
             await self._weights.fetch()
         self._admission = Admission(self._runner.dispatch, request_limits)
         self._listener = Listener(self._dispatch, self._load)
-        self._directory = Directory(self._application, plan.name)
+        self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that did not find it a moment ago
@@ -146,8 +134,8 @@ class Replica:
 
     async def _pressure(self) -> Reply:
         sessions = sum(runner.server.live_sessions for runner in self._runners)
-        node, limit = self._plan.nodes[self._plan.name], request_limits()[0]
-        counts = report(node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
+        limit = request_limits()[0]
+        counts = report(self._node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
         return Reply.of(counts)
 
     def _load(self) -> int:
@@ -160,13 +148,11 @@ class Replica:
             await asyncio.sleep(_DRAIN_SECONDS)
 
     def _construct(self, name: str) -> ServerRunner:
-        node = self._plan.nodes[name]
+        node = self._nodes[name]
         assert node.cls is not None  # a remote server has no replica
 
         def client(target: str) -> Client:
-            return CLIENTS[self._plan.nodes[target].kind](
-                self._transport(target, inline=target in node.inline)
-            )
+            return CLIENTS[self._nodes[target].kind](self._transport(target, inline=target in node.inline))
 
         settings = node.connected(client)
         if issubclass(node.cls, ResourcesServer | ModelServer):
@@ -181,6 +167,6 @@ class Replica:
             if isinstance(runner.server, ResourcesServer):
                 runner.server.takes_snapshots = False
             return InlineTransport(runner)
-        transport = transport_to(self._plan.nodes[target], self._handles.get(target))
+        transport = transport_to(self._nodes[target], self._handles.get(target))
         self._transports.append(transport)
         return transport

@@ -277,7 +277,7 @@ class Node:
         return settings
 
     def outline(self) -> Node:
-        """The node as those see it who call the server: without its class, settings and options."""
+        """The node as its callers see it: without class, settings and options."""
         return replace(self, cls=None, settings={}, inline=(), options=ServerOptions())
 
     def public(self) -> dict[str, Any]:
@@ -310,6 +310,12 @@ class Graph:
     insecure: bool = False
     default_agent: str | None = None
     gateway: GatewayOptions = field(default_factory=GatewayOptions)
+
+    def outline(self) -> Graph:
+        """The graph as the gateway sees it: its servers' outlines, and no Serve options."""
+        gateway = GatewayOptions(max_request_bytes=self.gateway.max_request_bytes)
+        nodes = {name: node.outline() for name, node in self.nodes.items()}
+        return replace(self, nodes=nodes, gateway=gateway)
 
     def public(self) -> dict[str, dict[str, Any]]:
         """The servers by section and name, for ``/graph``: JSON can hold it, no secrets."""

@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from gym_serve.graph import api_docs, deploy, head_server, resolve, wire
 from gym_serve.graph import gateway as gateway_module
-from gym_serve.graph.gateway import Gateway, GatewayPlan
+from gym_serve.graph.gateway import Gateway
 from gym_serve.graph.routes import find_route
-from gym_serve.graph.spec import GraphSpec, Node
+from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
 from gym_serve.servers.tools import RESERVED
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GraphError, NotFound, Overloaded, SessionLost, Unauthorized
@@ -79,12 +79,12 @@ def ask(
     *,
     method: str = "POST",
     headers: dict[str, bytes] | None = None,
-    plan: GatewayPlan | None = None,
+    plan: Graph | None = None,
 ) -> tuple[Response, list[Call]]:
     """The answer of a gateway all of whose servers give ``answer``, and the calls that they got."""
     deployment = SimpleNamespace(app_name="none", name="none")
     no_handles: Any = dict.fromkeys(NODES, SimpleNamespace(deployment_id=deployment))
-    gateway = Gateway(plan or GatewayPlan(NODES), no_handles)
+    gateway = Gateway(plan or Graph(NODES), no_handles)
     table = Table(answer)
     gateway._transports = dict.fromkeys(NODES, table)
 
@@ -150,7 +150,7 @@ def test_no_path_below_an_environment_reaches_another_operation(path: str) -> No
 )
 def test_a_body_passes_as_it_is(path: str) -> None:
     body = b' {"a": 1.0,\n "a": 1e2} '
-    plan = GatewayPlan(NODES, default_agent="agent")
+    plan = Graph(NODES, default_agent="agent")
     response, (call,) = ask(OK, path, body, plan=plan)
     assert call.body == body
     assert response.body == OK.body
@@ -255,12 +255,12 @@ def test_a_bug_is_a_failure_with_the_id_of_its_request() -> None:
     [("agent", NODES, 200), (None, NODES, 422), (None, {"shop": NODES["shop"]}, 422)],
 )
 def test_rows_that_name_no_agent(default: str | None, agents: dict[str, Node], status: int) -> None:
-    response, _ = ask(OK, "/run", plan=GatewayPlan(agents, default_agent=default))
+    response, _ = ask(OK, "/run", plan=Graph(agents, default_agent=default))
     assert response.status_code == status
 
 
 def test_a_token_may_have_any_characters() -> None:
-    plan = GatewayPlan(NODES, (SecretStr("tökén ☃"),))
+    plan = Graph(NODES, (SecretStr("tökén ☃"),))
     assert ask(OK, "/shop/buy", plan=plan)[0].status_code == 401
     good = {"authorization": "Bearer tökén ☃".encode()}
     assert ask(OK, "/shop/buy", plan=plan, headers=good)[0].status_code == 200
@@ -329,7 +329,7 @@ def test_nothing_of_a_graph_is_markup_on_the_page() -> None:
     ],
 )
 def test_pages_of_another_origin_are_refused(origin: str | None, host: str, status: int) -> None:
-    plan = GatewayPlan(NODES, insecure=True)
+    plan = Graph(NODES, insecure=True)
     headers = {"host": host.encode()} | ({} if origin is None else {"origin": origin.encode()})
     response, calls = ask(OK, "/shop/buy", plan=plan, headers=headers)
     assert response.status_code == status
@@ -351,13 +351,11 @@ def test_an_open_graph_has_no_name_that_a_page_could_have() -> None:
     for host in (b"127.0.0.1:8000", b"localhost:8000", b"10.0.0.7", b"[::1]:8000", b"x.localhost"):
         assert ask(OK, "/shop/buy", headers={"host": host})[0].status_code == 200
     token = {**page, "authorization": b"Bearer t"}
-    assert (
-        ask(OK, "/shop/buy", plan=GatewayPlan(NODES, (SecretStr("t"),)), headers=token)[0].status_code == 200
-    )
+    assert ask(OK, "/shop/buy", plan=Graph(NODES, (SecretStr("t"),)), headers=token)[0].status_code == 200
 
 
 def test_of_several_tokens_each_lets_in() -> None:
-    plan = GatewayPlan(NODES, (SecretStr("new"), SecretStr("old")))
+    plan = Graph(NODES, (SecretStr("new"), SecretStr("old")))
     status = {
         token: ask(OK, "/shop/buy", plan=plan, headers={"authorization": b"Bearer " + token})[0].status_code
         for token in (b"new", b"old", b"older", b"")
@@ -367,7 +365,7 @@ def test_of_several_tokens_each_lets_in() -> None:
 
 @pytest.mark.parametrize("length", [b"101", b"1" * 30])
 def test_a_body_over_the_limit_is_not_read(length: bytes) -> None:
-    plan = GatewayPlan(NODES, max_request_bytes=100)
+    plan = Graph(NODES, gateway=GatewayOptions(max_request_bytes=100))
     for path in ("/shop/buy", "/run", "/shop/mcp"):
         response, calls = ask(OK, path, b"x", plan=plan, headers={"content-length": length})
         assert (response.status_code, code_of(response), calls) == (413, "too_large", [])
@@ -389,10 +387,10 @@ def test_an_open_graph_starts_only_where_nobody_else_reaches_it(
     with pytest.raises(GraphError, match="the graph has no token"):
         deploy.app(content)
     with pytest.raises(GraphError, match="the graph has no token"):
-        Gateway(GatewayPlan({}), {})
+        Gateway(Graph({}), {})
     deploy.app(content.model_copy(update={"insecure": True}))
     deploy.build(resolve(content.model_copy(update={"auth_token": SecretStr("t")})))
-    Gateway(GatewayPlan({}, insecure=True), {})
+    Gateway(Graph({}, insecure=True), {})
     monkeypatch.setattr(deploy, "http_host", lambda: "::1")
     deploy.app(content)
 
@@ -417,7 +415,7 @@ async def test_many_probes_without_a_token_cost_one_look(monkeypatch: pytest.Mon
         return {"shop": {"state": "ready", "url": "http://not.for.everyone"}}
 
     monkeypatch.setattr(gateway_module, "health", health)
-    gateway = Gateway(GatewayPlan({}, (SecretStr("t"),)), {})
+    gateway = Gateway(Graph({}, (SecretStr("t"),)), {})
     scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
     answers = await asyncio.gather(*(gateway.answer(Request(dict(scope))) for _ in range(200)))
     assert {bytes(answer.body) for answer in answers} == {b'{"status":"ok"}'}

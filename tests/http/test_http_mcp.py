@@ -18,9 +18,9 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult
 from starlette.requests import Request
 from support.http_servers import SECRET, Shop
 
-from gym_serve.graph.gateway import Gateway, GatewayPlan
+from gym_serve.graph.gateway import Gateway
 from gym_serve.graph.mcp_face import McpExchange
-from gym_serve.graph.spec import Node
+from gym_serve.graph.spec import Graph, Node
 from gym_serve.servers import Call, Reply
 from gym_serve.types.errors import (
     DeadlineExceeded,
@@ -229,7 +229,7 @@ async def test_a_session_that_moved_is_told() -> None:
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = GatewayPlan({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")})
+    plan = Graph({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")})
     monkeypatch.setitem(sys.modules, "gym_serve.graph.mcp_face", None)
 
     async def receive() -> dict[str, Any]:

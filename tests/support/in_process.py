@@ -118,9 +118,9 @@ class _Gateway(gateway.Gateway):
     """The gateway as a cluster has it, except for the transports."""
 
     def __init__(self, graph: Graph, running: LocalGraph) -> None:
-        plan = gateway.GatewayPlan.of(graph)
-        super().__init__(replace(plan, nodes={}), {})
-        self._plan = plan
-        self._agents = [name for name, node in plan.nodes.items() if node.kind == "agent"]
-        self._transports.update({name: running.transport(name) for name in plan.nodes})
+        outline = graph.outline()
+        super().__init__(replace(outline, nodes={}), {})
+        self._graph = outline
+        self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
+        self._transports.update({name: running.transport(name) for name in graph.nodes})
         self.reconfigure(graph.public())
