@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,6 +52,18 @@ THOROUGH = (
     *("sandbox/", "servers/test_sessions_many", "workers/"),
 )
 """Tests that need no Ray and yet long: sandboxes, pools of workers, generated requests."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules of which no test would run: `make test-fast` imports in each of its workers."""
+    deselected = {"not ray", "not thorough"} <= set(config.option.markexpr.split(" and "))
+    name = collection_path.relative_to(TESTS).as_posix() if collection_path.is_relative_to(TESTS) else ""
+    return (deselected and collection_path.is_file() and name.startswith(THOROUGH)) or None
+
+
+def pytest_collection_finish() -> None:
+    """Take the imported modules and collected tests out of the garbage collector's later passes."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

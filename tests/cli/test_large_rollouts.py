@@ -45,6 +45,7 @@ def ran(*words: Any) -> str:
     return result.output
 
 
+@pytest.mark.thorough
 def test_a_rollout_of_60_mb_goes_through_everything(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [row(number) for number in range(ROWS)])
     parts = [tmp_path / f"part{part}.jsonl" for part in (1, 2)]

@@ -344,6 +344,7 @@ answers = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
 @given(answers | st.dictionaries(keys, answers))
 def test_whatever_it_answers_is_a_rollout_or_a_failure(answer: Any) -> None:

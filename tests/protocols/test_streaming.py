@@ -222,6 +222,7 @@ CHOICE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(JSON_VALUE | st.lists(CHOICE).map(lambda choices: {"choices": choices})))
 def test_no_chunk_breaks_the_stream(chunks):
     joiner, stream = ChunkJoiner(), ResponseStream({"input": "x"}, parse_think=True)

@@ -284,6 +284,7 @@ OUTCOMES: dict[str, GymError | None] = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(sorted(OUTCOMES)), max_size=6), min_size=1, max_size=7),

@@ -155,6 +155,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(
     st.lists(st.dictionaries(st.text(), JSON_VALUES)),
     st.sampled_from([b"\n", b"\r\n", b"\n\n"]),
