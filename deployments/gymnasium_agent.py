@@ -64,7 +64,7 @@ class _SteppedEpisode(Episode):
         reset = parse(_RESET, self._resources.decode(reply), "answer of /reset")
         self.session = reply.session
         self._first = _messages(reset.observation)
-        self.prompt(self._first)
+        self.append_prompt(self._first)
 
     async def step(self) -> None:
         """``/step`` with the model's last response; what comes of it is shown to the model."""
@@ -78,7 +78,7 @@ class _SteppedEpisode(Episode):
                 {"type": "function_call_output", "call_id": tool.call_id, "output": tool.output}
                 for tool in step.info.tool_outputs
             ]
-            self.show([*outputs, *_messages(step.observation)])
+            self.append_items([*outputs, *_messages(step.observation)])
 
     async def verify(self) -> JSON:
         """The sum of the rewards, how the episode ended, and the prompt that the model saw."""

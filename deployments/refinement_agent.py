@@ -114,7 +114,7 @@ class RefinementAgent(SimpleAgent):
                 return
             critique = await self._critique(episode, attempts[-1])
             attempts[-1]["critique"] = critique
-            episode.show([{"type": "message", "role": "user", "content": critique}])
+            episode.append_items([{"type": "message", "role": "user", "content": critique}])
 
     def _done(self, verdict: JSON) -> bool:
         needs_correction = verdict.get("needs_correction")

@@ -114,7 +114,7 @@ class HarnessAgent(AgentServer):
             episode.meter.record("model", self.config.model.transport.server, usage, trajectory["calls"])
         if trajectories:
             main, *branches = trajectories
-            episode.adopt(main["response"])
+            episode.replace_response(main["response"])
             episode.fields |= {
                 "captured_input": main["input"],
                 "captured_context": main["context"],

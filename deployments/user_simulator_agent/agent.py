@@ -79,7 +79,7 @@ class UserSimulatorAgent(SimpleAgent):
             user.remembers(added)
         else:
             added = _message(await self._say(episode, user))
-        episode.prompt([added])
+        episode.append_prompt([added])
         episode.fields["responses_create_params"] = {**params, "input": [*items, added]}
 
     async def _converse(self, episode: Episode, user: SimulatedUser) -> str:
@@ -100,7 +100,7 @@ class UserSimulatorAgent(SimpleAgent):
             said = await self._say(episode, user)
             if any(phrase in said for phrase in self.config.stop_phrases):
                 return "user"
-            episode.show([_message(said)])
+            episode.append_items([_message(said)])
         return "max_turns"
 
     async def _say(self, episode: Episode, user: SimulatedUser) -> str:

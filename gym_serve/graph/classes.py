@@ -11,7 +11,9 @@ No message shows a secret.
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
@@ -115,7 +117,17 @@ def _imported(import_path: str, load: Callable[[], Any], entry: EntryPoint | Non
         raise GraphError(f"cannot import {import_path}: {error}; {hint}") from error
     except Exception as error:
         # Foreign code: a broken module is a problem of the graph, beside the other problems.
-        raise GraphError(f"cannot import {import_path}: {type(error).__name__}: {error}") from error
+        raise GraphError(
+            f"cannot import {import_path}: {type(error).__name__}: {error}{_line_of(error)}"
+        ) from error
+
+
+def _line_of(error: Exception) -> str:
+    """The line of the author's module that raised, unless the message names one."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    if len(frames) < 2 or ".py" in str(error) or frames[-1].filename in (__file__, importlib.__file__):
+        return ""
+    return f" ({os.path.relpath(frames[-1].filename)}:{frames[-1].lineno})"
 
 
 def _install(module: str, owner: Distribution | None) -> str:

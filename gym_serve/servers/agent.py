@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from gym_serve.servers.base import Operation, Server, author_error
+from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.servers.deadline import time_limit
@@ -75,6 +75,13 @@ class AgentServer(Server):
         by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
         max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
         """Longest episode, counted likewise, tool outputs included. A longer one ends, and is verified."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.act is AgentServer.act and cls.run is AgentServer.run:
+            raise TypeError(
+                f"{place_of_class(cls)}: {cls.__name__} must define `act`, which drives the episode"
+            )
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)

@@ -11,7 +11,9 @@ import asyncio
 import inspect
 import logging
 import os
+import sys
 import traceback
+import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +27,15 @@ from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply
 from gym_serve.types.errors import AuthorError, GymError, Unavailable
 
-__all__ = ["Operation", "Server", "author_error", "missing_package", "missing_path"]
+__all__ = [
+    "Operation",
+    "Server",
+    "author_error",
+    "missing_package",
+    "missing_path",
+    "place_of",
+    "place_of_class",
+]
 
 logger = logging.getLogger("gym_serve")
 
@@ -181,17 +191,30 @@ def author_error(
     return (Unavailable if isinstance(error, _OF_A_SERVICE) else cls)(message, server=server)
 
 
+def place_of(method: Callable[..., Any]) -> str:
+    """Where a method is defined: ``"file:line"``."""
+    code = _code_of(method)
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+
+
+def place_of_class(cls: type) -> str:
+    """Where a class that is being defined stands: ``"file:line"``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") != cls.__module__:
+        frame = frame.f_back
+    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _code_of(method: Callable[..., Any]) -> types.CodeType:
+    code: types.CodeType = inspect.unwrap(getattr(method, "__func__", method)).__code__
+    return code
+
+
 def _place(method: Callable[..., Any], error: Exception) -> str:
     """The last line of the author's own code that ran; else where the method begins."""
-    code = inspect.unwrap(getattr(method, "__func__", method)).__code__
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _is_of(os.path.dirname(code.co_filename), frame.filename)
-    ]
-    if own:
-        return f"{_shown(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}"
-    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+    folder = os.path.dirname(_code_of(method).co_filename)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of(folder, frame.filename)]
+    return f"{_shown(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else place_of(method)
 
 
 def _is_of(folder: str, file: str) -> bool:

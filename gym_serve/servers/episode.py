@@ -227,25 +227,28 @@ class Episode:
         self._input = self._input + turn
         return turn
 
-    def adopt(self, response: JSON) -> None:
-        """Take over what the model did elsewhere, as one Response: it is the whole episode from now on.
+    def replace_response(self, response: JSON) -> None:
+        """Make a Response that was produced elsewhere the response of the whole episode.
+
+        Args:
+            response: every output item of the episode, with the usage of all its model calls.
 
         Raises:
-            Unavailable: its output holds items that are no objects.
+            Unavailable: its ``output`` is not a list of objects.
         """
         items = response.get("output")
         if not isinstance(items, list) or any(not isinstance(item, dict) for item in items):
-            raise Unavailable("a response without a list of output items", stage="model")
+            raise Unavailable("the response has no list of output items", stage="model")
         self._last, self._response = response, None
         self._usages = [response.get("usage")]
         self.items = items
 
-    def prompt(self, items: list[JSON]) -> None:
-        """Append items to the prompt: the model sees them, and they are no part of the response."""
+    def append_prompt(self, items: list[JSON]) -> None:
+        """Append items to the prompt only: the model sees them, the response does not contain them."""
         self._input = self._input + items
 
-    def show(self, items: list[JSON]) -> None:
-        """Append items that the model did not produce, such as a user's message, for its next call to see."""
+    def append_items(self, items: list[JSON]) -> None:
+        """Append items that the model did not produce, such as a user's message, to prompt and response."""
         self.items += items
         self._bytes += written_bytes(items)
         self._input = self._input + items
@@ -275,7 +278,7 @@ class Episode:
                 f"and {limits.max_tool_calls} of an episode."
             )
             outputs += [_output(call, why) for call in refused]
-        self.show(outputs)
+        self.append_items(outputs)
         return outputs
 
     async def verify(self) -> JSON:

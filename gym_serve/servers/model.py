@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gym_serve.servers.answering import PROTOCOLS
-from gym_serve.servers.base import Operation, Server
+from gym_serve.servers.base import Operation, Server, place_of_class
 from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
 from gym_serve.servers.streaming import OnEvent
 from gym_serve.servers.transport import Reply
@@ -65,7 +65,9 @@ class ModelServer(Server):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.responses is ModelServer.responses and cls.chat_completions is ModelServer.chat_completions:
-            raise TypeError(f"{cls.__name__} must define responses or chat_completions")
+            raise TypeError(
+                f"{place_of_class(cls)}: {cls.__name__} must define `responses` or `chat_completions`"
+            )
 
     async def responses(self, body: JSON) -> JSON:
         """OpenAI's Response for a body of ``POST /v1/responses`` (without ``stream``).
@@ -182,7 +184,7 @@ class ModelServer(Server):
 
     async def _op_count_tokens(self, body: Any) -> JSON:
         if not isinstance(body, dict):
-            raise InvalidRequest("an object with messages is meant")
+            raise InvalidRequest(f"the body must be an object with `messages`, got {type(body).__name__}")
         return {"input_tokens": await self.count_tokens(message_to_params(body))}
 
     async def _op_models(self, body: Any) -> JSON:

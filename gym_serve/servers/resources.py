@@ -23,7 +23,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
-from gym_serve.servers.base import Operation, Server, author_error
+from gym_serve.servers.base import Operation, Server, author_error, place_of, place_of_class
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import LiveSessions, OpenSession, SessionCall
 from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
@@ -123,9 +123,14 @@ class ResourcesServer(Server):
         cls.restorable = _is_restorable(cls)
         cls.tools = tools_of(cls, cls.extra_arguments)
         if clash := RESERVED & cls.tools.keys():
-            raise TypeError(f"{cls.__name__}: no tool may be named {', '.join(sorted(clash))}")
+            name = min(clash)
+            raise TypeError(
+                f"{place_of(getattr(cls, name))}: tool {cls.__name__}.{name}: the name of a route; rename it"
+            )
         if cls.verify is ResourcesServer.verify:
-            raise TypeError(f"{cls.__name__} must define `verify`, which gives the reward")
+            raise TypeError(
+                f"{place_of_class(cls)}: {cls.__name__} must define `verify`, which returns the reward"
+            )
         cls._row = TypeAdapter(cls.Row)
         cls._seed_takes_row = cls.Row in hints_of(cls, cls.seed).values()
         cls._tools_take_row = any(spec.row is not None for spec in cls.tools.values())
@@ -510,8 +515,8 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
             gets.append("request")
         else:
             raise TypeError(
-                f"{cls.__name__}.verify: unknown parameter `{name}`; "
-                "it can take request, row, response and session"
+                f"{place_of(cls.verify)}: {cls.__name__}.verify: unknown parameter `{name}`; "
+                "it can take `request`, `row`, `response` and `session`"
             )
     return tuple(gets), request
 
@@ -547,15 +552,16 @@ def _is_restorable(cls: type[ResourcesServer]) -> bool:
     own = [getattr(cls, n) is not getattr(ResourcesServer, n) for n in ("snapshot", "restore")]
     if any(own):
         if not all(own):
-            raise TypeError(f"{cls.__name__}: snapshot and restore belong together")
+            where = f"{place_of_class(cls)}: {cls.__name__}"
+            raise TypeError(f"{where} must define both `snapshot` and `restore`")
         return True
     if not cls.restorable:
         return False
-    why = "write snapshot and restore"
+    where, step = f"{place_of_class(cls)}: {cls.__name__}", "define `snapshot` and `restore`"
     if not issubclass(cls.Session, BaseModel):
-        raise TypeError(f"{cls.__name__}.restorable: Session is no pydantic model; {why}")
+        raise TypeError(f"{where}.restorable: `Session` must be a pydantic model; else {step}")
     hidden = [*cls.Session.__private_attributes__]
     hidden += [name for name, field in cls.Session.model_fields.items() if field.exclude]
     if hidden:
-        raise TypeError(f"{cls.__name__}.restorable: no snapshot would hold {', '.join(hidden)}; {why}")
+        raise TypeError(f"{where}.restorable: a snapshot would lack {', '.join(hidden)}; {step}")
     return True

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import ConfigDict, Field, TypeAdapter, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
+from gym_serve.servers.base import place_of
 from gym_serve.types.requests import JSON
 
 __all__ = [
@@ -79,7 +81,8 @@ class ToolSpec:
     Attributes:
         name: the method's name; its route and its name for the model.
         description: the docstring without its sections.
-        arguments: pydantic model of the arguments.
+        arguments: type adapter of the arguments.
+        parameters: JSON schema of the arguments.
         returns: type adapter of the result.
         takes_session: whether the method has a ``session`` parameter.
         row: name of its parameter for the row's own keys, if it has one.
@@ -88,18 +91,10 @@ class ToolSpec:
     name: str
     description: str
     arguments: TypeAdapter[Any]
+    parameters: JSON
     returns: TypeAdapter[Any]
     takes_session: bool
     row: str | None = None
-
-    @property
-    def parameters(self) -> JSON:
-        """JSON schema of the arguments."""
-        schema = self.arguments.json_schema()
-        schema.pop("title", None)
-        for prop in schema.get("properties", {}).values():
-            prop.pop("title", None)
-        return schema
 
     def openai(self) -> JSON:
         """The tool for a row's ``responses_create_params.tools`` (OpenAI's function tool)."""
@@ -145,18 +140,19 @@ def hints_of(cls: type, method: Callable[..., Any]) -> dict[str, Any]:
     """Type hints of a method; classes nested in its class or a base (``Session``) can be named.
 
     Raises:
-        NameError: an annotation names something that cannot be found.
+        TypeError: an annotation names something that cannot be found.
     """
     nested = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
-    return get_type_hints(method, localns=nested, include_extras=True)
+    try:
+        return get_type_hints(method, localns=nested, include_extras=True)
+    except NameError as error:
+        where = f"{place_of(method)}: {cls.__name__}.{method.__name__}"
+        raise TypeError(f"{where}: {error}; is it imported at module level?") from None
 
 
 def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) -> ToolSpec:
-    where = f"tool {cls.__name__}.{name}"
-    try:
-        hints = hints_of(cls, method)
-    except NameError as error:
-        raise TypeError(f"{where}: {error}; is the annotation imported at module level?") from None
+    where = f"{place_of(method)}: tool {cls.__name__}.{name}"
+    hints = hints_of(cls, method)
     doc = docstring_parser.parse(inspect.getdoc(method) or "")
     described = {p.arg_name: p.description for p in doc.params}
     fields: dict[str, Any] = {}
@@ -166,9 +162,9 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
         if parameter.name in ("session", row):
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise TypeError(f"{where}: {parameter} has no schema; name each argument")
+            raise TypeError(f"{where}: `{parameter}` has no schema; name each argument")
         if parameter.name not in hints:
-            raise TypeError(f"{where}: argument {parameter.name!r} needs a type annotation")
+            raise TypeError(f"{where}: argument `{parameter.name}` needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         field = Field(default=default, description=described.get(parameter.name))
         fields[parameter.name] = (hints[parameter.name], field)
@@ -176,13 +172,40 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
     config = ConfigDict(
         extra=extra, json_schema_extra={"additionalProperties": False}, arbitrary_types_allowed=False
     )
-    arguments: type[BaseModel] = create_model(f"{name}_arguments", __config__=config, **fields)
+    result = hints.get("return", Any)
+    try:
+        arguments = TypeAdapter(create_model(f"{name}_arguments", __config__=config, **fields))
+        schema = _untitled(arguments.json_schema())
+        returns = TypeAdapter(result)
+        returns.json_schema(mode="serialization")
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
+        types = {f"argument `{key}`": hint for key, (hint, _) in fields.items()} | {"its result": result}
+        what, hint = next((item for item in types.items() if not _has_schema(item[1])), (name, ""))
+        raise TypeError(
+            f"{where}: {what} is of type {hint}, for which pydantic has no JSON schema; use another type"
+        ) from None
     description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
     return ToolSpec(
         name=name,
         description=description,
-        arguments=TypeAdapter(arguments),
-        returns=TypeAdapter(hints.get("return", Any)),
+        arguments=arguments,
+        parameters=schema,
+        returns=returns,
         takes_session=any(p.name == "session" for p in parameters),
         row=row,
     )
+
+
+def _untitled(schema: JSON) -> JSON:
+    schema.pop("title", None)
+    for prop in schema.get("properties", {}).values():
+        prop.pop("title", None)
+    return schema
+
+
+def _has_schema(hint: Any) -> bool:
+    try:
+        TypeAdapter(hint).json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.author import Careless, CarelessAgent
 
 from gym_serve import (
     AgentFailed,
+    AgentServer,
     CompareFailed,
     InvalidRequest,
     ResourcesServer,
@@ -84,18 +86,55 @@ async def test_an_agent() -> None:
 
 
 def test_a_class_without_verify_is_refused_where_it_is_defined() -> None:
-    with pytest.raises(TypeError, match="Forgetful must define `verify`"):
+    with pytest.raises(TypeError, match=r"test_author_errors\.py:\d+: Forgetful must define `verify`"):
 
         class Forgetful(ResourcesServer):
             pass
 
 
 def test_an_unknown_parameter_of_verify_is_refused_where_it_is_defined() -> None:
-    with pytest.raises(TypeError, match=r"Odd\.verify: unknown parameter `answer`"):
+    with pytest.raises(TypeError, match=r"errors\.py:\d+: Odd\.verify: unknown parameter `answer`"):
 
         class Odd(ResourcesServer):
             def verify(self, row: Any, answer: str) -> float:
                 return 0.0
+
+
+def test_an_agent_without_act_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(TypeError, match=r"test_author_errors\.py:\d+: Idle must define `act`"):
+
+        class Idle(AgentServer):
+            pass
+
+
+class Opaque:
+    """A type that pydantic has no schema for."""
+
+
+@pytest.mark.parametrize(
+    ("hints", "said"),
+    [
+        ({"x": Opaque}, "argument `x` is of type .*Opaque"),
+        ({"x": Callable[[], int]}, "argument `x` is of type .*Callable"),
+        ({"x": int, "return": Opaque}, "its result is of type .*Opaque"),
+        ({"x": "Nowhere"}, "name 'Nowhere' is not defined"),
+        ({}, "argument `x` needs a type annotation"),
+    ],
+)
+def test_a_tool_that_cannot_be_described_is_refused_with_its_line(hints: dict[str, Any], said: str) -> None:
+    def look(self: Any, x: Any) -> Any:
+        return x
+
+    look.__annotations__ = hints
+    with pytest.raises(TypeError, match=rf"test_author_errors\.py:\d+: .*Curious\.look: {said}"):
+        type("Curious", (Account,), {"look": tool(look)})
+
+
+def test_a_wrong_annotation_of_seed_is_refused_with_its_line() -> None:
+    with pytest.raises(TypeError, match=r"errors\.py:\d+: Odd\.seed: name 'Nowhere' is not defined"):
+
+        class Odd(Account):
+            async def seed(self, row: Nowhere, session: Any) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
 class Account(ResourcesServer):

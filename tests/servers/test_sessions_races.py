@@ -331,8 +331,8 @@ async def test_a_hook_that_fails_is_logged_and_stops_no_other(caplog: pytest.Log
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"snapshot": lambda self, session: 1}, "belong together"),
-        ({"restorable": True, "Session": dict}, "no pydantic model"),
+        ({"snapshot": lambda self, session: 1}, "must define both `snapshot` and `restore`"),
+        ({"restorable": True, "Session": dict}, "`Session` must be a pydantic model"),
         (
             {
                 "restorable": True,

@@ -174,7 +174,7 @@ async def test_an_unknown_tool_names_the_nearest_and_no_route() -> None:
 
 
 def test_a_tool_without_types_is_an_error_where_it_is_written() -> None:
-    with pytest.raises(TypeError, match=r"Untyped\.look: argument 'x' needs a type annotation"):
+    with pytest.raises(TypeError, match=r"Untyped\.look: argument `x` needs a type annotation"):
 
         class Untyped(ResourcesServer):
             @tool

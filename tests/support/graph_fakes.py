@@ -65,6 +65,8 @@ class FakeAgent(AgentServer):
         max_steps: int = 8
         critic: ModelClient | AgentClient | None = None
 
+    async def act(self, episode: Any) -> None: ...
+
 
 class Unsure(ModelServer):
     """Its validator breaks on any setting."""
