@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.harness.reports import machine
 from gym_serve import Gym, Progress
-from gym_serve.rollouts import Collection, Report, RunnerOptions, collect
+from gym_serve.rollouts import Collection, Report, RolloutBackend, RunnerOptions, collect
 from gym_serve.rollouts.files import read_records
 
 Collect = Callable[..., Awaitable[Report]]
@@ -58,15 +58,17 @@ def source(count: int) -> Iterator[dict[str, Any]]:
         }
 
 
-async def score(row: dict[str, Any]) -> dict[str, Any]:
-    """A rollout without a graph."""
-    return {**row, "response": {"output": [], "usage": {"output_tokens": 1}}, "reward": 1.0}
+class Scores(RolloutBackend):
+    """Rollouts without a graph."""
+
+    async def run(self, row: dict[str, Any], /) -> dict[str, Any]:
+        return {**row, "response": {"output": [], "usage": {"output_tokens": 1}}, "reward": 1.0}
 
 
 async def collect_in_process(
     rows: Iterator[dict[str, Any]], output: Path, *, concurrency: int, progress: Callable[[Progress], None]
 ) -> Report:
-    collection = Collection(run=score, engine=RunnerOptions(concurrency=concurrency))
+    collection = Collection(Scores(), options=RunnerOptions(concurrency=concurrency))
     return await collect(rows, output, collection, progress=progress)
 
 

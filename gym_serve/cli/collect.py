@@ -199,18 +199,14 @@ def _check(
 ) -> None:
     """Look at rows and output before a graph is started, which takes its time."""
     from gym_serve.client.rollout_client import RolloutClient
-    from gym_serve.rollouts import Collection, check_run, prices_of
+    from gym_serve.rollouts import Collection, check_run
 
     if (graph := target.resolved()) is None:
         return
-    public = graph.public()
-    driver = RolloutClient(public, graph.default_agent, _no_edge, graph, str(target.graph))
+    driver = RolloutClient(graph.public(), graph.default_agent, _no_edge, graph, str(target.graph))
     collection = Collection(
-        run=driver.run,
+        backend=driver,
         expansion=driver.expansion(options),
-        check=driver.check,
-        graph=driver.described(),
-        prices=prices_of(public),
         budget=budget,
     )
     skip_invalid = options.get("skip_invalid", False)

@@ -99,10 +99,10 @@ def export(
 
 
 def _read(paths: list[Path]) -> Iterator[JSON]:
-    from gym_serve.rollouts.rows import located
+    from gym_serve.rollouts.rows import read_rows
 
     for path in paths:
-        for where, rollout, problem in located(path):
+        for where, rollout, problem in read_rows(path):
             if rollout is None:
                 raise InvalidRequest(f"{where}: {problem}")
             yield rollout

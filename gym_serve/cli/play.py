@@ -360,9 +360,9 @@ def _examples(graph: Graph, agent: str) -> Path:
 
 
 def _row_of(path: Path, line: int) -> JSON:
-    from gym_serve.rollouts.rows import located
+    from gym_serve.rollouts.rows import read_rows
 
-    found = next(islice(located(path), line - 1, None), None)
+    found = next(islice(read_rows(path), line - 1, None), None)
     if found is None:
         raise InvalidRequest(f"{path} has no row {line}")
     if found.row is None:

@@ -76,7 +76,7 @@ def report_json(report: Report) -> JSON:
         "tokens": report.spent.tokens,
         "cost": report.spent.cost,
         "budget_spent": report.exhausted,
-        "fault": None if report.fault is None else report.fault.to_body()["error"],
+        "fault": None if report.operator_error is None else report.operator_error.to_body()["error"],
         "failures": [asdict(found) for found in failures_of(report.outputs)],
         "metrics": report.metrics,
         "left_out": report.problems,

@@ -33,6 +33,9 @@ from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
+    from gym_serve.metrics import MetricSpec
+    from gym_serve.rollouts.run_metrics import Aggregate
+    from gym_serve.servers.usage import Prices
     from gym_serve.types.requests import JSON
 
 __all__ = ["reverify"]
@@ -79,14 +82,10 @@ def reverify(
 
     try:
         with target.open() as gym, ThreadPoolExecutor(concurrency) as threads:
-            verifiers = _Verifiers(gym, threads)
             collection = Collection(
-                run=verifiers.score,
-                expansion=Expansion(limit=limit),
-                engine=RunnerOptions(concurrency=concurrency, attempts=3),
-                check=verifiers.check,
-                graph={"resources": gym.graph.get("resources") or {}},
-                aggregate=verifiers.aggregate,
+                _Verifiers(gym, threads),
+                Expansion(limit=limit),
+                RunnerOptions(concurrency=concurrency, attempts=3),
             )
             outcome = run_collection(
                 lambda progress, stopping: collect(
@@ -106,7 +105,7 @@ def reverify(
 
 
 class _Verifiers:
-    """The verifiers of a graph; its calls block, so each runs in a thread."""
+    """The `RolloutBackend` of the graph's verifiers. Calls of `Gym` block, so each runs in a thread."""
 
     def __init__(self, gym: Gym, threads: ThreadPoolExecutor) -> None:
         self._gym = gym
@@ -126,8 +125,8 @@ class _Verifiers:
                 f"(reverify_mode is {str(mode)[:50]!r}, not 'stateless')"
             )
 
-    async def score(self, rollout: JSON) -> JSON:
-        """The rollout with the verdict of now."""
+    async def run(self, rollout: JSON) -> JSON:
+        """Verify the rollout again; it gets the new verdict."""
         from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
@@ -138,6 +137,28 @@ class _Verifiers:
             return {"reward": None}
         skipped = "verification_skipped"  # by the agent that made the rollout
         return {**{k: v for k, v in rollout.items() if k != skipped}, USAGE_FIELD: {}, **verdict}
+
+    def description(self) -> JSON:
+        """The environments of the graph."""
+        return {"resources": self._gym.graph.get("resources") or {}}
+
+    def prices(self) -> dict[str, Prices]:
+        """None: no model is called for the rollouts."""
+        return {}
+
+    async def comparer(self) -> None:
+        """None: the stored rewards of groups are not computed again."""
+        return
+
+    def metric_spec(self, agent: str) -> MetricSpec:
+        """What to compute if the agent gives no metrics."""
+        from gym_serve.metrics import STATISTICS_ONLY
+
+        return STATISTICS_ONLY
+
+    def aggregator(self) -> Aggregate:
+        """`aggregate`."""
+        return self.aggregate
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics."""

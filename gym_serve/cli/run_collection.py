@@ -91,9 +91,9 @@ def report_and_exit(report: Report | None, signalled: int | None, *, as_json: bo
     if report is not None and report.exhausted and signalled is None:
         typer.echo(f"stopped: {report.exhausted}; to go on: --resume and a higher limit", err=True)
         raise typer.Exit(_BUDGET)
-    if report is not None and report.fault is not None:
-        where = f" ({report.fault.server})" if report.fault.server else ""
-        typer.echo(f"stopped: {report.fault.message}{where}", err=True)
+    if report is not None and report.operator_error is not None:
+        where = f" ({report.operator_error.server})" if report.operator_error.server else ""
+        typer.echo(f"stopped: {report.operator_error.message}{where}", err=True)
         left = f"{remaining:,} rollouts stay open; " if (remaining := report.progress.remaining) else ""
         typer.echo(f"{left}fix it, then run the same command with --resume", err=True)
         raise typer.Exit(signalled or _FAULT)

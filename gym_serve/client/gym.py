@@ -39,7 +39,7 @@ from gym_serve.rollouts import (
     groups,
     jobs_of,
     prices_of,
-    refuse,
+    raise_problem,
     stream,
 )
 from gym_serve.servers.model import PauseMode
@@ -185,7 +185,7 @@ class Gym:
 
         Call it inside a running event loop; there is one for each rollout.
         """
-        groups = list(expand(examples, self._driver.expansion(options), problem=refuse))
+        groups = list(expand(examples, self._driver.expansion(options), problem=raise_problem))
         pairs = self._stream(iter(groups), "completion", options)
         return awaitables(pairs, sum(map(len, groups)))
 
@@ -222,7 +222,7 @@ class Gym:
         if "repeats" in options:
             raise InvalidRequest("repeats: a group's size and oversample say how many rollouts a row gets")
         wanted = GroupOptions(size, oversample, quorum, deadline)
-        engine = self._driver.engine_options(options, attempts=3)
+        engine = self._driver.runner_options(options, attempts=3)
         options["repeats"] = size + oversample
         jobs = jobs_of(await self._driver.groups(rows, options))
         settled = groups(jobs, self._driver.run, wanted, engine, self._driver.compare, spending=spending)
@@ -272,22 +272,16 @@ class Gym:
 
         Returns:
             what came of it. An `OperatorError` is no exception here: what met it stays open, and is the
-            report's ``fault``; once it is mended, ``resume`` goes on.
+            report's ``operator_error``; once it is fixed, ``resume`` continues the run.
 
         Raises:
             InvalidRequest, Conflict, Unavailable, BadRequest: see `gym_serve.rollouts.collect`.
         """
         driver = self._driver
         collection = Collection(
-            run=driver.run,
+            backend=driver,
             expansion=driver.expansion(options),
-            engine=driver.engine_options(options, attempts=3),
-            check=driver.check,
-            graph=driver.described(),
-            comparing=driver.comparing,
-            aggregate=driver.aggregate,
-            spec_of=driver.spec_of,
-            prices=prices_of(self.graph),
+            options=driver.runner_options(options, attempts=3),
             budget=budget or Budget(),
         )
         return await collect(
@@ -312,7 +306,7 @@ class Gym:
     def _stream(
         self, groups: Iterator[list[JSON]], order: Order, options: RolloutOptions
     ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-        engine = self._driver.engine_options(options, attempts=1)
+        engine = self._driver.runner_options(options, attempts=1)
         return stream(jobs_of(groups), self._driver.run, engine, order)
 
     # The graph

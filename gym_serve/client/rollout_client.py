@@ -18,14 +18,23 @@ from typing_extensions import TypedDict
 from gym_serve.client import loop
 from gym_serve.graph.spec import Graph, ServerOptions
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
-from gym_serve.rollouts import Expansion, PromptTemplate, Rows, RunnerOptions, checked_groups
+from gym_serve.rollouts import (
+    Expansion,
+    PromptTemplate,
+    RolloutBackend,
+    Rows,
+    RunnerOptions,
+    checked_groups,
+    prices_of,
+)
 from gym_serve.rollouts.groups import Compare
+from gym_serve.rollouts.run_metrics import Aggregate
 from gym_serve.rollouts.scheduling import MAX_FAILURES
 from gym_serve.servers.clients import AgentClient, EnvironmentClient
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Transport, encode
-from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
+from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected
 from gym_serve.types.requests import JSON
 
@@ -77,7 +86,7 @@ class RolloutOptions(TypedDict, total=False):
     scored one in between, end the run (5). A refused key ends it at once."""
 
 
-class RolloutClient:
+class RolloutClient(RolloutBackend):
     """Runs rows on a graph.
 
     Args:
@@ -118,7 +127,7 @@ class RolloutClient:
             prompt=None if prompt is None else PromptTemplate.of(prompt),
         )
 
-    def engine_options(self, options: RolloutOptions, attempts: int) -> RunnerOptions:
+    def runner_options(self, options: RolloutOptions, attempts: int) -> RunnerOptions:
         """How attempts are run, by the options.
 
         Raises:
@@ -179,12 +188,20 @@ class RolloutClient:
             return None
         return await loop.run(self._compare(resources, body, meter))
 
-    async def comparing(self) -> Compare | None:
+    async def comparer(self) -> Compare | None:
         """`compare`, if any environment of the graph has that operation."""
         environments = {str(agent.get("resources")) for agent in self._agents.values()}
         known = environments & (self._graph.get("resources") or {}).keys()
         has = [await loop.run(self._has_compare(name)) for name in sorted(known)]
         return self.compare if any(has) else None
+
+    def prices(self) -> Mapping[str, Prices]:
+        """What tokens cost, by model server of the graph."""
+        return prices_of(self._graph)
+
+    def aggregator(self) -> Aggregate:
+        """`aggregate`."""
+        return self.aggregate
 
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics of its rollouts."""
@@ -194,12 +211,12 @@ class RolloutClient:
             AgentClient(self._transport(agent)).fetch("aggregate_metrics", {"verify_responses": rollouts})
         )
 
-    def spec_of(self, agent: str) -> MetricSpec:
+    def metric_spec(self, agent: str) -> MetricSpec:
         """The metrics of the agent's environment, where this process knows its class."""
         cls = self._class_of((self._agents.get(agent) or {}).get("resources"))
         return STATISTICS_ONLY if cls is None else cls.metrics
 
-    def described(self) -> JSON:
+    def description(self) -> JSON:
         """The graph as far as it decides what a rollout is."""
         return {
             section: {

@@ -10,14 +10,14 @@ Decisions are made by pure state machines (`scheduling`, `grouping`) that own no
 a function.
 """
 
-from gym_serve.rollouts.collecting import Collection, Report, check_run, collect
+from gym_serve.rollouts.collecting import Collection, Report, RolloutBackend, check_run, collect
 from gym_serve.rollouts.expansion import Expansion, PromptTemplate, checked_groups, expand
 from gym_serve.rollouts.grouping import Group, GroupOptions
 from gym_serve.rollouts.groups import groups
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.merging import merge
 from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, prices_of
-from gym_serve.rollouts.rows import Rows, refuse
+from gym_serve.rollouts.rows import Rows, raise_problem
 from gym_serve.rollouts.runner import Run, RunnerOptions, jobs_of, stream
 from gym_serve.rollouts.scheduling import Backoff, Job, Order
 
@@ -34,6 +34,7 @@ __all__ = [
     "Progress",
     "PromptTemplate",
     "Report",
+    "RolloutBackend",
     "Rows",
     "Run",
     "RunnerOptions",
@@ -47,6 +48,6 @@ __all__ = [
     "jobs_of",
     "merge",
     "prices_of",
-    "refuse",
+    "raise_problem",
     "stream",
 ]

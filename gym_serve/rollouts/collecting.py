@@ -1,66 +1,95 @@
-"""`collect`: rows to files, so that nothing is lost and nothing is done twice, whatever happens meanwhile.
+"""`collect`: rows to files; nothing is lost and no rollout is made twice, whatever interrupts it.
 
-Four steps. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before
-anything runs; the engine runs what the journal does not hold yet, and every result is in the journal before
-it is counted; where an environment compares the rollouts of a row, its rewards replace the verifier's
-(`group_stage`); the metrics are computed from the files. Each step can be interrupted: the first and the last
-are done again, the others go on.
+It has four steps:
+
+1. All rows are checked and expanded into ``out_materialized_inputs.jsonl``, before anything runs.
+2. The `RolloutRunner` runs what the journal does not hold yet. Every result is in the journal before it is
+   counted.
+3. If an environment compares the rollouts of a row, its rewards replace the verifier's (`GroupStage`).
+4. The metrics are computed from the files.
+
+Each step can be interrupted. When the run is resumed, the first and the last step start again, and the others
+continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from gym_serve.metrics import STATISTICS_ONLY
+from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts.expansion import Expansion, Inputs, stored_groups
-from gym_serve.rollouts.files import in_steps
+from gym_serve.rollouts.files import run_in_threads
 from gym_serve.rollouts.groups import Compare, GroupStage
 from gym_serve.rollouts.journal import Header, Journal, Outputs
 from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, Tally
 from gym_serve.rollouts.rows import Rows
-from gym_serve.rollouts.run_metrics import Aggregate, SpecOf, summarize_run
-from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, jobs_of
+from gym_serve.rollouts.run_metrics import Aggregate, summarize_run
+from gym_serve.rollouts.runner import RolloutRunner, RunnerOptions, jobs_of
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import Conflict, OperatorError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import operator_error
 
-__all__ = ["Collection", "Report", "check_run", "collect"]
+__all__ = ["Collection", "Report", "RolloutBackend", "check_run", "collect"]
 
 _SYNC_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Collection:
-    """What is collected, and where it runs.
+class RolloutBackend(Protocol):
+    """What runs the rollouts of a collection: a graph (`gym_serve.client.rollout_client`), or any function.
 
-    Attributes:
-        run: one episode of a row.
-        expansion: how rows become rollouts.
-        engine: how attempts are run.
-        check: raises a `GymError` for a row that the graph cannot run.
-        graph: what decides what a rollout is, as JSON; resuming with another is refused.
-        comparing: asked, once all rollouts have ended, for what compares those of a row, if anything does.
-        aggregate: asks an agent for metrics; None to compute all of them here.
-        spec_of: an agent's metrics, for those that are computed here.
-        prices: what tokens cost, by model server.
-        budget: what the run may use, earlier processes of it included.
+    A subclass defines `run`; everything else has a default.
     """
 
-    run: Run
+    async def run(self, row: JSON, /) -> JSON:
+        """Run one episode of a materialized row; cancelling it cancels the episode."""
+        ...
+
+    def check(self, row: JSON, /) -> None:
+        """Raise a `GymError` for a row that cannot be run."""
+        return
+
+    def description(self) -> JSON:
+        """What decides what a rollout is, as JSON; a run is not resumed with another one."""
+        return {}
+
+    def prices(self) -> Mapping[str, Prices]:
+        """What tokens cost, by model server."""
+        return {}
+
+    async def comparer(self) -> Compare | None:
+        """What compares the rollouts of a row, if anything does; asked for when all rollouts have ended."""
+        return None
+
+    def aggregator(self) -> Aggregate | None:
+        """What asks an agent for metrics; None to compute all of them in this process."""
+        return None
+
+    def metric_spec(self, agent: str, /) -> MetricSpec:
+        """The metrics of an agent, for those that are computed in this process."""
+        return STATISTICS_ONLY
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What is collected, and how.
+
+    Attributes:
+        backend: runs the rollouts.
+        expansion: how rows become rollouts.
+        options: how attempts are run.
+        budget: what the run may use, its earlier processes included.
+    """
+
+    backend: RolloutBackend
     expansion: Expansion = field(default_factory=Expansion)
-    engine: RunnerOptions = field(default_factory=lambda: RunnerOptions(attempts=3))
-    check: Callable[[JSON], None] = lambda row: None
-    graph: JSON = field(default_factory=dict)
-    comparing: Callable[[], Awaitable[Compare | None]] | None = None
-    aggregate: Aggregate | None = None
-    spec_of: SpecOf = lambda agent: STATISTICS_ONLY
-    prices: Mapping[str, Prices] = field(default_factory=dict)
+    options: RunnerOptions = field(default_factory=lambda: RunnerOptions(attempts=3))
     budget: Budget = field(default_factory=Budget)
 
 
@@ -87,7 +116,7 @@ class Report:
     """The groups that could not be compared, and why; resuming tries them again."""
     exhausted: str | None = None
     """Which limit of its budget stopped it; None if none did."""
-    fault: OperatorError | None = None
+    operator_error: OperatorError | None = None
     """What left rollouts open that only the operator can mend (a refused key, a wrong address), whether it
     ended the run or not; None if nothing did. Resuming goes on with them."""
 
@@ -127,27 +156,28 @@ async def collect(
         Unavailable: no space is left; what was acknowledged is in the files.
         BadRequest: a file cannot be written.
     """
-    collection.budget.check(collection.prices)
-    spending = Spending(collection.prices, collection.budget)
+    backend, prices = collection.backend, collection.backend.prices()
+    collection.budget.check(prices)
+    spending = Spending(prices, collection.budget)
     outputs = Outputs.of(output)
-    inputs = Inputs(rows, collection.expansion, collection.check)
+    inputs = Inputs(rows, collection.expansion, backend.check)
     metrics: list[JSON] = []
     with Journal(outputs, resume=resume or retry_failed) as journal:
         header = await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
         tally = Tally(header.rollouts)
-        await in_steps(_recalled(journal, tally, spending))
+        await run_in_threads(_recalled(journal, tally, spending))
         if retry_failed:
             await asyncio.to_thread(journal.forgive)
-        tally.finish(journal.finished(collection.engine.attempts))
+        tally.finish(journal.finished(collection.options.attempts))
         tally.begin()
-        fault = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
+        operator_error = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
         done = tally.progress()
         complete = not done.remaining
-        stage = GroupStage(outputs, header.run, collection.engine, spending, stop)
-        if complete and collection.comparing and (compare := await collection.comparing()):
+        stage = GroupStage(outputs, header.run, collection.options, spending, stop)
+        if complete and (compare := await backend.comparer()):
             complete = await stage.run(compare, lambda left: progress(replace(done, comparing=left)))
         if complete:
-            metrics = await summarize_run(outputs, collection.aggregate, collection.spec_of)
+            metrics = await summarize_run(outputs, backend.aggregator(), backend.metric_spec)
     return Report(
         outputs,
         done if stage.mean_reward is None else replace(done, mean_reward=stage.mean_reward),
@@ -158,7 +188,7 @@ async def collect(
         spending.spent(),
         stage.problems.kept,
         None if complete else spending.exhausted,
-        None if complete else fault or stage.fault,
+        None if complete else operator_error or stage.operator_error,
     )
 
 
@@ -179,15 +209,15 @@ async def check_run(
     Raises:
         InvalidRequest, Conflict, Unavailable, BadRequest: see `collect`.
     """
-    collection.budget.check(collection.prices)
-    inputs, outputs = Inputs(rows, collection.expansion, collection.check), Outputs.of(output)
+    collection.budget.check(collection.backend.prices())
+    inputs, outputs = Inputs(rows, collection.expansion, collection.backend.check), Outputs.of(output)
     new = [path for path in (outputs.rollouts, outputs.failures) if not path.exists()]
     try:
         with Journal(outputs, resume=resume) as journal:
             if journal.header is not None:
                 await _prepared(journal, inputs, collection, skip_invalid=skip_invalid)
             else:
-                await in_steps(inputs.write(None, skip_invalid=skip_invalid))
+                await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
     finally:
         for path in new:
             with suppress(OSError):  # it could not be created
@@ -200,10 +230,10 @@ async def _prepared(
     """The header of the run, once its rows are written: of the one to go on with, or of a new one."""
     path = journal.outputs.inputs
     of_file = isinstance(inputs.rows, str | Path)
-    content = {"expansion": collection.expansion.described(), "graph": collection.graph}
+    content = {"expansion": collection.expansion.to_json(), "graph": collection.backend.description()}
     if journal.header is None:
         before = await asyncio.to_thread(inputs.fingerprint) if of_file else {}
-        await in_steps(inputs.write(path, skip_invalid=skip_invalid))
+        await run_in_threads(inputs.write(path, skip_invalid=skip_invalid))
         header = Header.new(
             input=before or inputs.fingerprint(),
             rollouts=inputs.rollouts,
@@ -216,7 +246,7 @@ async def _prepared(
     if not path.exists():
         raise Conflict(f"{journal.outputs.rollouts} cannot be resumed: {path.name} is missing")
     if not of_file:
-        await in_steps(inputs.write(None, skip_invalid=skip_invalid))
+        await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
     now = await asyncio.to_thread(inputs.fingerprint)
     journal.header.check(journal.outputs.rollouts, input=now, **content)
     return journal.header
@@ -240,7 +270,7 @@ async def _run(
     stop: asyncio.Event | None,
 ) -> OperatorError | None:
     """Run what is left; what left rollouts open that only the operator can mend."""
-    attempts = collection.engine.attempts
+    attempts = collection.options.attempts
 
     def left() -> Iterator[list[JSON]]:
         for group in stored_groups(journal.outputs.inputs):
@@ -252,34 +282,35 @@ async def _run(
         tally.add(record)
         spending.add(record)
         if spending.exhausted:
-            engine.drain()
+            runner.drain()
 
-    engine = RolloutRunner(
+    runner = RolloutRunner(
         jobs_of(left(), lambda row: journal.failed_attempts(row, attempts) or (0, 0)),
-        collection.run,
-        collection.engine,
-        commit=commit,
+        collection.backend.run,
+        collection.options,
+        on_result=commit,
     )
     if spending.exhausted or (stop is not None and stop.is_set()):
-        engine.drain()
+        runner.drain()
     elif stop is not None:
-        engine.aside(stop.wait(), lambda _: engine.drain())
+        runner.run_in_background(stop.wait(), lambda _: runner.drain())
     synced = time.monotonic()
     try:
         progress(tally.progress())
-        while engine.advance():
-            for _, rollout in await engine.results(until=synced + _SYNC_SECONDS):
+        while runner.advance():
+            for _, rollout in await runner.results(until=synced + _SYNC_SECONDS):
                 if operator_error(rollout) is None:
                     tally.finish(1)
                 else:
                     spending.add(rollout)  # it is in no file: the rollout stays open
-            stopping = engine.faults.last.message if engine.faults.ends and engine.faults.last else None
-            progress(tally.progress(running=engine.scheduler.running, stopping=stopping))
+            fatal = runner.operator_errors.fatal
+            stopping = None if fatal is None else fatal.message
+            progress(tally.progress(running=runner.scheduler.running, stopping=stopping))
             if time.monotonic() >= synced + _SYNC_SECONDS:
                 await asyncio.to_thread(journal.sync)
                 journal.check()
                 synced = time.monotonic()
         journal.check()
-        return engine.faults.last
+        return runner.operator_errors.last
     finally:
-        await engine.close()
+        await runner.close()

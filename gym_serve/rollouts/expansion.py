@@ -32,14 +32,14 @@ from typing import Any
 import orjson
 import yaml
 
-from gym_serve.rollouts.files import fingerprint, in_steps, open_decompressed, readable_line, replacing
+from gym_serve.rollouts.files import fingerprint, open_decompressed, readable_line, replacing, run_in_threads
 from gym_serve.rollouts.rows import (
     MAX_ROLLOUT_INDEX,
     Problems,
     Rows,
-    ignore,
-    located,
-    refuse,
+    ignore_problem,
+    raise_problem,
+    read_rows,
     rollout_index,
     task_index,
 )
@@ -207,7 +207,7 @@ class Expansion:
         """Name of the agent of a row; None if nothing says which."""
         return self.agent or agent_name(row) or self.default_agent or None
 
-    def described(self) -> JSON:
+    def to_json(self) -> JSON:
         """The settings as JSON, to tell whether two runs had the same."""
         return asdict(self)
 
@@ -234,7 +234,7 @@ def expand(
     numbering = _Numbering(unique=unique)
     unused = set() if isinstance(expansion.repeats, int) else set(expansion.repeats) - {"_default"}
     taken = 0
-    for where, row, reason in located(rows, note):
+    for where, row, reason in read_rows(rows, note):
         if row is None:
             problem(f"{where}: {reason}")
             continue
@@ -402,11 +402,13 @@ class Inputs:
                 self.rollouts += len(group)
                 yield
             if not skip_invalid:
-                self.problems.refuse(f"{self.problems.count} rows cannot be used, so nothing was started")
+                self.problems.raise_if_any(
+                    f"{self.problems.count} rows cannot be used, so nothing was started"
+                )
             if not self.rollouts and self._expansion.shard is None:
-                self.problems.refuse(f"{self.source}: no row can be used")
+                self.problems.raise_if_any(f"{self.source}: no row can be used")
                 self.problems.add(f"{self.source}: empty")
-                self.problems.refuse("there are no rows, so nothing was started")
+                self.problems.raise_if_any("there are no rows, so nothing was started")
 
     def fingerprint(self) -> JSON:
         """What tells whether the rows have changed: of a file as it is stored, else as they were drawn."""
@@ -466,7 +468,7 @@ async def checked_groups(
         InvalidRequest: rows that cannot be used; of a file, all of them.
     """
     if not isinstance(rows, str | Path):
-        return expand(rows, expansion, problem=ignore if skip_invalid else refuse)
+        return expand(rows, expansion, problem=ignore_problem if skip_invalid else raise_problem)
     inputs = Inputs(rows, expansion, check)
-    await in_steps(inputs.write(None, skip_invalid=skip_invalid))
-    return expand(rows, expansion, problem=ignore, check=inputs.check_row, unique=True)
+    await run_in_threads(inputs.write(None, skip_invalid=skip_invalid))
+    return expand(rows, expansion, problem=ignore_problem, check=inputs.check_row, unique=True)

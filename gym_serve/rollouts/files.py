@@ -49,12 +49,12 @@ __all__ = [
     "codec_of",
     "compressed",
     "fingerprint",
-    "in_steps",
     "lock",
     "open_decompressed",
     "read_records",
     "readable_line",
     "replacing",
+    "run_in_threads",
     "split_name",
     "sync_directory",
     "writing",
@@ -478,7 +478,7 @@ def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
 _AT_ONCE = 500  # steps between two chances to be cancelled
 
 
-async def in_steps(steps: Generator[None, None, None]) -> None:
+async def run_in_threads(steps: Generator[None, None, None]) -> None:
     """Run a generator to its end in other threads, one after the other."""
 
     def some() -> bool:

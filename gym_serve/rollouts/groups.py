@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 
-from gym_serve.rollouts.files import RecordFile, in_steps, read_records, sync_directory, writing
+from gym_serve.rollouts.files import RecordFile, read_records, run_in_threads, sync_directory, writing
 from gym_serve.rollouts.grouping import (
     VERIFY_REWARD,
     Group,
@@ -32,8 +32,8 @@ from gym_serve.rollouts.grouping import (
 )
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.progress import Spending
-from gym_serve.rollouts.rows import RUN_ID, Problems, is_failure, key_of, rollout_index, task_index
-from gym_serve.rollouts.runner import Pool, RolloutRunner, Run, RunnerOptions
+from gym_serve.rollouts.rows import RUN_ID, Problems, is_failure, rollout_index, rollout_key, task_index
+from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, TaskPool
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.tables import FloatTable, IntTable
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
@@ -58,7 +58,7 @@ async def groups(
     jobs: Iterator[list[Job]],
     run: Run,
     options: GroupOptions,
-    engine_options: RunnerOptions,
+    runner_options: RunnerOptions,
     compare: Compare | None = None,
     *,
     spending: Spending | None = None,
@@ -75,7 +75,7 @@ async def groups(
         jobs: ``size + oversample`` jobs for each group.
         run: one episode.
         options: what makes a group.
-        engine_options: how attempts are run.
+        runner_options: how attempts are run.
         compare: the group reward of the environment.
         spending: counts what attempts and comparisons use. Once it is exhausted nothing more is started; what
             runs may end where its group can still be filled, and is compared.
@@ -92,7 +92,7 @@ async def groups(
     def spend(used: JSON) -> None:
         spending.add(used)
         if spending.exhausted:
-            engine.drain()
+            runner.drain()
 
     def after(group: Group) -> None:
         nonlocal comparing
@@ -103,40 +103,40 @@ async def groups(
         nonlocal comparing
         for group, stragglers in filter(None, settled):
             for job in stragglers:
-                engine.drop(job)
+                runner.drop(job)
             if compare is None or not group.usable:
                 ready.append(group)
             else:
                 comparing += 1
-                engine.aside(compared(group, compare, engine_options, spend), after)
+                runner.run_in_background(compared(group, compare, runner_options, spend), after)
 
-    engine = RolloutRunner(
+    runner = RolloutRunner(
         jobs,
         run,
-        engine_options,
-        drawn=book.expect,
-        started=book.started,
-        commit=commit,
-        dropped=dropped.append,
+        runner_options,
+        on_draw=book.expect,
+        on_start=book.started,
+        on_result=commit,
+        on_drop=dropped.append,
     )
     if spending.exhausted:
-        engine.drain()
+        runner.drain()
     try:
         while True:
-            engine.advance()
+            runner.advance()
             settle(book.dropped(dropped))
             dropped.clear()
             if not ready:
-                if not (engine.scheduler.open or comparing):
+                if not (runner.scheduler.open or comparing):
                     return
-                results = await engine.results(until=book.next_deadline())
+                results = await runner.results(until=book.next_deadline())
                 settle(book.ended(job, rollout, failed=is_failure(rollout)) for job, rollout in results)
                 settle(book.expired(time.monotonic()))
             while ready:
                 yield ready.pop(0)
-            engine.check()
+            runner.check()
     finally:
-        await engine.close()
+        await runner.close()
 
 
 async def compared(
@@ -193,7 +193,7 @@ class GroupStage:
     Attributes:
         problems: the groups that could not be compared, and why.
         mean_reward: of all rollouts, where the stage has changed their rewards.
-        fault: what only the operator can mend, that ended it; None if nothing did.
+        operator_error: what only the operator can mend, that ended it; None if nothing did.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class GroupStage:
     ) -> None:
         self.problems = Problems()
         self.mean_reward: float | None = None
-        self.fault: OperatorError | None = None
+        self.operator_error: OperatorError | None = None
         self._outputs = outputs
         self._run = run
         self._options = options
@@ -232,14 +232,14 @@ class GroupStage:
             Unavailable, BadRequest: a file cannot be written.
         """
         with RecordFile(self._outputs.comparisons) as file:
-            await in_steps(self._recalled(file))
-            await in_steps(self._counted())
+            await run_in_threads(self._recalled(file))
+            await run_in_threads(self._counted())
             await self._compare_all(compare, file, told)
             file.sync()
         if self._left():
             return False
         if self._stale:
-            await in_steps(self._replaced())
+            await run_in_threads(self._replaced())
         return True
 
     def _recalled(self, file: RecordFile) -> Generator[None, None, None]:
@@ -255,7 +255,7 @@ class GroupStage:
         for record in read_records(self._outputs.rollouts):
             task = task_index(record)
             self._sizes[task] = (self._sizes.get(task) or 0) + 1
-            reward = self._rewards.get(key_of(record))
+            reward = self._rewards.get(rollout_key(record))
             self._stale |= reward is not None and (VERIFY_REWARD not in record or reward != record["reward"])
             yield
 
@@ -279,7 +279,7 @@ class GroupStage:
 
     async def _compare_all(self, compare: Compare, file: RecordFile, told: Callable[[int], None]) -> None:
         groups, left = self._groups(), self._left()
-        pool: Pool[int, tuple[Group, UsageMeter]] = Pool()
+        pool: TaskPool[int, tuple[Group, UsageMeter]] = TaskPool()
         running, group = 0, await _next(groups)
         try:
             told(left)
@@ -299,7 +299,7 @@ class GroupStage:
     @property
     def _stopping(self) -> bool:
         stopped = self._stop is not None and self._stop.is_set()
-        return stopped or self.fault is not None or self._spending.exhausted is not None
+        return stopped or self.operator_error is not None or self._spending.exhausted is not None
 
     async def _compare(self, group: Group, compare: Compare) -> tuple[Group, UsageMeter]:
         used = UsageMeter()
@@ -311,7 +311,7 @@ class GroupStage:
         try:
             return await compared(group, compare, self._options, spend), used
         except OperatorError as error:
-            self.fault = error
+            self.operator_error = error
             return without_comparison(group, error), used
 
     def _settle(self, group: Group, used: UsageMeter, file: RecordFile) -> None:
@@ -334,7 +334,7 @@ class GroupStage:
         task = task_index(record)
         self._compared[task] = len(record[_ROLLOUTS])
         for index, reward in zip(record[_ROLLOUTS], record[_REWARDS] or (), strict=False):
-            self._rewards[key_of({"_ng_task_index": task, "_ng_rollout_index": index})] = reward
+            self._rewards[rollout_key({"_ng_task_index": task, "_ng_rollout_index": index})] = reward
 
     def _replaced(self) -> Generator[None, None, None]:
         path, total, count = self._outputs.rollouts, 0.0, 0
@@ -342,7 +342,7 @@ class GroupStage:
         with RecordFile(partial) as file:
             file.clear()
             for record in read_records(path):
-                reward = self._rewards.get(key_of(record))
+                reward = self._rewards.get(rollout_key(record))
                 if reward is not None:
                     record |= {"reward": reward, VERIFY_REWARD: record.get(VERIFY_REWARD, record["reward"])}
                 file.append(record)

@@ -24,7 +24,7 @@ import orjson
 from typing_extensions import Self
 
 from gym_serve.rollouts.files import RecordFile, replacing, split_name
-from gym_serve.rollouts.rows import RUN_ID, STAMPS, is_failure, key_of
+from gym_serve.rollouts.rows import METADATA_KEYS, RUN_ID, is_failure, rollout_key
 from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.requests import JSON
@@ -181,7 +181,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_NAMES = frozenset({*STAMPS, "agent_ref"})
+_NAMES = frozenset({*METADATA_KEYS, "agent_ref"})
 _SPARE = 1 << 20
 """Bytes of a line that are left for what is added to a rollout later: the rewards of its group, or the
 stamps of another run."""
@@ -280,7 +280,7 @@ class Journal:
         Returns:
             None if it needs no other attempt.
         """
-        key = key_of(row)
+        key = rollout_key(row)
         past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
         return None if past - forgiven >= allowed else (past, forgiven)
 
@@ -361,7 +361,7 @@ class Journal:
                 f"{self.outputs.rollouts}: rollout {_name(record)} in it, or among its failures, "
                 f"is of run {record.get(RUN_ID)!r}, not of {self.header.run!r}"
             )
-        return key_of(record)
+        return rollout_key(record)
 
 
 def _name(record: JSON) -> str:

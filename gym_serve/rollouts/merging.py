@@ -23,8 +23,8 @@ from gym_serve.rollouts.files import (
     writing,
 )
 from gym_serve.rollouts.journal import Header, Outputs, differences
-from gym_serve.rollouts.rows import RUN_ID, key_of
-from gym_serve.rollouts.run_metrics import Aggregate, SpecOf, summarize_run
+from gym_serve.rollouts.rows import RUN_ID, rollout_key
+from gym_serve.rollouts.run_metrics import Aggregate, MetricSpecOf, summarize_run
 from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
@@ -36,14 +36,14 @@ async def merge(
     shards: Sequence[str | Path],
     output: str | Path,
     aggregate: Aggregate | None = None,
-    spec_of: SpecOf = lambda agent: STATISTICS_ONLY,
+    metric_spec: MetricSpecOf = lambda agent: STATISTICS_ONLY,
 ) -> list[JSON]:
     """Merge the runs of shards.
 
     Args:
         shards: the main files of all of them, in any order; none is being written.
         output: the main file of the merged run, which does not exist.
-        aggregate, spec_of: see `summarize_run`.
+        aggregate, metric_spec: see `summarize_run`.
 
     Returns:
         the metrics of each agent; see `summarize_run`.
@@ -59,7 +59,7 @@ async def merge(
                 raise InvalidRequest(f"no run at {source.rollouts}")
             locks.enter_context(RecordFile(source.rollouts, exclusive=True))
         await asyncio.to_thread(_merge, sources, Outputs.of(output))
-    return await summarize_run(Outputs.of(output), aggregate, spec_of)
+    return await summarize_run(Outputs.of(output), aggregate, metric_spec)
 
 
 def _merge(sources: list[Outputs], target: Outputs) -> None:
@@ -144,7 +144,7 @@ def _failures(sources: list[Outputs], headers: list[Header], run: str) -> Iterat
 def _once(records: Iterable[JSON]) -> Iterator[JSON]:
     seen = IntTable()
     for record in records:
-        key = key_of(record)
+        key = rollout_key(record)
         if seen.get(key):
             raise Conflict(f"rollout {record['_ng_rollout_id']!r} is in two shards")
         seen[key] = 1

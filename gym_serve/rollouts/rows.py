@@ -1,6 +1,6 @@
 """Rows: read from a file or an iterable, their reserved keys, and the problems found in them.
 
-A row that cannot be used is a value, a `Located` with a problem: the reader decides whether one bad row
+A row that cannot be used is a value, a `LocatedRow` with a problem: the reader decides whether one bad row
 stops everything or is skipped. A line longer than `MAX_ROW_BYTES` is never held, so a file that is not JSONL
 at all cannot fill the memory.
 
@@ -25,25 +25,25 @@ from gym_serve.types.requests import JSON
 __all__ = [
     "MAX_ROLLOUT_INDEX",
     "MAX_TASK_INDEX",
+    "METADATA_KEYS",
     "RUN_ID",
-    "STAMPS",
-    "Located",
+    "LocatedRow",
     "Problems",
     "Rows",
-    "ignore",
+    "ignore_problem",
     "is_failure",
-    "key_of",
-    "located",
-    "refuse",
-    "retried",
+    "raise_problem",
+    "read_rows",
     "rollout_index",
+    "rollout_key",
+    "row_of_attempt",
     "task_index",
 ]
 
 RUN_ID = "_ng_run_id"
 """Key of every line of the output files: the run that it belongs to."""
 
-STAMPS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id")
+METADATA_KEYS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id")
 
 MAX_TASK_INDEX = 2**40 - 1
 MAX_ROLLOUT_INDEX = 2**23 - 1
@@ -67,7 +67,7 @@ def rollout_index(row: Mapping[str, Any]) -> int:
     return _index(row, "_ng_rollout_index", MAX_ROLLOUT_INDEX)
 
 
-def key_of(rollout: Mapping[str, Any]) -> int:
+def rollout_key(rollout: Mapping[str, Any]) -> int:
     """Task and rollout index as one integer below 2**63, which names the rollout in its run.
 
     Raises:
@@ -76,7 +76,7 @@ def key_of(rollout: Mapping[str, Any]) -> int:
     return task_index(rollout) << 23 | rollout_index(rollout)
 
 
-def retried(row: JSON, attempt: int) -> JSON:
+def row_of_attempt(row: JSON, attempt: int) -> JSON:
     """The row of attempt number ``attempt``, counted from 0; the first one is not marked as such."""
     if attempt == 0:
         return row
@@ -107,7 +107,7 @@ _OTHER_ENCODINGS = {
 }
 
 
-class Located(NamedTuple):
+class LocatedRow(NamedTuple):
     """A row and its place, or the problem there."""
 
     where: str
@@ -116,7 +116,7 @@ class Located(NamedTuple):
     problem: str | None = None
 
 
-def located(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iterator[Located]:
+def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iterator[LocatedRow]:
     """The rows, one at a time; blank lines are skipped.
 
     Args:
@@ -129,15 +129,15 @@ def located(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iter
     return _of_file(Path(rows), note) if isinstance(rows, str | Path) else _of_iterable(rows)
 
 
-def _of_iterable(rows: Iterable[Any]) -> Iterator[Located]:
+def _of_iterable(rows: Iterable[Any]) -> Iterator[LocatedRow]:
     for number, row in enumerate(rows, 1):
         if isinstance(row, dict):
-            yield Located(f"row {number}", row)
+            yield LocatedRow(f"row {number}", row)
         else:
-            yield Located(f"row {number}", None, f"a row is a JSON object, not {type(row).__name__}")
+            yield LocatedRow(f"row {number}", None, f"a row is a JSON object, not {type(row).__name__}")
 
 
-def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[Located]:
+def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
     try:
         file = open_decompressed(path)
     except OSError as error:
@@ -149,18 +149,18 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[Located]:
             for number, line in enumerate(_lines(file), 1):
                 where = f"{path}:{number}"
                 if number == 1 and line and (encoding := _OTHER_ENCODINGS.get(line[:2])):
-                    yield Located(where, None, f"the file is {encoding}, not UTF-8 text")
+                    yield LocatedRow(where, None, f"the file is {encoding}, not UTF-8 text")
                     return
                 for what, unusual in _unusual(line):
                     if unusual and what not in noted:
                         noted.add(what)
                         note(f"{where}: {what}")
                 if line is None:
-                    yield Located(where, None, f"longer than {MAX_ROW_BYTES >> 20} MiB")
+                    yield LocatedRow(where, None, f"longer than {MAX_ROW_BYTES >> 20} MiB")
                 elif content := line.removeprefix(_BOM).strip():
                     yield _parsed(where, content)
         except CORRUPT as error:
-            yield Located(f"{path}:{number + 1}", None, f"the file is damaged from here on: {error}")
+            yield LocatedRow(f"{path}:{number + 1}", None, f"the file is damaged from here on: {error}")
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -180,14 +180,14 @@ def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
         yield "lines end in CRLF", line.endswith(b"\r\n")
 
 
-def _parsed(where: str, line: bytes) -> Located:
+def _parsed(where: str, line: bytes) -> LocatedRow:
     try:
         row = any_json(line)
     except orjson.JSONDecodeError as error:
-        return Located(where, None, _explained(line, error))
+        return LocatedRow(where, None, _explained(line, error))
     if not isinstance(row, dict):
-        return Located(where, None, f"a row is a JSON object, not {type(row).__name__}")
-    return Located(where, row)
+        return LocatedRow(where, None, f"a row is a JSON object, not {type(row).__name__}")
+    return LocatedRow(where, row)
 
 
 def _explained(line: bytes, error: orjson.JSONDecodeError) -> str:
@@ -233,7 +233,7 @@ class Problems:
         if len(self.kept) < _KEPT:
             self.kept.append(problem)
 
-    def refuse(self, summary: str) -> None:
+    def raise_if_any(self, summary: str) -> None:
         """Raise an error if there are any.
 
         Raises:
@@ -245,7 +245,7 @@ class Problems:
             raise InvalidRequest("\n".join([f"{summary}:", *shown, *more]))
 
 
-def refuse(problem: str) -> None:
+def raise_problem(problem: str) -> None:
     """Let the first problem be the end of it.
 
     Raises:
@@ -254,5 +254,5 @@ def refuse(problem: str) -> None:
     raise InvalidRequest(problem)
 
 
-def ignore(problem: str) -> None:
+def ignore_problem(problem: str) -> None:
     """Leave the row out."""

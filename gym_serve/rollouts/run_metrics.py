@@ -19,13 +19,13 @@ import orjson
 from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
 from gym_serve.rollouts.files import read_records, replacing
 from gym_serve.rollouts.journal import Outputs
-from gym_serve.rollouts.rows import key_of
+from gym_serve.rollouts.rows import rollout_key
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
 
-__all__ = ["MAX_ROLLOUTS_SENT", "Aggregate", "SpecOf", "summarize_run"]
+__all__ = ["MAX_ROLLOUTS_SENT", "Aggregate", "MetricSpecOf", "summarize_run"]
 
 logger = logging.getLogger("gym_serve")
 
@@ -35,7 +35,7 @@ _ANSWER_SECONDS = 600.0
 Aggregate = Callable[[str, list[JSON]], Awaitable[JSON]]
 """Asks an agent for the metrics of its rollouts (``POST /aggregate_metrics``)."""
 
-SpecOf = Callable[[str], MetricSpec]
+MetricSpecOf = Callable[[str], MetricSpec]
 """The metrics of an agent's environment, as far as they are known here."""
 
 _HEAVY = ("response", "responses_create_params", "_ng_attempt_index", USAGE_FIELD)
@@ -45,19 +45,19 @@ _GROUPS = "group_level_metrics"
 async def summarize_run(
     outputs: Outputs,
     aggregate: Aggregate | None = None,
-    spec_of: SpecOf = lambda agent: STATISTICS_ONLY,
+    metric_spec: MetricSpecOf = lambda agent: STATISTICS_ONLY,
 ) -> list[JSON]:
     """Compute the metrics of a run from its files, and write them.
 
     Args:
         outputs: the files.
         aggregate: asks an agent; None to compute everything here.
-        spec_of: what to compute for an agent that is not asked.
+        metric_spec: what to compute for an agent that is not asked.
 
     Returns:
         an entry for each agent, without its ``group_level_metrics``, which are in the file alone.
     """
-    agents = await asyncio.to_thread(_read, outputs, spec_of, keep=aggregate is not None)
+    agents = await asyncio.to_thread(_read, outputs, metric_spec, keep=aggregate is not None)
     entries = []
     with replacing(outputs.metrics) as file:
         file.write(b"[")
@@ -98,7 +98,7 @@ class _Agent:
         self._aggregator.add(light)
         if not self._keep:
             return
-        key = key_of(record)
+        key = rollout_key(record)
         if not failed:
             self._scored[key] = light
         elif key not in self._scored:
@@ -127,13 +127,13 @@ class _Agent:
         return overall, self._aggregator.iter_group_metrics()
 
 
-def _read(outputs: Outputs, spec_of: SpecOf, *, keep: bool) -> dict[str, _Agent]:
+def _read(outputs: Outputs, metric_spec: MetricSpecOf, *, keep: bool) -> dict[str, _Agent]:
     agents: dict[str, _Agent] = {}
     for path in (outputs.rollouts, outputs.failures):
         for record in read_records(path):
             name = agent_name(record) or "-"
             if name not in agents:
-                agents[name] = _Agent(spec_of(name), keep=keep)
+                agents[name] = _Agent(metric_spec(name), keep=keep)
             agents[name].add(record, failed=path is outputs.failures)
     return agents
 

@@ -23,13 +23,13 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gym_serve.metrics import LATENCY_FIELD
-from gym_serve.rollouts.rows import STAMPS, is_failure, retried
+from gym_serve.rollouts.rows import METADATA_KEYS, is_failure, row_of_attempt
 from gym_serve.rollouts.scheduling import (
     MAX_FAILURES,
     Backoff,
     Failure,
-    Faults,
     Job,
+    OperatorErrors,
     Order,
     Ordering,
     Scheduler,
@@ -40,10 +40,10 @@ from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
 
 __all__ = [
-    "Pool",
     "RolloutRunner",
     "Run",
     "RunnerOptions",
+    "TaskPool",
     "jobs_of",
     "stream",
 ]
@@ -52,7 +52,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class Pool(Generic[K, R]):
+class TaskPool(Generic[K, R]):
     """Tasks by key; use it inside one event loop, and `close` it."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class RunnerOptions:
 
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
-        attempts: how often a rollout is tried; only failures that are worth it are retried.
+        attempts: how often a rollout is tried; only failures that are worth it are row_of_attempt.
         timeout: seconds for one attempt, None for no limit but the servers' own. An overloaded graph
             may push a rollout back for as long (for an hour with None) before that is a failed attempt.
         backoff: how long a retry waits.
@@ -156,7 +156,7 @@ class Attempt(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Aside:
+class _Background:
     """Names one piece of work beside the attempts."""
 
     then: Callable[[Any], None]
@@ -188,17 +188,17 @@ async def stream(
         OperatorError: a setting is wrong that all rollouts need; see `RunnerOptions.max_failures`.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
-    engine = RolloutRunner(
-        jobs, run, options, drawn=lambda group: ordering.expect(group[0].group, len(group))
+    runner = RolloutRunner(
+        jobs, run, options, on_draw=lambda group: ordering.expect(group[0].group, len(group))
     )
     try:
-        while engine.advance(ordering.held):
-            for job, rollout in await engine.results():
+        while runner.advance(ordering.held):
+            for job, rollout in await runner.results():
                 for pair in ordering.push(job.group, job.number, (job.row, rollout)):
                     yield pair
-            engine.check()
+            runner.check()
     finally:
-        await engine.close()
+        await runner.close()
 
 
 class RolloutRunner:
@@ -208,11 +208,11 @@ class RolloutRunner:
         jobs: groups of jobs, drawn one by one.
         run: one episode.
         options: how.
-        drawn: told of each group when it is drawn.
-        started: told of each attempt and the moment when it starts.
-        commit: told of the row and the result of every attempt, failed ones included; what it raises ends
+        on_draw: told of each group when it is drawn.
+        on_start: told of each attempt and the moment when it starts.
+        on_result: told of the row and the result of every attempt, failed ones included; what it raises ends
             the run. Not told of those that met an operator error: they count as none.
-        dropped: told of each job that is given up as the engine drains.
+        on_drop: told of each job that is given up as the engine drains.
     """
 
     def __init__(
@@ -221,21 +221,21 @@ class RolloutRunner:
         run: Run,
         options: RunnerOptions,
         *,
-        drawn: Callable[[list[Job]], None] = lambda group: None,
-        started: Callable[[Job, float], None] = lambda job, now: None,
-        commit: Callable[[JSON, JSON], None] = lambda row, rollout: None,
-        dropped: Callable[[Job], None] = lambda job: None,
+        on_draw: Callable[[list[Job]], None] = lambda group: None,
+        on_start: Callable[[Job, float], None] = lambda job, now: None,
+        on_result: Callable[[JSON, JSON], None] = lambda row, rollout: None,
+        on_drop: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        self.faults = Faults(options.max_failures)
+        self.operator_errors = OperatorErrors(options.max_failures)
         self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, options.patience)
         self._jobs = jobs
         self._run = run
         self._options = options
-        self._drawn = drawn
-        self._started = started
-        self._commit = commit
-        self._dropped = dropped
-        self._pool: Pool[Attempt | _Aside, Any] = Pool()
+        self._on_draw = on_draw
+        self._on_start = on_start
+        self._on_result = on_result
+        self._on_drop = on_drop
+        self._pool: TaskPool[Attempt | _Background, Any] = TaskPool()
         self._running: dict[int, Job] = {}
         self._exhausted = False
         self._draining = False
@@ -251,12 +251,12 @@ class RolloutRunner:
         """
         if self._draining:
             for idle in self.scheduler.drop_idle():
-                self._dropped(idle)
+                self._on_drop(idle)
             return self.scheduler.open > 0
         now = time.monotonic()
         while True:
             while job := self.scheduler.start(now):
-                self._started(job, now)
+                self._on_start(job, now)
                 self._running[job.number] = job
                 self._pool.spawn(Attempt(job.number, job.attempt), self._attempt(job))
             room = _OPEN_PER_PLACE * self._options.concurrency - held - self.scheduler.open
@@ -277,7 +277,7 @@ class RolloutRunner:
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         ended = []
         for key, task in await self._pool.wait(timeout):
-            if isinstance(key, _Aside):
+            if isinstance(key, _Background):
                 key.then(task.result())
                 continue
             job = self._running.pop(key.number, None)
@@ -287,14 +287,14 @@ class RolloutRunner:
             verdict = self.scheduler.finish(*key, time.monotonic(), _failure(rollout))
             error = operator_error(rollout)
             if error is not None and verdict != "late":
-                self.faults.add(error)
+                self.operator_errors.add(error)
             elif verdict in ("done", "retry"):
-                self._commit(job.row, rollout)
+                self._on_result(job.row, rollout)
             if verdict == "done":
                 ended.append((job, rollout))
                 if not is_failure(rollout):
-                    self.faults.scored()
-        if self.faults.ends:
+                    self.operator_errors.scored()
+        if self.operator_errors.fatal is not None:
             self.drain()
         return ended
 
@@ -304,8 +304,8 @@ class RolloutRunner:
         Raises:
             OperatorError: the last of those that do.
         """
-        if self.faults.ends and self.faults.last is not None:
-            raise self.faults.last
+        if self.operator_errors.fatal is not None:
+            raise self.operator_errors.fatal
 
     def drop(self, job: Job) -> None:
         """Give a job up; a running attempt is cancelled, through to the model's request."""
@@ -317,9 +317,9 @@ class RolloutRunner:
         """Start nothing more; what runs may end."""
         self._draining = True
 
-    def aside(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
         """Run ``work`` beside the attempts, and hand its result to ``then`` within `results`."""
-        self._pool.spawn(_Aside(then), work)
+        self._pool.spawn(_Background(then), work)
 
     async def close(self) -> None:
         """Cancel what still runs."""
@@ -330,7 +330,7 @@ class RolloutRunner:
         if group is None:
             self._exhausted = True
             return
-        self._drawn(group)
+        self._on_draw(group)
         for job in group:
             self.scheduler.add(job)
 
@@ -348,7 +348,7 @@ class RolloutRunner:
         except Exception as error:
             logger.exception("rollout %s could not be run", row["_ng_rollout_id"])
             rollout = failed_rollout(row, GymError(f"{type(error).__name__}: {error}"))
-        stamps = {key: row[key] for key in (*STAMPS, "agent_ref") if key in row}
+        stamps = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}
         return {**row, **rollout, **stamps, LATENCY_FIELD: time.monotonic() - started}
 
 
@@ -390,4 +390,4 @@ def _cancelled(job: Job) -> JSON:
 
 def _row_of(job: Job) -> JSON:
     """The row of the job's next attempt; one from a file of failures leaves its failure behind."""
-    return retried(without_failure(job.row), job.attempt)
+    return row_of_attempt(without_failure(job.row), job.attempt)

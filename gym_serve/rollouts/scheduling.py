@@ -45,8 +45,8 @@ __all__ = [
     "MAX_FAILURES",
     "Backoff",
     "Failure",
-    "Faults",
     "Job",
+    "OperatorErrors",
     "Order",
     "Ordering",
     "Outage",
@@ -344,10 +344,10 @@ class Scheduler:
 MAX_FAILURES = 5
 """How many in a row end a run, by default."""
 
-_AT_ONCE = (Unauthorized, EndpointAccessDenied)
+_FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied)
 
 
-class Faults:
+class OperatorErrors:
     """Counts operator errors.
 
     Args:
@@ -355,12 +355,12 @@ class Faults:
 
     Attributes:
         last: the last one; None if there was none.
-        ends: whether the run ends.
+        fatal: the one that ends the run; None while it goes on.
     """
 
     def __init__(self, limit: int = MAX_FAILURES) -> None:
         self.last: OperatorError | None = None
-        self.ends = False
+        self.fatal: OperatorError | None = None
         self._limit = limit
         self._in_a_row = 0
 
@@ -368,7 +368,8 @@ class Faults:
         """An attempt ended with an operator error."""
         self.last = error
         self._in_a_row += 1
-        self.ends |= self._in_a_row >= self._limit or isinstance(error, _AT_ONCE)
+        if self.fatal is not None or self._in_a_row >= self._limit or isinstance(error, _FATAL_AT_ONCE):
+            self.fatal = error
 
     def scored(self) -> None:
         """A rollout was scored."""

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from typing_extensions import Self
 
-from gym_serve.rollouts.rows import located
+from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
@@ -86,7 +86,7 @@ def load_fixtures(path: str | Path) -> list[Fixture]:
         InvalidRequest: it cannot be read, has no cases, or lines that are none; all of them.
     """
     fixtures, problems = [], []
-    for where, line, problem in located(Path(path)):
+    for where, line, problem in read_rows(Path(path)):
         try:
             if line is None:
                 problems.append(f"{where}: {problem}")

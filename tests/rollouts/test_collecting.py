@@ -12,7 +12,18 @@ from typing import Any
 import orjson
 import pytest
 import zstandard
-from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, row, rows, scored, write_jsonl
+from support.rollouts import (
+    JSON,
+    FakeAgent,
+    collection,
+    keys,
+    read_jsonl,
+    row,
+    rows,
+    scored,
+    with_backend,
+    write_jsonl,
+)
 
 from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect, collecting
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, NotFound, Unavailable
@@ -81,7 +92,7 @@ async def test_bad_rows_are_all_named_and_nothing_starts(tmp_path: Path) -> None
     agent = FakeAgent()
     strict = collection(agent)
     with pytest.raises(InvalidRequest) as caught:
-        await collect(source, tmp_path / "out.jsonl", type(strict)(**{**vars(strict), "check": check}))
+        await collect(source, tmp_path / "out.jsonl", with_backend(strict, checks=check))
     lines = caught.value.message.splitlines()
     assert lines[0] == "6 rows cannot be used, so nothing was started:"
     assert [line.split(": ")[0] for line in lines[1:]] == [f"  - {source}:{n}" for n in range(2, 8)]
@@ -103,7 +114,7 @@ async def test_what_would_be_refused_is_known_before(tmp_path: Path) -> None:
         await check_run(source, output, collection(agent))
     source.write_bytes(BAD)
     with pytest.raises(InvalidRequest, match="nothing was started") as caught:
-        await check_run(source, output, replace(collection(agent), check=check))
+        await check_run(source, output, with_backend(collection(agent), checks=check))
     assert "nobody" in caught.value.message
     write_jsonl(source, rows(3))
     await check_run(source, output, collection(agent))
@@ -123,7 +134,7 @@ async def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_bytes(BAD)
     lenient = collection(FakeAgent())
-    lenient = type(lenient)(**{**vars(lenient), "check": check})
+    lenient = with_backend(lenient, checks=check)
     report = await collect(source, tmp_path / "out.jsonl", lenient, skip_invalid=True)
     assert [r["responses_create_params"]["input"] for r in read_jsonl(tmp_path / "out.jsonl")] == ["x", "z"]
     assert len(report.problems) == 6
@@ -211,7 +222,7 @@ async def test_failed_attempts_are_carried_over(tmp_path: Path) -> None:
         errors={(0, 0): [Unavailable("1")], (1, 0): [Unavailable("1")] * 9, (2, 0): [BadRequest("no")]}
     )
     once = collection(agent)
-    once = type(once)(**{**vars(once), "engine": type(once.engine)(attempts=1)})
+    once = replace(once, options=type(once.options)(attempts=1))
     report = await collect(rows(4), output, once)
     assert report.progress.failed == 3
     report = await collect(rows(4), output, collection(agent), resume=True)
@@ -430,9 +441,7 @@ async def test_agents_are_asked_for_their_metrics(tmp_path: Path) -> None:
 
     agent = FakeAgent(errors={(0, 0): [Unavailable("gone")], (1, 0): [BadRequest("never")]})
     plain = collection(agent)
-    report = await collect(
-        rows(3), tmp_path / "out.jsonl", type(plain)(**{**vars(plain), "aggregate": aggregate})
-    )
+    report = await collect(rows(3), tmp_path / "out.jsonl", with_backend(plain, aggregate=aggregate))
     assert report.metrics == [
         {
             "agent_ref": {"name": "agent"},
@@ -458,9 +467,7 @@ async def test_an_agent_that_gives_no_metrics(
         return answer
 
     plain = collection(scored_async)
-    report = await collect(
-        rows(3), tmp_path / "out.jsonl", type(plain)(**{**vars(plain), "aggregate": aggregate})
-    )
+    report = await collect(rows(3), tmp_path / "out.jsonl", with_backend(plain, aggregate=aggregate))
     assert report.metrics[0]["agent_metrics"]["mean/reward"] == 1.0
     assert "agent gave no metrics" in caplog.text
 

@@ -73,7 +73,7 @@ def acknowledge(progress):
 source, output = sys.argv[1:3]
 collecting = collect(source, output, collection(run, repeats=4), retry_failed=True, progress=acknowledge)
 report = asyncio.run(collecting)
-assert report.complete == (report.fault is None)
+assert report.complete == (report.operator_error is None)
 sys.exit(0 if report.complete and not report.progress.failed else 5)
 """
 

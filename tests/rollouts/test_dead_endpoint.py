@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rollouts import read_jsonl, row
+from support.rollouts import FakeBackend, read_jsonl, row
 
 from benchmarks.loopback import Behaviour, run_model_server
 from gym_serve import AgentClient, EnvironmentClient, ModelClient, ServerRunner
@@ -59,7 +59,7 @@ async def test_no_rollout_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             await started.start()
         # One attempt per rollout: what failed over did so inside the model's call.
         engine = RunnerOptions(concurrency=16, attempts=1)
-        work = Collection(run, Expansion(default_agent="agent"), engine)
+        work = Collection(FakeBackend(run), Expansion(default_agent="agent"), engine)
         rows = [weather_row(number) for number in range(ROLLOUTS)]
         report = await collect(rows, tmp_path / "out.jsonl", work, progress=progress)
         for started in reversed(hosts):

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, rows, write_jsonl
+from support.rollouts import JSON, FakeAgent, collection, keys, read_jsonl, rows, with_backend, write_jsonl
 
 from gym_serve.rollouts import Budget, Collection, Progress, Report, collect, merge
 from gym_serve.rollouts.files import RecordFile
@@ -49,7 +49,7 @@ class Judge:
 
 
 def compared(agent: FakeAgent, judge: Judge, **options: Any) -> Collection:
-    return replace(collection(agent, **options), comparing=judge.comparing)
+    return with_backend(collection(agent, **options), comparing=judge.comparing)
 
 
 def rewards(path: Path) -> dict[tuple[int, int], float]:
@@ -92,7 +92,8 @@ async def test_an_environment_without_compare_changes_nothing(tmp_path: Path) ->
 
     plain, asked = tmp_path / "plain.jsonl", tmp_path / "asked.jsonl"
     await collect(rows(3), plain, collection(FakeAgent(), repeats=2))
-    report = await collect(rows(3), asked, replace(collection(FakeAgent(), repeats=2), comparing=comparing))
+    work = with_backend(collection(FakeAgent(), repeats=2), comparing=comparing)
+    report = await collect(rows(3), asked, work)
     assert report.complete
     assert rewards(asked) == rewards(plain)
     assert not any("verify_reward" in rollout for rollout in read_jsonl(asked))
@@ -134,7 +135,7 @@ async def test_a_group_that_has_grown_is_compared_again(tmp_path: Path) -> None:
     await collect(rows(2), out, compared(agent, Judge(), repeats=2))
     assert rewards(out) == {(0, 1): 0.0, (1, 0): 0.0, (1, 1): 10.0}
     more, judge = compared(FakeAgent(), Judge(), repeats=2), Judge()
-    more = replace(more, engine=replace(more.engine, attempts=4), comparing=judge.comparing)
+    more = with_backend(replace(more, options=replace(more.options, attempts=4)), comparing=judge.comparing)
     report = await collect(rows(2), out, more, resume=True)
     assert report.complete
     assert judge.asked == {0: 1}

@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rollouts import AT_ONCE, JSON, FakeAgent, collection, keys, read_jsonl, row, rows, scored
+from support.rollouts import (
+    AT_ONCE,
+    JSON,
+    FakeAgent,
+    collection,
+    keys,
+    read_jsonl,
+    row,
+    rows,
+    scored,
+    with_backend,
+)
 
 from gym_serve.rollouts import (
     Expansion,
@@ -26,7 +38,7 @@ from gym_serve.rollouts import (
     merge,
     stream,
 )
-from gym_serve.rollouts.scheduling import Faults
+from gym_serve.rollouts.scheduling import OperatorErrors
 from gym_serve.types.errors import (
     BadRequest,
     EndpointAccessDenied,
@@ -68,19 +80,19 @@ class Endpoint:
 
 
 def test_when_a_run_ends() -> None:
-    faults = Faults(3)
+    errors = OperatorErrors(3)
     for _ in range(2):
-        faults.add(NOWHERE)
-    faults.scored()
+        errors.add(NOWHERE)
+    errors.scored()
     for _ in range(2):
-        faults.add(NOWHERE)
-    assert not faults.ends
-    faults.add(NOWHERE)
-    assert faults.ends
+        errors.add(NOWHERE)
+    assert errors.fatal is None
+    errors.add(NOWHERE)
+    assert errors.fatal is NOWHERE
     for error in (REFUSED, Unauthorized("token")):
-        faults = Faults(3)
-        faults.add(error)
-        assert (faults.ends, faults.last) == (True, error)
+        errors = OperatorErrors(3)
+        errors.add(error)
+        assert (errors.fatal, errors.last) == (error, error)
 
 
 def test_the_error_of_a_rollout() -> None:
@@ -104,11 +116,11 @@ async def test_a_run_that_stops_and_goes_on(
     told: list[Progress] = []
     work = collection(endpoint, concurrency=4)
     engine = options(concurrency=4, attempts=3, max_failures=3)
-    work = type(work)(work.run, work.expansion, engine, graph=work.graph)
+    work = replace(work, options=engine)
     report = await collect(rows(100), tmp_path / "out.jsonl", work, progress=told.append)
     assert not report.complete
-    assert type(report.fault) is type(error)
-    assert report.fault.message == error.message
+    assert type(report.operator_error) is type(error)
+    assert report.operator_error.message == error.message
     assert told[-1].stopping == error.message
     assert (report.progress.scored, report.progress.failed, report.progress.remaining) == (20, 0, 80)
     assert 20 + in_a_row <= endpoint.calls <= 20 + in_a_row + 4  # what ran could end
@@ -119,7 +131,7 @@ async def test_a_run_that_stops_and_goes_on(
     endpoint.mended = True
     report = await collect(rows(100), tmp_path / "out.jsonl", work, resume=True)
     assert report.complete
-    assert report.fault is None
+    assert report.operator_error is None
     assert keys(read_jsonl(tmp_path / "out.jsonl")) == [(task, 0) for task in range(100)]
     assert not any("_ng_attempt_index" in rollout for rollout in read_jsonl(tmp_path / "out.jsonl"))
 
@@ -130,7 +142,7 @@ async def test_one_wrong_agent_of_several_leaves_its_rows_open(tmp_path: Path) -
     work = collection(agent, concurrency=2)
     report = await collect(rows(40), tmp_path / "out.jsonl", work)
     assert (report.progress.scored, report.progress.remaining, report.complete) == (30, 10, False)
-    assert isinstance(report.fault, EndpointMisconfigured)
+    assert isinstance(report.operator_error, EndpointMisconfigured)
     report = await collect(rows(40), tmp_path / "out.jsonl", work, resume=True)
     assert report.complete
     assert report.progress.scored == 40
@@ -212,9 +224,9 @@ async def test_comparisons_that_are_refused_are_made_later(tmp_path: Path) -> No
         return compare
 
     work = collection(FakeAgent(), repeats=2, concurrency=1)
-    work = type(work)(work.run, work.expansion, work.engine, graph=work.graph, comparing=comparing)
+    work = with_backend(work, comparing=comparing)
     report = await collect(rows(10), tmp_path / "out.jsonl", work)
-    assert isinstance(report.fault, EndpointAccessDenied)
+    assert isinstance(report.operator_error, EndpointAccessDenied)
     assert (report.complete, report.progress.remaining, asked) == (False, 0, 1)
     refused = False
     report = await collect(rows(10), tmp_path / "out.jsonl", work, resume=True)
@@ -318,7 +330,7 @@ async def test_whatever_happens_each_rollout_is_stored_once(
         assert len(set(ids)) == len(ids)  # every attempt has a name of its own
         assert report.complete == (report.progress.remaining == 0)
         if not report.complete:
-            assert report.fault is not None
+            assert report.operator_error is not None
 
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.jsonl"

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gym_serve.rollouts import files
 from gym_serve.rollouts import rows as rows_module
-from gym_serve.rollouts.rows import Located, located
+from gym_serve.rollouts.rows import LocatedRow, read_rows
 from gym_serve.types.errors import InvalidRequest
 
 
-def read(path: Path, content: bytes) -> tuple[list[Located], list[str]]:
+def read(path: Path, content: bytes) -> tuple[list[LocatedRow], list[str]]:
     path.write_bytes(content)
     notes: list[str] = []
-    return list(located(path, notes.append)), notes
+    return list(read_rows(path, notes.append)), notes
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
             record = {"x": "y" * length}
             with suppress(ValueError):
                 file.append(record)
-    found = list(located(path))
+    found = list(read_rows(path))
     assert [one.problem for one in found] == [None] * 5
     assert path.stat().st_size == sum(len(orjson.dumps(one.row)) + 1 for one in found)
     assert len(orjson.dumps(found[-1].row)) == 1 << 20
@@ -137,13 +137,13 @@ def test_gzip_under_another_name_is_told(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"nothing.jsonl: No such file"):
-        list(located(tmp_path / "nothing.jsonl"))
+        list(read_rows(tmp_path / "nothing.jsonl"))
     with pytest.raises(InvalidRequest, match="Is a directory"):
-        list(located(tmp_path))
+        list(read_rows(tmp_path))
 
 
 def test_rows_of_the_caller_are_named_by_their_number() -> None:
-    found = list(located([{"a": 1}, "text", {"a": 2}]))  # type: ignore[list-item]
+    found = list(read_rows([{"a": 1}, "text", {"a": 2}]))  # type: ignore[list-item]
     assert found[1] == ("row 2", None, "a row is a JSON object, not str")
     assert [one.row for one in found] == [{"a": 1}, None, {"a": 2}]
 

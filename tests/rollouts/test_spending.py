@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rollouts import FakeBackend
 
 from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collect, prices_of
 from gym_serve.rollouts.files import read_records
@@ -41,9 +42,8 @@ async def run(row: dict[str, Any]) -> dict[str, Any]:
 
 async def collected(folder: Path, rows: int, budget: Budget | None = None, **options: Any) -> Report:
     collection = Collection(
-        run=options.pop("run", run),
-        engine=RunnerOptions(concurrency=1, attempts=3),
-        prices=options.pop("prices", PRICES),
+        FakeBackend(options.pop("run", run), costs=options.pop("prices", PRICES)),
+        options=RunnerOptions(concurrency=1, attempts=3),
         budget=budget or Budget(),
     )
     given_ = [{"responses_create_params": {"input": str(n)}, "agent_ref": {"name": "a"}} for n in range(rows)]

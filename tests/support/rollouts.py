@@ -1,16 +1,20 @@
-"""Rows and fake agents for the rollout engine: episodes without a graph."""
+"""Rows and fake agents for the rollout runner: episodes without a graph."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gym_serve.rollouts import Backoff, Collection, Expansion, RunnerOptions
+from gym_serve.rollouts import Backoff, Collection, Expansion, RolloutBackend, RunnerOptions
+from gym_serve.rollouts.groups import Compare
+from gym_serve.rollouts.run_metrics import Aggregate
+from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import GymError
 
 JSON = dict[str, Any]
@@ -86,8 +90,44 @@ class FakeAgent:
         return Counter((row["_ng_task_index"], row["_ng_rollout_index"]) for row in self.ran)
 
 
+@dataclass(frozen=True)
+class FakeBackend(RolloutBackend):
+    """Runs rows by a function."""
+
+    episode: Callable[[JSON], Awaitable[JSON]]
+    graph: JSON = field(default_factory=dict)
+    checks: Callable[[JSON], None] = lambda row: None
+    comparing: Callable[[], Awaitable[Compare | None]] | None = None
+    costs: Mapping[str, Prices] = field(default_factory=dict)
+    aggregate: Aggregate | None = None
+
+    async def run(self, row: JSON, /) -> JSON:
+        return await self.episode(row)
+
+    def check(self, row: JSON, /) -> None:
+        self.checks(row)
+
+    def description(self) -> JSON:
+        return self.graph
+
+    def prices(self) -> Mapping[str, Prices]:
+        return self.costs
+
+    async def comparer(self) -> Compare | None:
+        return None if self.comparing is None else await self.comparing()
+
+    def aggregator(self) -> Aggregate | None:
+        return self.aggregate
+
+
 def collection(run: Callable[[JSON], Awaitable[JSON]], **options: Any) -> Collection:
     """A collection by one agent; further options are those of `Expansion`."""
     engine = RunnerOptions(concurrency=options.pop("concurrency", 8), attempts=3, backoff=AT_ONCE)
     graph = options.pop("graph", {"agents": {"agent": {"max_steps": 3}}})
-    return Collection(run, Expansion(default_agent="agent", **options), engine, graph=graph)
+    return Collection(FakeBackend(run, graph), Expansion(default_agent="agent", **options), engine)
+
+
+def with_backend(collection: Collection, **changes: Any) -> Collection:
+    """The collection with other attributes of its `FakeBackend`."""
+    assert isinstance(collection.backend, FakeBackend)
+    return replace(collection, backend=replace(collection.backend, **changes))

@@ -245,7 +245,7 @@ def render(
                 if written == limit:
                     break
             if output and not skip_invalid:
-                problems.refuse(f"{problems.count} problems, so nothing was written")
+                problems.raise_if_any(f"{problems.count} problems, so nothing was written")
     except GymError as error:
         stop(error, as_json=as_json)
     if as_json:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from gym_serve.cli.options import resolve_file
 from gym_serve.graph.spec import Graph, Node, nearest
-from gym_serve.rollouts.rows import Problems, located, rollout_index, task_index
+from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.tools import hints_of
@@ -175,7 +175,7 @@ def checked_rows(
         InvalidRequest: the file cannot be opened.
     """
     empty = True
-    for where, row, reason in located(file, problems.notes.append):
+    for where, row, reason in read_rows(file, problems.notes.append):
         empty = False
         found = [str(reason)] if row is None else list(check(row))
         for problem in found:

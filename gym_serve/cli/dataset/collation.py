@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from gym_serve.cli.dataset.checks import Duplicates, checked_rows
 from gym_serve.rollouts.files import readable_line, replacing, writing
-from gym_serve.rollouts.rows import STAMPS, Problems
+from gym_serve.rollouts.rows import METADATA_KEYS, Problems
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
     def stamped(self, row: JSON) -> JSON:
         """The row for its agent, without the stamps of an earlier run."""
-        fresh = {key: value for key, value in row.items() if key not in STAMPS}
+        fresh = {key: value for key, value in row.items() if key not in METADATA_KEYS}
         if self.agent is not None:
             fresh["agent_ref"] = {"type": "responses_api_agents", "name": self.agent}
         return fresh
@@ -121,7 +121,7 @@ class Collation:
             for source in train:
                 self._add_train(source, files)
             if not skip_invalid:
-                self._problems.refuse(f"{self._problems.count} problems, so nothing was written")
+                self._problems.raise_if_any(f"{self._problems.count} problems, so nothing was written")
         if self._without_agent:
             self._problems.notes.append(
                 f"{self._without_agent:,} rows have no agent_ref: the graph's default agent will run them"

@@ -17,7 +17,16 @@ import orjson
 
 from gym_serve.metrics.records import TASK_INDEX
 from gym_serve.rollouts.journal import Header, Outputs
-from gym_serve.rollouts.rows import STAMPS, Problems, ignore, is_failure, key_of, located, refuse, task_index
+from gym_serve.rollouts.rows import (
+    METADATA_KEYS,
+    Problems,
+    ignore_problem,
+    is_failure,
+    raise_problem,
+    read_rows,
+    rollout_key,
+    task_index,
+)
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
@@ -46,20 +55,20 @@ class TaskKey:
         self.field = field
         self._numbers = IntTable()
 
-    def stamped(self, rollout: JSON) -> JSON:
+    def apply(self, rollout: JSON) -> JSON:
         """The rollout with the stamps of the task that it belongs to by this key.
 
         Raises:
             InvalidRequest: it has no stamps, or not the field.
         """
-        rollout_key = key_of(rollout)
+        index = rollout_key(rollout)
         if self.field == TASK_INDEX:
             return rollout
         value = rollout.get(self.field)
         if value is None:
             raise InvalidRequest(f"{self.field}: the field that names the task is missing")
         # The row's own index keeps the rollouts apart of two rows with the same key.
-        return {**rollout, TASK_INDEX: self._number(digest(value)), "_ng_rollout_index": rollout_key}
+        return {**rollout, TASK_INDEX: self._number(digest(value)), "_ng_rollout_index": index}
 
     def _number(self, key: int) -> int:
         number = self._numbers.get(key)
@@ -82,11 +91,11 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
     for path in paths:
         failures = Outputs.of(path).failures
         for file in [path, *([failures] if failures.exists() else [])]:
-            for where, line, problem in located(file):
+            for where, line, problem in read_rows(file):
                 try:
                     if line is None:
                         raise InvalidRequest(str(problem))
-                    yield _checked(key.stamped(line))
+                    yield _checked(key.apply(line))
                 except GymError as error:
                     problems.add(f"{where}: {error.message}")
 
@@ -118,8 +127,8 @@ def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
         raise InvalidRequest(f"{outputs.inputs} is not there: the rows of {path.name} are in it")
     header = Header.read(outputs.header)
     seeded = header is not None and header.expansion.get("seed") is not None
-    for _, stamped in _first_rows(outputs.inputs, set(tasks), refuse):
-        row = {key: value for key, value in stamped.items() if key not in STAMPS}
+    for _, stamped in _first_rows(outputs.inputs, set(tasks), raise_problem):
+        row = {key: value for key, value in stamped.items() if key not in METADATA_KEYS}
         yield _unseeded(row) if seeded else row
 
 
@@ -132,7 +141,7 @@ def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
     """
     inputs = Outputs.of(path).inputs
     source = inputs if inputs.exists() else path
-    return {task: prompt_text(row) for task, row in _first_rows(source, set(tasks), ignore)}
+    return {task: prompt_text(row) for task, row in _first_rows(source, set(tasks), ignore_problem)}
 
 
 def prompt_text(row: JSON) -> str:
@@ -149,7 +158,7 @@ def prompt_text(row: JSON) -> str:
 
 def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) -> Iterator[tuple[int, JSON]]:
     """The first row of each task in ``left``, which is used up."""
-    for where, row, reason in located(inputs):
+    for where, row, reason in read_rows(inputs):
         if not left:
             return
         try:
