@@ -1,0 +1,66 @@
+"""The numbers behind the metrics, and their text form as Prometheus's own parser reads it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gym_serve.observe.catalogue import METRICS
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, render
+
+
+def samples_of(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_counters_gauges_and_histograms_render_as_prometheus_reads_them() -> None:
+    calls = Counter("calls_total", "Calls.", ("server",))
+    calls.add("math")
+    calls.add("math", value=2)
+    sessions = Gauge("sessions", "Sessions.", ())
+    sessions.set(value=7)
+    seconds = Histogram("call_seconds", "Durations.", ("server",), (1.0, 10.0))
+    for value in (0.5, 1.0, 5.0, 50.0):
+        seconds.observe("math", value=value)
+    found = samples_of(render([calls, sessions, seconds], {"graph": "g"}))
+    graph, math = ("graph", "g"), ("server", "math")
+    assert found == {
+        ("gym_serve_calls_total", (graph, math)): 3,
+        ("gym_serve_sessions", (graph,)): 7,
+        ("gym_serve_call_seconds_bucket", (graph, ("le", "1"), math)): 2,
+        ("gym_serve_call_seconds_bucket", (graph, ("le", "10"), math)): 3,
+        ("gym_serve_call_seconds_bucket", (graph, ("le", "+Inf"), math)): 4,
+        ("gym_serve_call_seconds_sum", (graph, math)): 56.5,
+        ("gym_serve_call_seconds_count", (graph, math)): 4,
+    }
+
+
+@given(st.lists(st.floats(0, 5000)), st.text())
+def test_a_histogram_counts_every_value_once_and_labels_survive_any_text(
+    values: list[float], label: str
+) -> None:
+    seconds = Histogram("s_seconds", "S.", ("what",))
+    for value in values:
+        seconds.observe(label, value=value)
+    points = {(point.name, point.labels.get("le")): point.value for point in seconds.points()}
+    if not values:
+        assert points == {}
+        return
+    for bound in seconds.bounds:
+        assert points["gym_serve_s_seconds_bucket", f"{bound:g}"] == sum(value <= bound for value in values)
+    assert points["gym_serve_s_seconds_count", None] == len(values)
+    assert points["gym_serve_s_seconds_sum", None] == sum(values)
+
+
+def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names)) > 10
+    for metric in METRICS:
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert metric.help.endswith(".")
+        assert {"graph", "replica"}.isdisjoint(metric.labels)
