@@ -1,0 +1,81 @@
+"""Publishes the metrics of this process through Ray, which exports them to Prometheus as ``ray_gym_serve_...``.
+
+A histogram is published as its cumulative buckets (gauges with the label ``le``, as Prometheus's own series):
+Ray's Histogram takes one value at a time, which would cost more than everything else that is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from gym_serve.observe.catalogue import METRICS
+from gym_serve.observe.metrics import Counter, Metric
+
+__all__ = ["PUBLISH_SECONDS", "RayPublisher"]
+
+PUBLISH_SECONDS = 5.0
+"""How often a replica publishes: one that is killed loses what it recorded since."""
+
+logger = logging.getLogger("gym_serve")
+
+
+class RayPublisher:
+    """Publishes metrics until it is stopped.
+
+    Args:
+        constant: labels of every series: ``graph`` and ``replica``.
+        metrics: what to publish.
+    """
+
+    def __init__(self, constant: dict[str, str], metrics: Sequence[Metric] = METRICS) -> None:
+        self._constant = constant
+        self._metrics = metrics
+        self._published: dict[str, Any] = {}
+        self._counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Publish every `PUBLISH_SECONDS` from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._publish_for_ever())
+
+    async def stop(self) -> None:
+        """Publish once more, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self.publish()
+
+    def publish(self) -> None:
+        """Publish what changed since the last time."""
+        for metric in self._metrics:
+            for point in metric.points():
+                labels = {**self._constant, **point.labels}
+                key = (point.name, frozenset(labels.items()))
+                before = self._counted.get(key)
+                if point.value == before:
+                    continue
+                self._counted[key] = point.value
+                series = self._series(metric, point.name, tuple(labels))
+                if isinstance(metric, Counter):
+                    series.inc(point.value - (before or 0), labels)
+                else:
+                    series.set(point.value, labels)
+
+    def _series(self, metric: Metric, name: str, labels: tuple[str, ...]) -> Any:
+        if name not in self._published:
+            from ray.util import metrics
+
+            kind = metrics.Counter if isinstance(metric, Counter) else metrics.Gauge
+            self._published[name] = kind(name, metric.help, labels)
+        return self._published[name]
+
+    async def _publish_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH_SECONDS)
+            try:
+                self.publish()
+            except Exception:  # metrics must never end a replica
+                logger.exception("metrics were not published")
