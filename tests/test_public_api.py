@@ -34,7 +34,7 @@ WITHOUT_RAY = (
 
 
 LAYERS = (
-    *("types", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
+    *("types", "observe", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
     *("routing", "graph", "rollouts", "client", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""

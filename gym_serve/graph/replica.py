@@ -20,10 +20,12 @@ from ray.serve.handle import DeploymentHandle
 from gym_serve.graph.pressure import PRESSURE, report
 from gym_serve.graph.spec import Node
 from gym_serve.graph.weights import CurrentWeights
+from gym_serve.observe import catalogue
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.autoscaling import CALLS, SESSIONS
 from gym_serve.routing.failover import FailoverTransport
 from gym_serve.routing.inline import InlineTransport
+from gym_serve.routing.metrics import RayPublisher
 from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.rpc import Directory, Listener
 from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
@@ -91,6 +93,10 @@ class Replica:
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that did not find it a moment ago
+        self._publisher = RayPublisher(
+            {"graph": self._application, "replica": self._replica}, self._set_gauges
+        )
+        self._publisher.start()
         relax_garbage_collection()
 
     async def ping(self) -> None:
@@ -120,6 +126,8 @@ class Replica:
             # At once: a session that a caller with old news opened meanwhile would be lost.
             await self._listener.stop()
             await self._directory.remove(self._replica)
+        if hasattr(self, "_publisher"):
+            await self._publisher.stop()
         for runner in reversed(getattr(self, "_started", [])):
             await runner.stop()
         for transport in getattr(self, "_transports", []):
@@ -137,6 +145,12 @@ class Replica:
         limit = request_limits()[0]
         counts = report(self._node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
         return Reply.of(counts)
+
+    def _set_gauges(self) -> None:
+        catalogue.CALLS_RUNNING.set(self._plan.name, value=self._admission.running)
+        catalogue.CALLS_QUEUED.set(self._plan.name, value=self._admission.waiting)
+        for runner in self._runners:
+            catalogue.SESSIONS.set(runner.server.name, value=runner.server.live_sessions)
 
     def _load(self) -> int:
         return self._listener.calls + sum(runner.server.live_sessions for runner in self._runners)

@@ -6,7 +6,10 @@ file.
 
 from __future__ import annotations
 
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, Metric
+from collections.abc import Mapping
+from typing import Any
+
+from gym_serve.observe.metrics import Count, Counter, Gauge, Histogram, Metric
 
 __all__ = [
     "CALLS",
@@ -20,13 +23,19 @@ __all__ = [
     "ROLLOUT_SECONDS",
     "ROLLOUT_TURNS",
     "SESSIONS",
-    "SESSIONS_LOST",
-    "TOKENS",
     "TOOL_CALLS",
+    "record_call",
+    "record_rollout",
 ]
 
+
+def _of_tool(labels: tuple[str, ...]) -> tuple[str, ...] | None:
+    server, op, status = labels
+    return (server, op.removeprefix("tools/"), status) if op.startswith("tools/") else None
+
+
 ROLLOUTS = Counter(
-    "rollouts_total", "Rollouts that ended; outcome: scored, or failed.", ("server", "outcome")
+    "rollouts_total", "Rollouts that ended; outcome: scored, failed or cancelled.", ("server", "outcome")
 )
 ROLLOUT_SECONDS = Histogram("rollout_seconds", "Duration of a rollout in its agent.", ("server",))
 ROLLOUT_REWARD = Histogram(
@@ -38,14 +47,51 @@ ROLLOUT_TURNS = Histogram(
 FAILURES = Counter(
     "failures_total", "Failed rollouts by the failure's code and its stage.", ("server", "code", "stage")
 )
-CALLS = Counter("calls_total", "Calls that a server answered, by HTTP status.", ("server", "op", "status"))
-CALL_SECONDS = Histogram("call_seconds", "Duration of a call in its server.", ("server", "op"))
+CALL_SECONDS = Histogram(
+    "call_seconds", "Duration of a call in its server, by HTTP status.", ("server", "op", "status")
+)
+CALLS = Count(
+    "calls_total",
+    "Calls that a server answered, by HTTP status.",
+    ("server", "op", "status"),
+    CALL_SECONDS,
+    lambda labels: labels,
+)
+TOOL_CALLS = Count(
+    "tool_calls_total", "Tool calls by HTTP status.", ("server", "tool", "status"), CALL_SECONDS, _of_tool
+)
 CALLS_RUNNING = Gauge("calls_running", "Calls that a server is working on.", ("server",))
 CALLS_QUEUED = Gauge("calls_queued", "Calls that wait for their turn at a replica.", ("server",))
 SESSIONS = Gauge("sessions", "Sessions that a server holds.", ("server",))
-SESSIONS_LOST = Counter("sessions_lost_total", "Calls to a session whose replica is gone.", ("server",))
-TOKENS = Counter("tokens_total", "Tokens of a model; kind: input, cached or output.", ("server", "kind"))
-TOOL_CALLS = Counter("tool_calls_total", "Tool calls by HTTP status.", ("server", "tool", "status"))
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them, in the order above."""
+
+
+def record_call(server: str, op: str, status: int, seconds: float) -> None:
+    """Count a call that a server has answered.
+
+    Args:
+        op: its operation; ``unknown`` where the server has none of that name.
+    """
+    CALL_SECONDS.observe(server, op, str(status), value=seconds)
+
+
+def record_rollout(server: str, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
+    """Count a rollout that an agent has made.
+
+    Args:
+        rollout: None where its episode was cancelled.
+        turns: its model calls.
+    """
+    failure = None if rollout is None else rollout.get("failure")
+    if rollout is None:
+        ROLLOUTS.add(server, "cancelled")
+    elif failure is None:
+        ROLLOUTS.add(server, "scored")
+        ROLLOUT_REWARD.observe(server, value=rollout["reward"])
+    else:
+        ROLLOUTS.add(server, "failed")
+        FAILURES.add(server, failure["kind"], failure["stage"])
+    ROLLOUT_TURNS.observe(server, value=turns)
+    ROLLOUT_SECONDS.observe(server, value=seconds)

@@ -18,10 +18,10 @@ Rules of all metrics:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["SECONDS", "Counter", "Gauge", "Histogram", "Metric", "Point", "render"]
+__all__ = ["SECONDS", "Count", "Counter", "Gauge", "Histogram", "Metric", "Point", "render"]
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Upper bounds of the buckets of durations: from 1 ms to 1 h, two per decade."""
@@ -143,8 +143,48 @@ class Histogram(Metric):
             yield Point(f"{self.name}_sum", named, numbers[-1])
             yield Point(f"{self.name}_count", named, count)
 
+    def counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        """How many values each set of label values has seen."""
+        for labels, numbers in list(self._values.items()):
+            yield labels, sum(numbers[:-1])
+
     def clear(self) -> None:
         self._values.clear()
+
+
+class Count(Metric):
+    """How many values a histogram has seen, as a counter of its own: the values are recorded once.
+
+    Args:
+        source: the histogram.
+        select: the labels of this metric for labels of the histogram; None for those that do not count.
+    """
+
+    kind = "counter"
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        labels: Sequence[str],
+        source: Histogram,
+        select: Callable[[tuple[str, ...]], tuple[str, ...] | None],
+    ) -> None:
+        super().__init__(name, help, labels)
+        self._source = source
+        self._select = select
+
+    def points(self) -> Iterator[Point]:
+        counts: dict[tuple[str, ...], float] = {}
+        for labels, count in self._source.counts():
+            selected = self._select(labels)
+            if selected is not None:
+                counts[selected] = counts.get(selected, 0) + count
+        for labels, count in counts.items():
+            yield Point(self.name, self._labelled(labels), count)
+
+    def clear(self) -> None:
+        self._source.clear()
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Publishes the metrics of this process through Ray, which exports them to Prometheus as ``ray_gym_serve_...``.
+"""Publishes the metrics of this process through Ray, for Prometheus, as ``ray_gym_serve_...``.
 
 A histogram is published as its cumulative buckets (gauges with the label ``le``, as Prometheus's own series):
 Ray's Histogram takes one value at a time, which would cost more than everything else that is recorded.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_serve.observe.catalogue import METRICS
-from gym_serve.observe.metrics import Counter, Metric
+from gym_serve.observe.metrics import Metric
 
 __all__ = ["PUBLISH_SECONDS", "RayPublisher"]
 
@@ -27,11 +27,18 @@ class RayPublisher:
 
     Args:
         constant: labels of every series: ``graph`` and ``replica``.
+        refresh: called before each publication, to set gauges to their present values.
         metrics: what to publish.
     """
 
-    def __init__(self, constant: dict[str, str], metrics: Sequence[Metric] = METRICS) -> None:
+    def __init__(
+        self,
+        constant: dict[str, str],
+        refresh: Callable[[], None] = lambda: None,
+        metrics: Sequence[Metric] = METRICS,
+    ) -> None:
         self._constant = constant
+        self._refresh = refresh
         self._metrics = metrics
         self._published: dict[str, Any] = {}
         self._counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
@@ -50,6 +57,7 @@ class RayPublisher:
 
     def publish(self) -> None:
         """Publish what changed since the last time."""
+        self._refresh()
         for metric in self._metrics:
             for point in metric.points():
                 labels = {**self._constant, **point.labels}
@@ -59,7 +67,7 @@ class RayPublisher:
                     continue
                 self._counted[key] = point.value
                 series = self._series(metric, point.name, tuple(labels))
-                if isinstance(metric, Counter):
+                if metric.kind == "counter":
                     series.inc(point.value - (before or 0), labels)
                 else:
                     series.set(point.value, labels)
@@ -68,7 +76,7 @@ class RayPublisher:
         if name not in self._published:
             from ray.util import metrics
 
-            kind = metrics.Counter if isinstance(metric, Counter) else metrics.Gauge
+            kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
             self._published[name] = kind(name, metric.help, labels)
         return self._published[name]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from typing import Any
 
 from msgspec.structs import replace
 from pydantic import Field
 
+from gym_serve.observe.catalogue import record_rollout
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
 from gym_serve.servers.context import current, use
@@ -115,11 +117,17 @@ class AgentServer(Server):
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
         episode = self._episode(row)
+        begun = time.monotonic()
+        rollout: JSON | None = None
         try:
             verdict = await self._within_deadline(row, self._scored(episode))
+            rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
         except GymError as error:
-            return failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
-        return {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
+            rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
+        finally:
+            turns = sum(counts["calls"] for stage, _, counts in episode.meter if stage == "model")
+            record_rollout(self.name, rollout, turns, time.monotonic() - begun)
+        return rollout
 
     async def responses(self, params: JSON) -> JSON:
         """A whole episode as one Response, so that an agent can stand where a model does.

@@ -14,6 +14,7 @@ import secrets
 import time
 from typing import Any
 
+from gym_serve.observe.catalogue import record_call
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, current, use
 from gym_serve.servers.deadline import time_limit
@@ -62,12 +63,16 @@ class ServerRunner:
             deadline=None if call.timeout is None else time.monotonic() + call.timeout,
             emit=call.emit,
         )
+        begun = time.monotonic()
         try:
             with use(context), time_limit(call.timeout):
-                return await self._answer(call)
+                reply = await self._answer(call)
         except (asyncio.TimeoutError, TimeoutError):
             message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
-            return Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
+            reply = Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
+        op = call.op if call.op in self.operations else "unknown"
+        record_call(self.server.name, op, reply.status, time.monotonic() - begun)
+        return reply
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,3 +66,12 @@ def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.help.endswith(".")
         assert {"graph", "replica"}.isdisjoint(metric.labels)
+
+
+def test_the_page_lists_all_metrics() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `gym_serve_")]
+    assert rows == [
+        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+        for metric in METRICS
+    ]
