@@ -147,8 +147,8 @@ class Replica:
         return Reply.of(counts)
 
     def _set_gauges(self) -> None:
-        catalogue.CALLS_RUNNING.set(self._plan.name, value=self._admission.running)
-        catalogue.CALLS_QUEUED.set(self._plan.name, value=self._admission.waiting)
+        catalogue.CALLS_RUNNING.set(self._node.name, value=self._admission.running)
+        catalogue.CALLS_QUEUED.set(self._node.name, value=self._admission.waiting)
         for runner in self._runners:
             catalogue.SESSIONS.set(runner.server.name, value=runner.server.live_sessions)
 
