@@ -8,7 +8,9 @@ Every run is a process of its own with a Ray of its own; the stages take turns (
 - serve: and ``serve.start``;
 - empty: and four deployments that do nothing, until the first of them has answered;
 - graph: `Gym.from_graph` of a model, an environment, an agent and the gateway, until the first rollout;
-- inline: the same servers with model and environment inside the agent's replica, and none of their own.
+- inline: the same servers with model and environment inside the agent's replica, and none of their own;
+- up-empty: ``ray start`` with the options of `gym-serve up`, Serve, and the four deployments that do nothing;
+- up: `gym-serve up` of the graph, until it has answered over HTTP.
 
 A run that takes too long ends with the stacks of its threads on stderr, and counts as failed.
 Writes benchmarks/results/startup.json; prints medians: a table of the stages, and memory by kind of process.

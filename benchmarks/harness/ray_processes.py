@@ -11,6 +11,8 @@ from contextlib import suppress
 
 import psutil
 
+from gym_serve.cli import local_ray
+
 __all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind"]
 
 # By a part of the command line. Workers give themselves a title once they know what they are for.
@@ -64,7 +66,19 @@ def _summed(read: Callable[[psutil.Process], float]) -> dict[str, float]:
 
 def _read(read: Callable[[psutil.Process], float]) -> Iterator[tuple[str, float]]:
     own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    for process in (own, *own.children(recursive=True), *_of_up()):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
             kind = "driver" if process == own else kind_of(" ".join(process.cmdline()))
             yield kind, read(process)
+
+
+def _of_up() -> Iterator[psutil.Process]:
+    """The processes of the Ray that ``gym-serve up`` has started, which is no child of the command."""
+    if (ray := local_ray.started()) is not None and ray.pid not in _children():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(ray.pid)
+            yield from (process, *process.children(recursive=True))
+
+
+def _children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}

@@ -13,7 +13,7 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
@@ -62,10 +62,10 @@ def up(
     try:
         source = load_graph(file, overrides=set_ or (), application=application)
         graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
-        if local_ray.use(address) is None:
+        print_start()
+        if is_own := local_ray.use(address) is None:
             if problems := problems_here(graph):
                 raise GraphError(problems, source=source.path)
-            typer.echo("starting Ray ...", err=True)
             local_ray.start()
         local_ray.connect(address)
         # Only now: what joins Ray reads its environment when it is imported.
@@ -75,8 +75,7 @@ def up(
 
         if not serve_is_running():
             start_serve(port or free_port(HTTP_PORT))
-        typer.echo(f"starting {source.name} ...", err=True)
-        launch(graph, source.name, source.route_prefix, source=source.path)
+        launch(graph, source.name, source.route_prefix, source=source.path, checked=is_own)
         url = http_address() + source.route_prefix.rstrip("/")
     except GymError as error:
         stop(error, as_json=as_json)

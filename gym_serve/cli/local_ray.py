@@ -8,7 +8,9 @@ stopping it touches no other Ray. Nothing here imports Ray before it is needed.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,14 +18,17 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gym_serve.routing.ports import free_port
-from gym_serve.routing.starting import ENVIRONMENT, try_twice
+from gym_serve.routing.starting import ENVIRONMENT, START_LOG, try_twice
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
 __all__ = ["LocalRay", "connect", "find", "logs_directory", "start", "started", "stop", "use"]
+
+_log = logging.getLogger(START_LOG)
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
@@ -79,6 +84,7 @@ def start() -> LocalRay:
         Unavailable: it did not start.
     """
     # What does not start leaves nothing.
+    _log.info("Starting Ray…")
     return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
 
 
@@ -114,13 +120,18 @@ def _start() -> LocalRay:
         )
         found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder())
         file.write(json.dumps(asdict(found)))
-    deadline = time.monotonic() + _START_SECONDS
-    while not _answers(found):
-        if process.poll() is not None or time.monotonic() > deadline:
-            stop(found)
-            said = state.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines() or [""]
-            raise RuntimeError(f"{said[-1]} (see {state.with_suffix('.log')})")
-        time.sleep(0.5)
+    try:
+        os.environ.setdefault(_AUTH, mode)  # Ray reads it when it is imported
+        importlib.import_module("gym_serve.client.deployed")  # takes seconds, in which that Ray starts
+        deadline = time.monotonic() + _START_SECONDS
+        while not _is_written(found):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = state.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines() or [""]
+                raise RuntimeError(f"{said[-1]} (see {state.with_suffix('.log')})")
+            time.sleep(0.05)
+    except BaseException:
+        stop(found)
+        raise
     return found
 
 
@@ -219,14 +230,24 @@ def _running() -> dict[str, str]:
 
 
 def _forget_address(ray: LocalRay) -> None:
-    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there.
+    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there."""
+    if _is_written(ray):
+        with suppress(OSError):
+            _address_file(ray).unlink()
 
-    It is known by its port: Ray writes the machine's own address where this command gave 127.0.0.1.
+
+def _is_written(ray: LocalRay) -> bool:
+    """Whether ``ray start`` has written this Ray's address, which it does once the node is up.
+
+    The address is known by its port: Ray writes the machine's own where this command gave 127.0.0.1.
     """
-    written = Path(ray.folder, "ray_current_cluster")
     with suppress(OSError):
-        if written.read_text().strip().rpartition(":")[2] == ray.address.rpartition(":")[2]:
-            written.unlink()
+        return _address_file(ray).read_text().strip().rpartition(":")[2] == ray.address.rpartition(":")[2]
+    return False
+
+
+def _address_file(ray: LocalRay) -> Path:
+    return Path(ray.folder, "ray_current_cluster")
 
 
 def _lock(descriptor: int) -> bool:
@@ -241,16 +262,9 @@ def _auth_mode() -> str:
     """``RAY_AUTH_MODE``: the user's, else a token where this Ray knows them (2.52 and later)."""
     if mode := os.environ.get(_AUTH):
         return mode
-    known = subprocess.run([*_RAY, "get-auth-token", "--generate"], capture_output=True, check=False)
-    return "token" if known.returncode == 0 else "disabled"
-
-
-def _answers(ray: LocalRay) -> bool:
-    """Whether its first node is there."""
-    command = [*_RAY, "status", "--address", ray.address]
-    environment = {**os.environ, _AUTH: ray.auth_mode}
-    try:
-        status = subprocess.run(command, capture_output=True, check=False, timeout=30, env=environment)
-    except subprocess.TimeoutExpired:
-        return False
-    return status.returncode == 0 and b"node_" in status.stdout
+    if tuple(map(int, version("ray").split(".")[:2])) < (2, 52):
+        return "disabled"
+    if not (os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file()):
+        made = subprocess.run([*_RAY, "get-auth-token", "--generate"], capture_output=True, check=False)
+        return "token" if made.returncode == 0 else "disabled"
+    return "token"

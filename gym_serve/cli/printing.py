@@ -6,6 +6,7 @@ are as wide as they need to be.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from gym_serve.routing.starting import START_LOG
 
 if TYPE_CHECKING:
     from gym_serve.rollouts.rows import Problems
@@ -24,6 +27,7 @@ __all__ = [
     "print_json",
     "print_json_stream",
     "print_problems",
+    "print_start",
     "print_table",
     "shortened",
     "sparkline",
@@ -87,6 +91,19 @@ def print_problems(problems: Problems) -> None:
         typer.echo(problem, err=True)
     if (more := problems.count - min(len(problems.kept), _SHOWN)) > 0:
         typer.echo(f"and {more} more problems", err=True)
+
+
+def print_start() -> None:
+    """From now on, print what a graph's start waits for to stderr: a line for each phase."""
+    logger = logging.getLogger(START_LOG)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [_Printer()]
+
+
+class _Printer(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage(), err=True)
 
 
 def shortened(text: str, length: int = 60) -> str:

@@ -19,10 +19,12 @@ from ray.serve.exceptions import RayServeException
 from gym_serve.client.reaper import Reaper
 from gym_serve.routing.ports import HTTP_PORT, free_port
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
-from gym_serve.routing.starting import ENVIRONMENT, try_twice
+from gym_serve.routing.starting import ENVIRONMENT, START_LOG, try_twice
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
 __all__ = ["Cluster", "join", "start_ray", "start_serve"]
+
+_log = logging.getLogger(START_LOG)
 
 _NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
 _REFUSED = "InvalidAuthToken"
@@ -107,6 +109,7 @@ def start_ray() -> Reaper:
         ray.shutdown()
         reaper.reap()
 
+    _log.info("Starting Ray…")
     reaper = Reaper({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     try:
         with reaper.marking():
@@ -133,6 +136,7 @@ def start_serve(port: int) -> None:
     def start() -> None:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
 
+    _log.info("Starting Ray Serve…")
     try_twice("Serve", start, undo, _is_own)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from gym_serve.client.cluster import Cluster
 from gym_serve.client.connection import Connection, page, servers_health
@@ -29,6 +30,7 @@ from gym_serve.graph.weights import WeightStore, update_weights
 from gym_serve.routing.failover import FailoverTransport
 from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.serve_compat import http_address, route_prefix, running_version
+from gym_serve.routing.starting import START_LOG
 from gym_serve.servers.model import PauseMode
 from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
@@ -36,9 +38,12 @@ from gym_serve.types.requests import JSON
 
 __all__ = ["ClusterConnection", "attach", "deploy", "launch", "reconfigure", "states"]
 
+_log = logging.getLogger(START_LOG)
+
 _DESCRIBE_SECONDS = 60.0
 _STATES_SECONDS = 10.0
 _ROUTE_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 
 class ClusterConnection(Connection):
@@ -195,7 +200,7 @@ def attach(name: str, address: str | None) -> ClusterConnection:
         raise
 
 
-def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -> None:
+def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None, checked: bool = False) -> None:
     """Deploy a graph on the connected cluster, or update it in place, and wait until it is ready.
 
     What can be known is looked for before anything that runs is touched. Where an update fails all the same,
@@ -205,16 +210,20 @@ def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None) -
         graph: the graph.
         name, prefix: name and route prefix of its application.
         source: its file, for the error.
+        checked: True where the cluster is a Ray that was started on this machine for this graph, after
+            `problems_here`: no worker is asked again.
 
     Raises:
         GraphError: the cluster lacks what it needs; says what.
         Unavailable: it did not start; says why.
     """
-    if problems := preflight(graph):
+    if problems := preflight(graph, checked=checked):
         raise GraphError(problems, source=source)
     before = running_version(name)
     try:
-        _run(build(graph), name, prefix)
+        application = build(graph)
+        _log.info("Deploying %s servers…", sum(node.cls is not None for node in graph.nodes.values()) + 1)
+        _run(application, name, prefix)
     except Unavailable as error:
         if before is None:
             raise
@@ -272,10 +281,36 @@ def states(name: str) -> dict[str, JSON]:
 
 def _run(application: serve.Application, name: str, prefix: str) -> None:
     try:
-        serve.run(application, name=name, route_prefix=prefix, logging_config={"enable_access_log": False})
+        target = serve.RunTarget(application, name, prefix, {"enable_access_log": False})
+        serve.run_many([target], wait_for_applications_running=False)
+        _await_running(name)
     except (RuntimeError, TimeoutError, RayError) as error:
         reasons = "; ".join(_reasons(name)) or " ".join(str(error).split())[:500]
         raise Unavailable(f"the graph {name!r} did not start: {reasons}") from error
+
+
+def _await_running(name: str) -> None:
+    """Wait until all servers of an application run. (`serve.run` looks once a second, and says nothing.)
+
+    Raises:
+        RuntimeError: the deploy has failed, or the application was deleted.
+    """
+    told: list[str] = []
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None:
+            raise RuntimeError(f"{name} was deleted while it started")
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise RuntimeError(application.message)
+        states = {server: found.status.value for server, found in application.deployments.items()}
+        waiting = sorted(server for server, state in states.items() if state != "HEALTHY")
+        if waiting and waiting != told:
+            ready = len(states) - len(waiting)
+            _log.info("Waiting for %s (%s of %s ready)…", ", ".join(waiting), ready, len(states))
+            told = waiting
+        time.sleep(_POLL_SECONDS)
 
 
 def _await_route(prefix: str) -> None:

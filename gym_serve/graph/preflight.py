@@ -21,13 +21,19 @@ _TYPE = "accelerator_type:"
 _Amounts = Mapping[str, float]
 
 
-def preflight(graph: Graph) -> list[str]:
-    """What the connected cluster lacks for a graph: a line for each, with the server that needs it."""
+def preflight(graph: Graph, *, checked: bool = False) -> list[str]:
+    """What the connected cluster lacks for a graph: a line for each, with the server that needs it.
+
+    Args:
+        graph: the graph.
+        checked: True where all replicas will run on this machine with this process's Python, and
+            `problems_here` has found nothing: only servers with a ``runtime_env`` are asked.
+    """
     from gym_serve.routing.serve_compat import most_resources, node_resources
 
     machines, growth = list(node_resources().values()), most_resources()
     lacking = list(resource_problems(graph, [*machines, growth] if growth else machines))
-    return lacking or list(_problems_there(graph))
+    return lacking or list(_problems_there(graph, checked=checked))
 
 
 def problems_here(graph: Graph) -> list[str]:
@@ -36,13 +42,15 @@ def problems_here(graph: Graph) -> list[str]:
     return list(_problems_of(node for node in _deployed(graph) if not node.options.runtime_env))
 
 
-def _problems_there(graph: Graph) -> Iterator[str]:
+def _problems_there(graph: Graph, *, checked: bool) -> Iterator[str]:
     import ray
 
     from gym_serve.routing.serve_compat import started_ray
 
     alike: dict[tuple[str, str], list[Node]] = {}
     for node in _deployed(graph):
+        if checked and not node.options.runtime_env:
+            continue
         if started_ray() and not node.options.runtime_env:
             yield from _problems_of([node])  # this process's machine and Python are those of the replicas
         elif (place := _place(node)) is not None:

@@ -7,12 +7,16 @@ from typing import TypeVar
 
 from gym_serve.types.errors import Unavailable
 
-__all__ = ["ENVIRONMENT", "try_twice"]
+__all__ = ["ENVIRONMENT", "START_LOG", "try_twice"]
 
 T = TypeVar("T")
 
 ENVIRONMENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 """Variables of a Ray that is started here; the user's go first. Serve would kill a proxy after 5 seconds."""
+
+
+START_LOG = "gym_serve.start"
+"""Name of the logger that tells each phase of a start, at level INFO."""
 
 
 def try_twice(

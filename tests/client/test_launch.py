@@ -47,7 +47,7 @@ def proxy(answers: list[tuple[int, bytes]]) -> Iterator[str]:
 def launch(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Launch a graph that Serve runs at once."""
     monkeypatch.setattr(deployed, "_run", lambda *_: None)
-    monkeypatch.setattr(deployed, "preflight", lambda _: [])
+    monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
     monkeypatch.setattr(deployed, "http_address", lambda: url)
     graph = resolve(load_graph({"models": {"m": {"type": "scripted_model"}}}).spec)

@@ -165,20 +165,20 @@ def test_an_application_that_is_no_graph_is_left_alone(
 
 def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch, deleted: list[str]) -> None:
     running(monkeypatch)
-    monkeypatch.setattr(deployed, "preflight", lambda graph: [])
+    monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
 
-    def run(application: Any, **options: Any) -> None:
+    def run(targets: Any, **options: Any) -> None:
         raise RuntimeError("no replica came up")
 
-    monkeypatch.setattr(serve, "run", run)
+    monkeypatch.setattr(serve, "run_many", run)
     with pytest.raises(Unavailable, match="'default' did not start: no replica came up"):
         deployed.deploy(SOURCE, RESOLVED, None)
     assert deleted == ["default"]
 
 
 def test_what_lacks_something_is_not_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployed, "preflight", lambda graph: ["models.policy.num_gpus: too many"])
+    monkeypatch.setattr(deployed, "preflight", lambda *_, **__: ["models.policy.num_gpus: too many"])
     monkeypatch.setattr(deployed, "build", lambda graph: pytest.fail("it was deployed"))
     with pytest.raises(GraphError, match=r"1 problem in graph\.yaml:\n.*models\.policy\.num_gpus: too many"):
         deployed.launch(RESOLVED, "default", "/", source="graph.yaml")
