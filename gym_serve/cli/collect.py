@@ -1,4 +1,4 @@
-"""`gym-serve collect` (also called `eval`): rollouts of rows into files, resumable after anything."""
+"""`gym-serve collect` (alias `eval`): collects rollouts of rows into files, and resumes interrupted runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "collect",
 ]
 
-EVAL_HELP = """The same as collect, by the name that evaluations give it.
+EVAL_HELP = """The same as collect, under the usual name for evaluations.
 
 Exit status: as for collect.
 
@@ -55,27 +55,27 @@ OutputOption = Annotated[
         help="Scored rollouts: .jsonl, .jsonl.gz or .jsonl.zst. Failures, inputs and metrics go beside it.",
     ),
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds, if any.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in OUT, if there is one.")]
 RetryOption = Annotated[
     bool,
     typer.Option(
         "--retry-failed",
-        help="Go on as --resume does, and redo the rollouts of OUT that have failed for good.",
+        help="Like --resume, and retry the rollouts of OUT that have failed permanently.",
     ),
 ]
 MaxFailuresOption = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Stop after so many rollouts in a row that only you can mend: an endpoint has no such model or "
-        "path, or redirects. A refused key stops at once. Their rows stay open.",
+        help="Stop after this many rollouts in a row with an error that only you can fix: an endpoint has no "
+        "such model or path, or redirects. A refused key stops at once. --resume runs their rows again.",
     ),
 ]
-ConcurrencyOption = Annotated[int, typer.Option(min=1, help="How many run at the same time at most.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Take only this many rows.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Maximum number of rollouts at the same time.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
 SkipOption = Annotated[
     bool,
-    typer.Option("--skip-invalid", help="Leave out rows that cannot be used; else nothing starts."),
+    typer.Option("--skip-invalid", help="Skip invalid rows; by default nothing starts if there is one."),
 ]
 
 
@@ -84,7 +84,7 @@ def collect(
         list[Path],
         typer.Argument(
             metavar="[GRAPH] ROWS",
-            help="Graph file to deploy (none with --attach or --url), and rows in JSONL, maybe compressed.",
+            help="Graph file to deploy (not with --attach or --url), and rows: .jsonl[.gz or .zst].",
             autocompletion=graph_then_rows,
         ),
     ],
@@ -99,34 +99,39 @@ def collect(
     application: ApplicationOption = None,
     agent: Annotated[
         str | None,
-        typer.Option(help="The agent of all rows; else each row's own.", autocompletion=agents),
+        typer.Option(help="Agent for all rows; by default each row names its own.", autocompletion=agents),
     ] = None,
     repeats: Annotated[
         str, typer.Option(metavar="N", help="Rollouts per row, or by agent: math=8,_default=1.")
     ] = "1",
     seed: Annotated[
-        int | None, typer.Option(help="Sampling seed of a row's first rollout; the next has one more.")
+        int | None,
+        typer.Option(help="Sampling seed of a row's first rollout; each further rollout adds one."),
     ] = None,
     limit: LimitOption = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts of the rows, from 1.")
+        str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts of the rows, counted from 1.")
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Override responses_create_params, as temperature=0.7."),
+        typer.Option(
+            metavar="KEY=VALUE", help="Override a key of responses_create_params, e.g. temperature=0.7."
+        ),
     ] = None,
     prompt: Annotated[
         Path | None,
         typer.Option(metavar="YAML", help="Prompt template {system?, user} for rows without input."),
     ] = None,
     concurrency: ConcurrencyOption = 128,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for one attempt at a rollout.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Time limit of one attempt at a rollout, in seconds.")
+    ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(min=0, help="Stop when the models' calls have cost this much, by their prices."),
+        typer.Option(min=0, help="Stop once model calls have cost this much, at the graph's prices."),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Stop when the models' calls have used this many tokens.")
+        int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
     ] = None,
     max_failures: MaxFailuresOption = 5,
     resume: ResumeOption = False,
@@ -134,26 +139,26 @@ def collect(
     skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect rollouts of rows into files; --resume goes on after a stop or a crash.
+    """Collect rollouts of rows into files; --resume continues after a stop or a crash.
 
-    Nothing that was acknowledged is lost, and no rollout is made twice. --retry-failed
-    redoes the failed ones. Ctrl-C (or
-    SIGTERM) starts nothing more and lets what runs end; a second one cancels it.
+    Completed rollouts are never lost or repeated. --retry-failed retries failed
+    ones. Ctrl-C (or SIGTERM) waits for running rollouts and starts no more; a
+    second Ctrl-C cancels them.
 
     Exit status:
     0    every rollout is scored
-    1    the graph, the rows or OUT cannot be used (nothing was started), or OUT was deleted under the run
+    1    the graph, the rows or OUT cannot be used (nothing was started), or OUT was deleted during the run
     2    wrong usage
-    3    complete, but some rollouts have failed for good, or groups could not be compared
-    4    stopped by --max-cost or --max-tokens; to be resumed with a higher one
-    5    stopped: an endpoint refuses the key, or has no such model or path; to be resumed once that is fixed
-    130  stopped by Ctrl-C (143: by SIGTERM); to be resumed
+    3    complete, but some rollouts have failed permanently, or groups could not be compared
+    4    stopped by --max-cost or --max-tokens; resume it with a higher limit
+    5    stopped: an endpoint refuses the key, or has no such model or path; fix that, then resume
+    130  stopped by Ctrl-C (143: by SIGTERM); resume it
 
     Example: gym-serve collect graphs/math.yaml rows.jsonl -o out.jsonl --repeats 8
     """
     rows, graph = paths[-1], paths[0] if len(paths) == 2 else None
     if len(paths) > 2:
-        raise typer.BadParameter(f"give a graph file and a file of rows, got {len(paths)} files")
+        raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
     target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
     options: RolloutOptions = {
         "agent": agent,
@@ -168,7 +173,7 @@ def collect(
         "max_failures": max_failures,
         "skip_invalid": skip_invalid,
     }
-    # Only now, so that --help and a wrong option need no Ray.
+    # Imported here, so that --help and usage errors start fast.
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
 
@@ -197,23 +202,23 @@ def collect(
 def _check(
     target: Target, rows: Path, output: Path, options: RolloutOptions, budget: Budget, *, resume: bool
 ) -> None:
-    """Look at rows and output before a graph is started, which takes its time."""
+    """Check rows and output before the graph is started, which takes seconds."""
     from gym_serve.client.rollout_client import RolloutClient
     from gym_serve.rollouts import Collection, check_run
 
     if (graph := target.resolved()) is None:
         return
-    driver = RolloutClient(graph.public(), graph.default_agent, _no_edge, graph, str(target.graph))
+    client = RolloutClient(graph.public(), graph.default_agent, _no_transport, graph, str(target.graph))
     collection = Collection(
-        backend=driver,
-        expansion=driver.expansion(options),
+        backend=client,
+        expansion=client.expansion(options),
         budget=budget,
     )
     skip_invalid = options.get("skip_invalid", False)
     asyncio.run(check_run(rows, output, collection, resume=resume, skip_invalid=skip_invalid))
 
 
-def _no_edge(server: str) -> NoReturn:
+def _no_transport(server: str) -> NoReturn:
     raise AssertionError(f"{server} is not started")
 
 

@@ -27,7 +27,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Ray cluster; by default RAY_ADDRESS, the one that up has started, or another one here.",
+        help="Ray cluster; by default RAY_ADDRESS, the Ray of up, or another one on this machine.",
     ),
 ]
 
@@ -42,17 +42,18 @@ def up(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Ray cluster, or auto; by default RAY_ADDRESS, or the one that up has started.",
+            help="Ray cluster, or auto; by default RAY_ADDRESS, or the Ray that up has started.",
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="HTTP port, if no graph is served there yet. [default: 8000, else any]")
+        int | None,
+        typer.Option(help="HTTP port, if Serve does not run yet. [default: 8000, or any free one]"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a graph, and leave it running; a running one of the same name is updated in place.
+    """Start a graph and leave it running; a running graph of the same name is updated in place.
 
-    Without a Ray to join, one is started on this machine; it stays until
+    If there is no Ray to join, one is started on this machine. It runs until
     gym-serve down --all.
 
     Exit status: 0 once every server is ready, or 1 if the graph has a problem or did not start.
@@ -68,7 +69,7 @@ def up(
                 raise GraphError(problems, source=source.path)
             local_ray.start()
         local_ray.connect(address)
-        # Only now: what joins Ray reads its environment when it is imported.
+        # Imported here: Ray reads the environment, which `local_ray` sets, at import.
         from gym_serve.client.cluster import start_serve
         from gym_serve.client.deployed import launch
         from gym_serve.routing.serve_compat import http_address, serve_is_running
@@ -89,9 +90,9 @@ _UNHEALTHY = 3
 
 
 def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """List the graphs that run, with their servers and replicas, and why a deploy has failed.
+    """List running graphs with their servers and replicas, and why a deployment has failed.
 
-    Exit status: 0 all of them are running; 1 there is no Ray; 3 one is not.
+    Exit status: 0 all graphs run; 1 there is no Ray; 3 a graph does not run.
 
     Example: gym-serve status
     """
@@ -104,7 +105,7 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
     if as_json:
         print_json({"ok": healthy, "applications": applications})
     elif not applications:
-        typer.echo("no graph runs")
+        typer.echo("No graph runs.")
     else:
         print_table(("graph", "server", "status", "replicas", ""), _status_rows(applications))
         for line in _reasons(applications):
@@ -136,7 +137,7 @@ def _applications() -> dict[str, Any]:
             "status": str(application.status.value),
             "message": reason(application.message),
             "url": http_address() + route_prefix(name),
-            # After a file that it could not build, Serve names none of those that go on.
+            # After a failed build, Serve lists none of the deployments that still run.
             "servers": servers or states(name),
         }
     return applications
@@ -151,7 +152,7 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:
-    """A line for everything that has failed."""
+    """A line for each failure."""
     for name, application in applications.items():
         servers = application["servers"].items()
         told = {name: application["message"], **{f"{name}.{server}": s["message"] for server, s in servers}}
@@ -164,19 +165,19 @@ def down(
     ] = None,
     *,
     all_: Annotated[
-        bool, typer.Option("--all", help="Stop the Ray that up has started, with all of its graphs.")
+        bool, typer.Option("--all", help="Stop the Ray that up has started, and all of its graphs.")
     ] = False,
     address: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a graph. With --all, stop every graph and the Ray of gym-serve up; never any other Ray.
+    """Stop a graph. With --all, stop all graphs and the Ray of gym-serve up, but no other Ray.
 
     Exit status: 0, or 1 if there was nothing to stop.
 
     Example: gym-serve down math
     """
     if all_ == (name is not None) or (all_ and address is not None):
-        raise typer.BadParameter("give the NAME of a graph, or --all")
+        raise typer.BadParameter("give either the NAME of a graph or --all")
     try:
         stopped = _stop_all() if name is None else _stop_graph(name, address)
     except GymError as error:
@@ -184,15 +185,13 @@ def down(
     if as_json:
         print_json({"ok": True, "stopped": stopped})
     else:
-        typer.echo(f"stopped {stopped}")
+        typer.echo(f"Stopped {stopped}.")
 
 
 def _stop_all() -> str:
     ray = local_ray.started()
     if ray is None:
-        raise NotFound(
-            "gym-serve up has started no Ray that still runs; stop graphs elsewhere by their names"
-        )
+        raise NotFound("No Ray of gym-serve up runs on this machine. Stop graphs on other clusters by name.")
     local_ray.stop(ray)
     return f"the Ray at {ray.address}"
 
@@ -205,7 +204,7 @@ def _stop_graph(name: str, address: str | None) -> str:
 
     running = list(serve.status().applications) if serve_is_running() else []
     if name not in running:
-        raise NotFound(f"no graph {name!r} runs; there is {', '.join(running) or 'none'}")
+        raise NotFound(f"No graph {name!r} runs. Running graphs: {', '.join(running) or 'none'}")
     serve.delete(name)
     return name
 
@@ -221,16 +220,20 @@ def logs(
     *,
     graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The graph, if several have such a server.", autocompletion=graphs),
+        typer.Option(
+            metavar="NAME", help="The graph, if several have a server of this name.", autocompletion=graphs
+        ),
     ] = None,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="The last lines of each replica.")] = 100,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, to Ctrl-C.")] = False,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, help="Number of last lines of each replica.")
+    ] = 100,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl-C.")] = False,
     address: ClusterOption = None,
 ) -> None:
-    """Print the logs of a server of a running graph, from this machine.
+    """Print the logs of a server of a running graph: those on this machine, of dead replicas too.
 
-    Exit status: 0, or 1 if no graph has the server, or it has no logs here; 130
-    where --follow was ended by Ctrl-C.
+    Exit status: 0, or 1 if no graph has the server or there are no logs on this
+    machine; 130 if Ctrl-C ended --follow.
 
     Example: gym-serve logs math_agent --lines 20
     """
@@ -242,7 +245,7 @@ def logs(
     directory = local_ray.logs_directory() / "serve"
     shown: dict[Path, int] = {}
     while True:
-        # By prefix and not by pattern: a name may hold characters that a pattern gives a meaning.
+        # By prefix, not by glob pattern: a name may contain pattern characters.
         found = sorted(path for path in directory.glob("replica_*.log") if path.name.startswith(prefix))
         for path in found:
             shown[path] = _print_log(path, shown.get(path), lines)
@@ -261,21 +264,23 @@ def _graph_of(server: str, graph: str | None) -> str:
 
     applications = serve.status().applications if serve_is_running() else {}
     if graph is not None and graph not in applications:
-        raise NotFound(f"no graph {graph!r} runs; there is {', '.join(applications) or 'none'}")
+        raise NotFound(f"No graph {graph!r} runs. Running graphs: {', '.join(applications) or 'none'}")
     names = [
         name for name, app in applications.items() if server in app.deployments and graph in (None, name)
     ]
     if len(names) != 1:
         known = sorted({name for app in applications.values() for name in app.deployments})
         problem = (
-            f"it is in {', '.join(names)}: choose with --graph" if names else f"there is {', '.join(known)}"
+            f"several graphs have it: choose one of {', '.join(names)} with --graph"
+            if names
+            else f"not found; running servers: {', '.join(known) or 'none'}"
         )
-        raise NotFound(f"server {server!r}: {problem or 'no graph runs'}")
+        raise NotFound(f"server {server!r}: {problem}")
     return names[0]
 
 
 def _print_log(path: Path, offset: int | None, lines: int) -> int:
-    """Print what was added to a file, or its last lines; returns where it ends."""
+    """Print the new lines of a file, or its last lines; returns the offset of its end."""
     with open(path, encoding="utf-8", errors="replace") as file:
         if offset is None:
             typer.echo(f"==> {path.name} <==")

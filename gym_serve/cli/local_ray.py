@@ -1,8 +1,8 @@
-"""The Ray that `gym-serve up` starts on this machine, for people who do not know Ray.
+"""The Ray that `gym-serve up` starts on this machine.
 
-It outlives the command. A file says where it is, and its process holds the lock of that file for as
-long as it lives: so what is found is always that process, whatever died meanwhile or reused its id, and
-stopping it touches no other Ray. Nothing here imports Ray before it is needed.
+It outlives the command. A state file has its address, and its first process holds the lock of that file as
+long as it lives. So `started` never takes another process for it, even if the process id was reused, and
+`stop` touches no other Ray. This module imports Ray only when it is needed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray that `up` has started.
+    """A Ray started by `up`.
 
     Attributes:
         address: where it is, ``127.0.0.1:port``.
-        auth_mode: ``RAY_AUTH_MODE`` of those that join it.
+        auth_mode: ``RAY_AUTH_MODE`` for processes that join it.
         pid: its first process, which leads a process group of its own.
         folder: Ray's folder. In it ``ray start`` writes the address for every Ray program of this user.
     """
@@ -54,14 +54,14 @@ class LocalRay:
 
 
 def started() -> LocalRay | None:
-    """The Ray that `up` has started here and that still runs.
+    """The running Ray that `up` has started; None without one.
 
     Raises:
-        Conflict: it is being started at this moment.
+        Conflict: it is being started right now.
     """
     try:
         with open(_state(), encoding="utf-8") as file:
-            gone = _lock(file.fileno())  # nobody else holds it
+            gone = _lock(file.fileno())  # no process holds it
             content = file.read()
     except FileNotFoundError:
         return None
@@ -70,30 +70,29 @@ def started() -> LocalRay | None:
     except (ValueError, TypeError):
         if gone:
             return None
-        raise Conflict(f"Ray is being started just now ({_state()}); try again in a moment") from None
+        raise Conflict(f"Another command is starting Ray ({_state()}). Try again in a moment.") from None
     if gone:
         _forget_address(ray)
     return None if gone else ray
 
 
 def start() -> LocalRay:
-    """Start a Ray that stays after this process, reachable from this machine only.
+    """Start a Ray that outlives this process and is reachable from this machine only.
 
     Raises:
-        Conflict: there is one already.
-        Unavailable: it did not start.
+        Conflict: one runs already.
+        Unavailable: Ray did not start.
     """
-    # What does not start leaves nothing.
     _log.info("Starting Ray…")
     return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
 
 
 def _start() -> LocalRay:
-    """The same, once; a RuntimeError where it did not start."""
-    started()  # of one that died, nothing is left to be found
+    """One attempt; raises RuntimeError if Ray did not start, and leaves nothing behind."""
+    started()  # removes the address file of a Ray that died
     port = free_port()
     arguments = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
-    # Beside another Ray: of these ports `ray start` takes one alone, and fails if it is taken.
+    # Free ports: `ray start` tries only the default one, and fails beside another Ray.
     arguments += [f"--dashboard-port={free_port(8265)}", f"--ray-client-server-port={free_port(10001)}"]
     arguments += ["--disable-usage-stats", "--dashboard-agent-listen-port=0"]
     mode = _auth_mode()
@@ -101,21 +100,21 @@ def _start() -> LocalRay:
     state.parent.mkdir(parents=True, exist_ok=True)
     with open(state, "a+", encoding="utf-8") as file, open(state.with_suffix(".log"), "wb") as log:
         if not _lock(file.fileno()):
-            raise Conflict(f"another Ray of gym-serve up runs here already ({state})")
+            raise Conflict(f"A Ray of gym-serve up runs on this machine already ({state}).")
         file.truncate(0)
         process = subprocess.Popen(
             [*_RAY, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[file.fileno()],  # the lock is that process's from now on
+            pass_fds=[file.fileno()],  # that process holds the lock from now on
             start_new_session=True,
             env={
                 **ENVIRONMENT,
                 **os.environ,
                 _AUTH: mode,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # of the folder it was started from
-                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it is one node: nothing moves elsewhere
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # includes the current folder
+                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a single node has nowhere to drain to
             },
         )
         found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder())
@@ -136,64 +135,66 @@ def _start() -> LocalRay:
 
 
 def stop(ray: LocalRay) -> None:
-    """Stop it and everything that runs in it; no other Ray is touched."""
+    """Stop it with everything that runs in it, and no other Ray."""
     with suppress(ProcessLookupError):
         os.kill(ray.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
         while started() == ray and time.monotonic() < deadline:
             time.sleep(0.1)
-        # What is left of it, e.g. a replica that takes its time: the group's id is not reused before.
+        # Kill what is left, e.g. a slow replica. The id of a process group with members is not reused.
         os.killpg(ray.pid, signal.SIGKILL)
     while started() == ray:
         time.sleep(0.1)
 
 
 def use(address: str | None) -> str | None:
-    """The address to join: the given one, else ``RAY_ADDRESS``, else that of the Ray of `up`, else None."""
+    """The address to join: the given one, ``RAY_ADDRESS``, or that of the Ray of `up`; None without any."""
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None and (own := started()) is not None:
-        # Ray asks for a token at an explicit address only where the environment says so.
+        # With an explicit address, Ray sends its token only if the environment asks for it.
         os.environ.setdefault(_AUTH, own.auth_mode)
         return own.address
     return address
 
 
 def find(address: str | None) -> str:
-    """The same, and of none of them the only Ray of this machine, e.g. that of ``serve run``.
+    """Like `use`, and by default the only Ray of this machine, e.g. that of ``serve run``.
 
     Raises:
-        Unavailable: there is none.
-        BadRequest: there are several.
+        Unavailable: no Ray runs.
+        BadRequest: several run.
     """
     if (given := use(address)) is not None:
         return given
     found = _running()
     if not found:
-        raise Unavailable("no Ray runs here; start one, with a graph, by: gym-serve up FILE")
+        raise Unavailable("No Ray runs on this machine. Start one with a graph: gym-serve up FILE")
     if len(found) > 1:
-        raise BadRequest(f"several Rays run here: choose one by --address: {', '.join(sorted(found))}")
+        raise BadRequest(
+            f"Several Rays run on this machine. Choose one with --address: {', '.join(sorted(found))}"
+        )
     ((place, mode),) = found.items()
     os.environ.setdefault(_AUTH, mode)
     return place
 
 
 def connect(address: str | None) -> None:
-    """Join a Ray: see `find`.
+    """Join the Ray of `find`.
 
     Raises:
-        Unavailable: there is none.
-        BadRequest: there are several.
+        Unavailable: no Ray runs.
+        BadRequest: several run.
         Unauthorized, ClusterMismatch: see `gym_serve.client.cluster.join`.
     """
     address = find(address)
-    # Only now: Ray reads the environment that `find` has set when it is imported.
+    # Imported here: Ray reads the environment, which `find` sets, at import.
     from gym_serve.client.cluster import join
 
     join(address)
 
 
 def logs_directory() -> Path:
-    """Where the joined Ray writes the logs of this machine."""
+    """The log folder of the joined Ray on this machine."""
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -206,15 +207,15 @@ def _state() -> Path:
 
 
 def _folder() -> str:
-    """Ray's folder on this machine, by its own rules."""
+    """Ray's temporary folder, by Ray's rules."""
     temporary = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
     return str(Path(temporary or "/tmp") / "ray")
 
 
 def _running() -> dict[str, str]:
-    """The Rays of this user with nodes on this machine: ``RAY_AUTH_MODE`` by address; none without ``/proc``.
+    """This user's Rays on this machine: ``RAY_AUTH_MODE`` by address; empty without ``/proc``.
 
-    Those of another Ray folder are left out, as Ray's own programs leave them out.
+    Rays with another temporary folder are left out, as Ray's own programs do.
     """
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -230,7 +231,7 @@ def _running() -> dict[str, str]:
 
 
 def _forget_address(ray: LocalRay) -> None:
-    """Remove the address that ``ray start`` wrote: every Ray program of this user would wait there."""
+    """Remove the address file of a Ray that has ended: this user's Ray programs would wait for it."""
     if _is_written(ray):
         with suppress(OSError):
             _address_file(ray).unlink()
@@ -259,7 +260,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _auth_mode() -> str:
-    """``RAY_AUTH_MODE``: the user's, else a token where this Ray knows them (2.52 and later)."""
+    """``RAY_AUTH_MODE``: the user's, else ``token`` if this Ray supports tokens (2.52 and later)."""
     if mode := os.environ.get(_AUTH):
         return mode
     if tuple(map(int, version("ray").split(".")[:2])) < (2, 52):

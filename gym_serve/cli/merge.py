@@ -1,4 +1,4 @@
-"""`gym-serve merge`: the shards of a collection as the run that it would have been in one go."""
+"""`gym-serve merge`: joins the shards of a collection to one run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNFINISHED = 3
 def merge(
     shards: Annotated[
         list[Path],
-        typer.Argument(metavar="SHARDS...", help="Main files of all shards, as of collect --shard."),
+        typer.Argument(metavar="SHARDS...", help="Main files of all shards, from collect --shard."),
     ],
     *,
     output: OutputOption,
@@ -49,20 +49,20 @@ def merge(
 ) -> None:
     """Merge the shards of a collection into one run, with the metrics of the whole.
 
-    The metrics are those that the environments declare; one that has others
-    (aggregate) is asked for them where --attach or --url says where it runs. What
-    a shard lacks can be made by resuming the merged run: gym-serve collect
-    --resume -o OUT, without --shard.
+    The metrics are those that the environments declare. An environment with
+    metrics of its own (aggregate) is asked for them if --attach or --url names
+    the running graph. To make missing rollouts, resume the merged run: gym-serve
+    collect --resume -o OUT, without --shard.
 
     Exit status:
     0    merged, and every rollout is scored
-    1    nothing was merged: they are not all the shards of one collection
-    3    merged, but some rollouts have failed for good or are missing
+    1    nothing was merged: the files are not all shards of one collection
+    3    merged, but some rollouts have failed permanently or are missing
 
     Example: gym-serve merge part1.jsonl part2.jsonl -o out.jsonl
     """
-    # Only now, so that --help and a wrong option need little.
-    from gym_serve.cli.run_collection import print_outcome
+    # Imported here, so that --help starts fast.
+    from gym_serve.cli.report import print_report
     from gym_serve.rollouts import Outputs
     from gym_serve.rollouts import merge as merge_runs
 
@@ -72,19 +72,19 @@ def merge(
             asked = None
             if attach is not None or url is not None:
                 target = Target(None, attach, url, address, auth_token)
-                asked = _asking(stack.enter_context(target.open()))
+                asked = _aggregate_of(stack.enter_context(target.open()))
             metrics = asyncio.run(merge_runs(shards, output, asked, lambda agent: _declared(outputs, agent)))
             report = _report(outputs, metrics)
     except GymError as error:
         stop(error, as_json=as_json)
-    print_outcome(report, as_json=as_json)
+    print_report(report, as_json=as_json)
     if missing := report.progress.remaining:
-        typer.echo(f"{missing:,} rollouts are missing; gym-serve collect --resume makes them", err=True)
+        typer.echo(f"{missing:,} rollouts are missing. Make them with: gym-serve collect --resume", err=True)
     if missing or report.progress.failed:
         raise typer.Exit(_UNFINISHED)
 
 
-def _asking(gym: Gym) -> Aggregate:
+def _aggregate_of(gym: Gym) -> Aggregate:
     async def aggregate(agent: str, rollouts: list[JSON]) -> JSON:
         body = {"verify_responses": rollouts}
         metrics: JSON = await asyncio.to_thread(gym.call, agent, "aggregate_metrics", body)

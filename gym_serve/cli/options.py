@@ -42,29 +42,31 @@ __all__ = [
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Graph file (a Serve config in YAML).", autocompletion=graph_files),
+    typer.Argument(
+        metavar="FILE", help="Graph file (a Serve config file in YAML).", autocompletion=graph_files
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, as in the example; may repeat."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a value; can be repeated."),
 ]
 ApplicationOption = Annotated[
     str | None,
     typer.Option(
         "--application",
         metavar="NAME",
-        help="Which graph, if the graph file has several.",
+        help="Name of the graph, if the graph file has several.",
         autocompletion=applications,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def resolve_file(file: Path, overrides: list[str] | None, application: str | None) -> Graph:
+def resolve_file(file: Path, overrides: Sequence[str] | None, application: str | None) -> Graph:
     """The graph of a file.
 
     Raises:
-        GraphError: every problem of it.
+        GraphError: all problems of the file.
     """
     source = load_graph(file, overrides=overrides or (), application=application)
     return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
@@ -73,7 +75,7 @@ def resolve_file(file: Path, overrides: list[str] | None, application: str | Non
 AttachOption = Annotated[
     str | None,
     typer.Option(
-        "--attach", metavar="NAME", help="Use the graph that runs under this name.", autocompletion=graphs
+        "--attach", metavar="NAME", help="Use the running graph with this name.", autocompletion=graphs
     ),
 ]
 AddressOption = Annotated[
@@ -81,8 +83,8 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Ray cluster, or auto for the one on this machine. Without it, a graph file is deployed on a "
-        "new local Ray that ends with the command, and --attach looks in the one that runs here.",
+        help="Ray cluster, or auto for the one on this machine. By default a graph file is deployed on a new "
+        "local Ray that ends with the command, and --attach uses the Ray that runs here.",
     ),
 ]
 UrlOption = Annotated[
@@ -93,7 +95,7 @@ RayOption = Annotated[
     bool,
     typer.Option(
         "--no-ray",
-        help="Run the graph in this process, without Ray: it starts in a second, and uses one core.",
+        help="Run the graph in this process, without Ray: starts within a second, uses one core.",
     ),
 ]
 TokenOption = Annotated[
@@ -102,27 +104,27 @@ TokenOption = Annotated[
         "--auth-token",
         envvar="GYM_SERVE_AUTH_TOKEN",
         show_envvar=True,
-        help="Bearer token of the graph at --url; better given by the variable.",
+        help="Bearer token of the graph at --url. Prefer the variable.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the graph of a command is; exactly one of ``graph``, ``attach`` and ``url`` says so.
+    """The graph that a command works on; exactly one of ``graph``, ``attach`` and ``url`` names it.
 
     Attributes:
         graph: a graph file to deploy.
         attach: name of a running application.
         url: URL of a running graph.
-        address: the Ray cluster, for the first two.
-        token: bearer token, for the last one.
-        overrides: ``path=value`` pairs, for the first one.
-        application: which graph of the file, for the first one.
-        ray: False runs it in this process, for the first one.
+        address: the Ray cluster, with ``graph`` or ``attach``.
+        token: bearer token, with ``url``.
+        overrides: ``path=value`` pairs, with ``graph``.
+        application: name of the graph in the file, with ``graph``.
+        ray: False runs the graph in this process, with ``graph``.
 
     Raises:
-        typer.BadParameter: the options do not go together.
+        typer.BadParameter: the options exclude each other.
     """
 
     graph: Path | None = None
@@ -136,32 +138,35 @@ class Target:
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.graph, self.attach, self.url)) != 1:
-            raise typer.BadParameter("give one of these: a graph file, --attach NAME or --url URL")
+            raise typer.BadParameter("give exactly one of: a graph file, --attach NAME, --url URL")
         if self.url is not None and self.address is not None:
-            raise typer.BadParameter("--url needs no Ray: leave out --address")
+            raise typer.BadParameter("--url needs no Ray: omit --address")
         if self.graph is None and self.overrides:
-            raise typer.BadParameter("--set changes a graph that is deployed here, not one that runs already")
+            raise typer.BadParameter(
+                "--set changes a graph file that this command deploys; the graph runs already"
+            )
         if self.graph is None and self.application is not None:
-            raise typer.BadParameter("--application is for a graph file; --attach takes the name itself")
+            raise typer.BadParameter(
+                "--application chooses a graph of a file; --attach takes the name itself"
+            )
         if not self.ray and (self.graph is None or self.address is not None):
             raise typer.BadParameter("--no-ray needs a graph file, without --address")
 
     def resolved(self) -> Graph | None:
-        """The graph of the file; None where it runs already.
+        """The graph of the file; None if the graph runs already.
 
         Raises:
-            GraphError: it has problems; all of them.
+            GraphError: all problems of the file.
         """
         if self.graph is None:
             return None
-        source = load_graph(self.graph, overrides=self.overrides, application=self.application)
-        return resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+        return resolve_file(self.graph, self.overrides, self.application)
 
     def open(self) -> Gym:
-        """The graph, running; shutting it down stops what this started, and nothing else.
+        """The running graph; `Gym.shutdown` stops what this call started, and nothing else.
 
         Raises:
-            GymError: it cannot be reached, or did not start.
+            GymError: the graph cannot be reached, or did not start.
         """
         from gym_serve.client import Gym
 
@@ -176,7 +181,7 @@ class Target:
 
 
 def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
-    """Report why a command cannot do its work, to stderr or as JSON, and exit with status 1."""
+    """Print an error, to stderr or as JSON, and exit with status 1."""
     if as_json:
         problems = {"problems": error.problems} if isinstance(error, GraphError) else {}
         content = {"ok": False, **problems, **error.to_body()}
@@ -187,22 +192,22 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
 
 
 def parse_pairs(pairs: Iterable[str], example: str) -> dict[str, Any]:
-    """The values by key.
+    """Parse ``KEY=VALUE`` pairs with values in YAML.
 
     Args:
-        pairs: as given.
-        example: a right one, e.g. ``--param temperature=0.7``.
+        pairs: the pairs.
+        example: a valid option for error messages, e.g. ``--param temperature=0.7``.
 
     Raises:
-        typer.BadParameter: one is no pair, or its value no YAML.
+        typer.BadParameter: a pair has no ``=``, or its value is invalid YAML.
     """
     values = {}
     for pair in pairs:
         key, given, text = pair.partition("=")
         if not given or not key.strip():
-            raise typer.BadParameter(f"write {example}, got {pair!r}")
+            raise typer.BadParameter(f"must be KEY=VALUE, as in {example}, got {pair!r}")
         try:
             values[key.strip()] = parse_yaml(text)
         except GraphError:
-            raise typer.BadParameter(f"{pair!r}: the value is no valid YAML; quote it") from None
+            raise typer.BadParameter(f"the value of {pair!r} is invalid YAML; quote it") from None
     return values

@@ -1,6 +1,6 @@
-"""What a collection came to: the summary, the headline metrics and the failures, as tables or as JSON.
+"""The report of a collection: summary, headline metrics and failures, as tables or as JSON.
 
-The tables are computed from the output files, so that a run that was stopped half way has them too.
+The tables are computed from the output files, so that an interrupted run has them too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gym_serve.cli.printing import table_of
+from gym_serve.cli.printing import new_console, print_json, table_of
 from gym_serve.metrics import SUMMARY_COLUMNS, Aggregator, summarize
 from gym_serve.rollouts.files import read_records
 from gym_serve.types.rows import agent_name
@@ -34,13 +34,13 @@ class FailureClass:
     kind: str
     """``_ng_failure_class``, e.g. ``model_timeout``."""
     stage: str
-    """Where in the episode."""
+    """Stage of the episode."""
     attempts: int
-    """How many attempts failed so, those made good by a later one included."""
+    """Number of failed attempts, including those of rollouts that succeeded later."""
     terminal: int
-    """How many of them are not worth another attempt."""
+    """How many of them will not be retried."""
     first: str
-    """What the first one says."""
+    """Detail of the first one."""
 
 
 def failures_of(outputs: Outputs) -> list[FailureClass]:
@@ -59,7 +59,7 @@ def failures_of(outputs: Outputs) -> list[FailureClass]:
 
 
 def report_json(report: Report) -> JSON:
-    """The report of a collection as JSON: one shape, whether it is complete or was stopped."""
+    """The report of a collection as JSON; complete and interrupted runs have the same keys."""
     progress = report.progress
     return {
         "ok": report.complete and not progress.failed,
@@ -86,8 +86,18 @@ def report_json(report: Report) -> JSON:
     }
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print the tables of a collection."""
+def print_report(report: Report, console: Console | None = None, *, as_json: bool = False) -> None:
+    """Print the report of a collection, as tables or as JSON.
+
+    Args:
+        report: the report.
+        console: where tables go; stdout by default.
+        as_json: print JSON, to stdout.
+    """
+    if as_json:
+        print_json(report_json(report))
+        return
+    console = console or new_console()
     for table in _tables(report):
         console.print(table, markup=False, highlight=False)
         console.print()
@@ -96,11 +106,11 @@ def print_report(report: Report, console: Console) -> None:
     for problem in report.problems[:_PROBLEMS]:
         console.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
     if (more := len(report.problems) - _PROBLEMS) > 0:
-        console.print(f"left out: and at least {more} more")
+        console.print(f"left out: at least {more} more")
     for group in report.uncompared[:_PROBLEMS]:
         console.print(f"not compared: {group}", markup=False, highlight=False, soft_wrap=True)
     if (more := len(report.uncompared) - _PROBLEMS) > 0:
-        console.print(f"not compared: and at least {more} more groups")
+        console.print(f"not compared: at least {more} more groups")
     progress = report.progress
     console.print(
         f"{progress.finished:,} of {progress.total:,} rollouts: {progress.scored:,} scored, "
@@ -123,7 +133,7 @@ def _tables(report: Report) -> Iterator[Table]:
         )
     if failures := failures_of(report.outputs):
         cells = [(f.kind, f.stage, str(f.attempts), str(f.terminal), f.first) for f in failures]
-        yield table_of(("failure", "stage", "attempts", "terminal", "the first one says"), cells)
+        yield table_of(("failure", "stage", "attempts", "terminal", "first detail"), cells)
 
 
 def _by_agent(outputs: Outputs) -> dict[str, Aggregator]:

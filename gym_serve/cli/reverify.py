@@ -1,8 +1,8 @@
-"""`gym-serve reverify`: the rewards of stored rollouts, computed again by the verifier as it is now.
+"""`gym-serve reverify`: computes the rewards of stored rollouts again, with the current verifier.
 
-No model is called. It is a collection like any other, whose rollouts are one ``/verify`` each: with a
-journal, `--resume`, and metrics at the end. There is no session, so only verifiers that read none can do
-it; they say so themselves (``/reverify_mode``).
+No model is called. It is a collection whose rollouts are one ``/verify`` each: with a journal, `--resume`,
+and metrics at the end. There is no session, so only verifiers that read none can do it; ``/reverify_mode``
+says which.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ _AGGREGATE_SECONDS = 600.0
 
 
 def reverify(
-    rollouts: Annotated[
-        Path, typer.Argument(metavar="ROLLOUTS", help="Scored rollouts, as collect writes them.")
-    ],
+    rollouts: Annotated[Path, typer.Argument(metavar="ROLLOUTS", help="Scored rollouts, from collect.")],
     *,
     output: OutputOption,
     graph: Annotated[
@@ -66,17 +64,17 @@ def reverify(
     skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the rewards of stored rollouts again, with the graph's verifiers; no model.
+    """Compute the rewards of stored rollouts again, with the graph's verifiers; no model is called.
 
-    Only verifiers that need no session can do it (their /reverify_mode is
-    "stateless"). See what has changed with: gym-serve diff ROLLOUTS OUT
+    The verifiers must not need a session (their /reverify_mode is "stateless").
+    Compare the result with: gym-serve diff ROLLOUTS OUT
 
     Exit status: as for collect.
 
     Example: gym-serve reverify out.jsonl -o again.jsonl --graph graphs/math.yaml
     """
     target = Target(graph, attach, url, address, auth_token, set_ or (), application)
-    # Only now, so that --help and a wrong option need no Ray.
+    # Imported here, so that --help and usage errors start fast.
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
 
@@ -105,7 +103,7 @@ def reverify(
 
 
 class _Verifiers:
-    """The `RolloutBackend` of the graph's verifiers. Calls of `Gym` block, so each runs in a thread."""
+    """The `RolloutBackend` of the graph's verifiers. `Gym.call` blocks, so each call runs in a thread."""
 
     def __init__(self, gym: Gym, threads: ThreadPoolExecutor) -> None:
         self._gym = gym
@@ -115,7 +113,7 @@ class _Verifiers:
     def check(self, rollout: JSON) -> None:
         """Refuse a rollout that cannot be scored again."""
         if rollout.get("_ng_failure_class"):
-            raise InvalidRequest("a failed attempt: there is nothing to score")
+            raise InvalidRequest("`_ng_failure_class` is set: a failed attempt has no response to score")
         if not isinstance(rollout.get("response"), dict):
             raise InvalidRequest("`response` is missing: the file must hold rollouts, not rows")
         server = self._server_of(rollout)
@@ -131,8 +129,8 @@ class _Verifiers:
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
         verdict = await self._call(self._server_of(rollout), "verify", rollout, limit)
-        # Without a verdict there is no reward of now: the stored one must not stand in for it.
-        # Nor may the tokens that it took to make the response: they are not spent again.
+        # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
+        # of this run.
         if not isinstance(verdict, dict):
             return {"reward": None}
         skipped = "verification_skipped"  # by the agent that made the rollout
@@ -173,11 +171,15 @@ class _Verifiers:
     def _agent_of(self, rollout: JSON) -> JSON:
         agents: dict[str, JSON] = self._gym.graph.get("agents") or {}
         if (name := agent_name(rollout)) not in agents:
-            raise InvalidRequest(f"agent_ref: {str(name)[:100]!r} is none of {', '.join(agents)}")
+            raise InvalidRequest(
+                f"`agent_ref.name` must be one of {', '.join(agents)}, got {str(name)[:100]!r}"
+            )
         return agents[str(name)]
 
     def _server_of(self, rollout: JSON) -> str:
         resources = self._agent_of(rollout).get("resources")
         if not isinstance(resources, str):
-            raise InvalidRequest(f"{agent_name(rollout)} names no resources server that could score it")
+            raise InvalidRequest(
+                f"agent {agent_name(rollout)!r} has no environment that could score the rollout"
+            )
         return resources

@@ -1,7 +1,7 @@
 """Runs a collection at the terminal: progress while it runs, Ctrl-C, the report at the end, the exit status.
 
 `collect` and `reverify` share it. Exit status: 0 all rollouts are scored; 3 the run is complete, but some
-rollouts have failed for good, or some groups could not be compared; 4 the budget is spent; 5 only the
+rollouts have failed permanently, or some groups could not be compared; 4 the budget is spent; 5 only the
 operator can help (`OperatorError`); 130 (SIGINT) or 143 (SIGTERM) it was stopped. After 4, 5, 130 and 143 the
 run can be resumed; after 3, `--resume` compares the remaining groups.
 """
@@ -24,8 +24,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from typing_extensions import Self
 
-from gym_serve.cli.printing import new_console, print_json
-from gym_serve.cli.report import print_report, report_json
+from gym_serve.cli.report import print_report
 from gym_serve.servers.runner import relax_garbage_collection
 
 if TYPE_CHECKING:
@@ -35,47 +34,50 @@ __all__ = ["Collect", "Interrupts", "ProgressDisplay", "Rate", "report_and_exit"
 
 _FAILURES = 3
 _BUDGET = 4
-_FAULT = 5
+_OPERATOR = 5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WINDOW = 60.0  # seconds that the rate is taken over
+_LINE_EVERY = 10.0  # seconds between two lines without a terminal
 
 Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
-"""Collects, given whom to tell of progress, and the event that stops it."""
+"""A collection to run: it gets a callback for progress, and the event that stops it."""
 
 
-def run_collection(collecting: Collect, output: Path) -> tuple[Report | None, int | None]:
-    """Collect.
+def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int | None]:
+    """Run a collection with a progress display; SIGINT and SIGTERM stop it.
 
     Args:
-        collecting: does it.
+        collect: the collection.
         output: the main file, named in the report.
 
     Returns:
-        the report (None if it was cancelled before anything ran), and the exit status that a
-        signal asks for, if one came.
+        the report (None if the run was cancelled before the first rollout), and the exit status of the
+        signal that stopped the run, or None.
 
     Raises:
         GymError: what the collection raises.
     """
-    live = ProgressDisplay(Console(stderr=True))
-    told = False
+    display = ProgressDisplay(Console(stderr=True))
+    announced = False
 
-    def tell(progress: Progress) -> None:
-        nonlocal told
-        live(progress)
-        if progress.stopping and not told:
-            told = True
-            live.say(f"stopping, waiting for running rollouts: {progress.stopping}")
+    def on_progress(progress: Progress) -> None:
+        nonlocal announced
+        display(progress)
+        if progress.stopping and not announced:
+            announced = True
+            display.say(f"Stopping ({progress.stopping}): waiting for running rollouts.")
 
-    def draining() -> None:
-        live.say("stopping: what runs may end; Ctrl-C again cancels it")
+    def on_signal() -> None:
+        display.say("Stopping: waiting for running rollouts. Press Ctrl-C again to cancel them.")
 
     async def work() -> tuple[Report | None, int | None]:
-        with Interrupts(draining) as interrupts, live:
+        with Interrupts(on_signal) as interrupts, display:
             try:
-                report: Report | None = await collecting(tell, interrupts.stop)
+                report: Report | None = await collect(on_progress, interrupts.stop)
             except asyncio.CancelledError:
                 if interrupts.exit_code is None:
                     raise
-                report = _stopped(live.last, output)
+                report = _cancelled(display.last, output)
             return report, interrupts.exit_code
 
     relax_garbage_collection()
@@ -83,35 +85,35 @@ def run_collection(collecting: Collect, output: Path) -> tuple[Report | None, in
 
 
 def report_and_exit(report: Report | None, signalled: int | None, *, as_json: bool) -> NoReturn:
-    """Print the report, and exit with the status that says what came of it."""
+    """Print the report, and exit with the status of the run (see above).
+
+    Args:
+        report, signalled: as of `run_collection`.
+        as_json: print JSON instead of tables.
+    """
     if report is None:
-        typer.echo("stopped before anything ran", err=True)
+        typer.echo("Stopped before the first rollout.", err=True)
     else:
-        print_outcome(report, as_json=as_json)
+        print_report(report, as_json=as_json)
     if report is not None and report.exhausted and signalled is None:
-        typer.echo(f"stopped: {report.exhausted}; to go on: --resume and a higher limit", err=True)
+        typer.echo(
+            f"Stopped: {report.exhausted}. Run the command with --resume and a higher limit to continue.",
+            err=True,
+        )
         raise typer.Exit(_BUDGET)
     if report is not None and report.operator_error is not None:
         where = f" ({report.operator_error.server})" if report.operator_error.server else ""
-        typer.echo(f"stopped: {report.operator_error.message}{where}", err=True)
-        left = f"{remaining:,} rollouts stay open; " if (remaining := report.progress.remaining) else ""
-        typer.echo(f"{left}fix it, then run the same command with --resume", err=True)
-        raise typer.Exit(signalled or _FAULT)
+        typer.echo(f"Stopped: {report.operator_error.message}{where}", err=True)
+        left = f"{remaining:,} rollouts remain. " if (remaining := report.progress.remaining) else ""
+        typer.echo(f"{left}Fix the problem, then run the same command with --resume.", err=True)
+        raise typer.Exit(signalled or _OPERATOR)
     if report is None or not report.complete:
-        typer.echo("to go on: the same command with --resume", err=True)
+        typer.echo("Run the same command with --resume to continue.", err=True)
         raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))
     raise typer.Exit(_FAILURES if report.progress.failed else 0)
 
 
-def print_outcome(report: Report, *, as_json: bool) -> None:
-    """Print the report, as tables or as JSON."""
-    if as_json:
-        print_json(report_json(report))
-        return
-    print_report(report, new_console())
-
-
-def _stopped(progress: Progress | None, output: Path) -> Report | None:
+def _cancelled(progress: Progress | None, output: Path) -> Report | None:
     from gym_serve.rollouts import Outputs, Report
 
     if progress is None:
@@ -119,52 +121,47 @@ def _stopped(progress: Progress | None, output: Path) -> Report | None:
     return Report(Outputs.of(output), progress, metrics=[], problems=[], notes=[], complete=False)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 class Interrupts:
-    """Takes SIGINT and SIGTERM for the task in which it is entered.
+    """Handles SIGINT and SIGTERM in the task that enters it.
+
+    The first signal lets running rollouts end, the second cancels them; the files can be resumed after both.
 
     Args:
-        draining: told of the first signal.
+        on_signal: called at the first signal.
     """
 
-    def __init__(self, draining: Callable[[], None]) -> None:
+    def __init__(self, on_signal: Callable[[], None]) -> None:
         self.stop = asyncio.Event()
-        """Set by the first signal: start nothing more. The second one cancels the task."""
+        """Set by the first signal: no further rollout starts. The second signal cancels the task."""
         self.exit_code: int | None = None
-        """128 + the number of the first signal, as shells have it; None if there was none."""
-        self._draining = draining
+        """128 + the number of the first signal, as in shells; None without a signal."""
+        self._on_signal = on_signal
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         for number in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._take, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._handle, number)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
+        self._restore()
 
-    def _take(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         if self.exit_code is None:
             self.exit_code = 128 + number
             self.stop.set()
-            self._draining()
+            self._on_signal()
             return
-        self._give_back()  # a third one ends the process at once
+        self._restore()  # a third signal ends the process at once
         if self._task is not None:
             self._task.cancel()
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         for number in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
-
-
-_WINDOW = 60.0  # seconds that the rate is taken over
-_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 class Rate:
@@ -174,16 +171,16 @@ class Rate:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, finished: int) -> None:
-        """Note how many are finished at a moment, in seconds; moments do not go back."""
+        """Record the number of finished rollouts at time ``now`` (seconds, monotonic)."""
         while self._samples and self._samples[0][0] < now - _WINDOW:
             self._samples.popleft()
-        # One sample a second is enough, however often there is news.
+        # One sample per second is enough.
         if len(self._samples) >= 2 and now - self._samples[-2][0] < 1.0:
             self._samples.pop()
         self._samples.append((now, finished))
 
     def per_second(self) -> float | None:
-        """The rate; None as long as nothing was finished."""
+        """The rate; None before the first rollout has finished."""
         if not self._samples:
             return None
         (begin, before), (end, after) = self._samples[0], self._samples[-1]
@@ -191,16 +188,18 @@ class Rate:
 
 
 class ProgressDisplay:
-    """Shows progress while it is entered; call it with each `Progress`.
+    """A context manager that shows progress: a bar on a terminal, otherwise a line every 10 seconds.
+
+    It writes to stderr, so that the report on stdout can be piped. Call it with each `Progress`.
 
     Args:
-        console: where to.
-        clock: seconds that never go back.
+        console: where to write.
+        clock: monotonic seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.last: Progress | None = None
-        """The newest counts."""
+        """The latest counts."""
         self._console = console
         self._clock = clock
         self._rate = Rate()

@@ -91,7 +91,8 @@ def test_a_refused_key_burns_no_row(gym: Gym, endpoint: ChatEndpoint, tmp_path: 
     assert f"20 of {total} rollouts: 20 scored, 0 failed" in stopped.stdout
     assert "HTTP 401: Incorrect API key" in stopped.stderr
     assert (
-        f"{total - 20} rollouts stay open; fix it, then run the same command with --resume" in stopped.stderr
+        f"{total - 20} rollouts remain. Fix the problem, then run the same command with --resume."
+        in stopped.stderr
     )
     assert len(endpoint.requests) <= 24
     assert (len(records(out)), records(tmp_path / "out_failures.jsonl")) == (20, [])

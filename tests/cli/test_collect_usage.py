@@ -19,9 +19,9 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("collect rows.jsonl -o o.jsonl", "a graph file, --attach"),
-        ("collect g.yaml rows.jsonl -o o.jsonl --attach x", "a graph file, --attach"),
-        ("collect rows.jsonl -o o.jsonl --url http://x --attach x", "a graph file, --attach"),
+        ("collect rows.jsonl -o o.jsonl", "a graph file, --attach NAME"),
+        ("collect g.yaml rows.jsonl -o o.jsonl --attach x", "a graph file, --attach NAME"),
+        ("collect rows.jsonl -o o.jsonl --url http://x --attach x", "a graph file, --attach NAME"),
         ("collect rows.jsonl -o o.jsonl --url http://x --address auto", "needs no Ray"),
         ("collect rows.jsonl -o o.jsonl --url http://x --set a.b=1", "--set changes"),
         ("collect rows.jsonl -o o.jsonl --attach x --application y", "--attach takes the name itself"),
@@ -31,9 +31,12 @@ runner = CliRunner()
             "collect rows.jsonl -o o.jsonl --url http://x --repeats a=b",
             "must be a number, or math=8,_default=1",
         ),
-        ("collect rows.jsonl -o o.jsonl --url http://x --param temperature", "write --param temperature=0.7"),
+        (
+            "collect rows.jsonl -o o.jsonl --url http://x --param temperature",
+            "must be KEY=VALUE, as in --param temperature=0.7",
+        ),
         ("collect rows.jsonl --url http://x", "--output"),
-        ("reverify out.jsonl -o o.jsonl", "a graph file, --attach"),
+        ("reverify out.jsonl -o o.jsonl", "a graph file, --attach NAME"),
     ],
 )
 def test_wrong_usage_is_status_2(arguments: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:

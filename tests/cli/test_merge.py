@@ -57,7 +57,7 @@ def test_what_is_missing_is_said(shards: list[str], tmp_path: Path) -> None:
     first.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:2]))
     result = merged(tmp_path, *shards)
     assert result.exit_code == 3
-    assert "rollouts are missing; gym-serve collect --resume makes them" in result.stderr
+    assert "rollouts are missing. Make them with: gym-serve collect --resume" in result.stderr
     assert "of 12 rollouts" in result.stdout
 
 

@@ -125,13 +125,13 @@ def test_from_up_to_down(run: Run) -> None:
 
     one = run("down", "small", "--json")
     assert json.loads(one.stdout) == {"ok": True, "stopped": "small"}, one.stderr
-    assert "no graph runs" in run("status").stdout
+    assert "No graph runs." in run("status").stdout
     down = run("down", "--all")
     assert down.returncode == 0, down.stderr
-    assert "stopped the Ray at 127.0.0.1:" in down.stdout
+    assert "Stopped the Ray at 127.0.0.1:" in down.stdout
     again = run("down", "--all")
     assert again.returncode == 1
-    assert "has started no Ray" in again.stderr
+    assert "No Ray of gym-serve up runs" in again.stderr
 
 
 def test_down_says_what_it_needs() -> None:
@@ -142,9 +142,9 @@ def test_down_says_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["logs", "polcy"], "server 'polcy': there is agent, policy"),
-        (["logs", "policy", "--graph", "smal"], "no graph 'smal' runs; there is small"),
-        (["down", "smal"], "no graph 'smal' runs; there is small"),
+        (["logs", "polcy"], "server 'polcy': not found; running servers: agent, policy"),
+        (["logs", "policy", "--graph", "smal"], "No graph 'smal' runs. Running graphs: small"),
+        (["down", "smal"], "No graph 'smal' runs. Running graphs: small"),
     ],
 )
 def test_a_name_of_nothing_that_runs(
