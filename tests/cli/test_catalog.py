@@ -181,7 +181,11 @@ def test_failing_and_missing_fixtures(tmp_path: Path) -> None:
         (["mcqaa"], 1, "did you mean 'mcqa'?"),
         (["simple_agent"], 1, "'simple_agent' belongs under 'agents', not here"),
         (["mcqa", "--set", "grading=x"], 1, "settings of Mcqa: grading: unknown setting"),
-        (["mcqa", "--set", "grading_mode"], 2, "must be KEY=VALUE, as in --set num_workers=1, got 'grading_mode'"),
+        (
+            ["mcqa", "--set", "grading_mode"],
+            2,
+            "must be KEY=VALUE, as in --set num_workers=1, got 'grading_mode'",
+        ),
         (["mcqa", "--fixtures", "missing.jsonl"], 1, "cannot read missing.jsonl"),
     ],
 )
