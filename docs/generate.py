@@ -256,7 +256,9 @@ def _extras(server: type[Server]) -> list[str]:
     base = {_distribution(name) for name in (project["name"], *project["dependencies"])}
     installed = _installed()
     imported = {
-        _distribution(name) for module in _imports(folder, set()) for name in installed.get(module, [])
+        _distribution(name)
+        for module in _imports(folder) | set(server.requires)
+        for name in installed.get(module, [])
     }
     return sorted(extra for extra, names in extras.items() if names & imported - base and extra != "test")
 
@@ -267,9 +269,8 @@ def _installed() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def _imports(folder: Path, seen: set[Path]) -> set[str]:
-    """Top-level modules that the modules of a folder import, those of other environments included."""
-    seen.add(folder)
+def _imports(folder: Path) -> set[str]:
+    """Top-level modules that the modules of a folder import."""
     names: set[str] = set()
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -277,10 +278,6 @@ def _imports(folder: Path, seen: set[Path]) -> set[str]:
                 names.add(node.module)
             elif isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
-    for name in [name for name in names if name.startswith("gym_serve.environments.")]:
-        other = folder.parent / name.split(".")[2]
-        if other.is_dir() and other not in seen:
-            names |= _imports(other, seen)
     return {name.partition(".")[0] for name in names}
 
 

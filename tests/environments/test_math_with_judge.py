@@ -9,6 +9,7 @@ from typing import Any
 import pydantic
 import pytest
 import pytest_asyncio
+from support import environments
 
 import gym_serve.environments.math_with_judge as package
 from gym_serve.environments.math_with_judge import MathWithJudge
@@ -55,21 +56,16 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
 
 
-class Bench:
+class Bench(environments.Bench):
     """One running environment whose settings a test may change."""
 
     def __init__(self) -> None:
         self.server = MathWithJudge(should_use_judge=False, num_workers=1)
-        self.host = ServerRunner(self.server)
+        super().__init__(self.server)
 
     def reset(self) -> None:
         self.judge = ScriptedJudge()
         self.server.config = MathWithJudge.Config(judge=self.judge, library_verifier_timeout_seconds=60)
-
-    async def verify(self, row: dict[str, Any], output: list[dict[str, Any]]) -> dict[str, Any]:
-        body = json.dumps({**row, "response": {"output": output}}).encode()
-        verdict: dict[str, Any] = (await self.host.dispatch(Call("verify", body))).json()
-        return verdict
 
     async def score(self, gold: str, text: str, *replies: Any, **settings: Any) -> dict[str, Any]:
         self.judge.replies = list(replies)

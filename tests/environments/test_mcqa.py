@@ -4,10 +4,11 @@ from typing import Any
 
 import pydantic
 import pytest
+from support.environments import said
 
 import gym_serve.environments.mcqa as package
 from gym_serve.environments.mcqa import Mcqa
-from gym_serve.servers import Call, ServerRunner
+from gym_serve.testing import TestClient
 from gym_serve.types.errors import GymError
 
 FOLDER = Path(package.__file__).parent
@@ -17,36 +18,30 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
 
 
-def said(text: str) -> list[dict[str, Any]]:
-    return [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]
-
-
-async def verify(row: dict[str, Any], output: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
-    host = ServerRunner(Mcqa(**config))
-    reply = await host.dispatch(Call("verify", json.dumps({**row, "response": {"output": output}}).encode()))
-    verdict: dict[str, Any] = reply.json()
-    return verdict
+def verify(row: dict[str, Any], output: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
+    with TestClient(Mcqa(**config)) as client:
+        return client.episode(row).verify(output).model_dump()
 
 
 @pytest.mark.parametrize("case", lines("fixtures.jsonl"), ids=lambda case: case["name"])
-async def test_fixture(case: dict[str, Any]) -> None:
+def test_fixture(case: dict[str, Any]) -> None:
     if case["error"]:
         with pytest.raises(GymError) as caught:
-            await verify(case["row"], case["output"])
+            verify(case["row"], case["output"])
         assert caught.value.code == case["error"]
     else:
-        assert await verify(case["row"], case["output"]) == {"reward": case["reward"], **case["fields"]}
+        assert verify(case["row"], case["output"]) == {"reward": case["reward"], **case["fields"]}
 
 
 @pytest.mark.parametrize("row", lines("data/example.jsonl"), ids=lambda row: row["expected_answer"])
-async def test_example_row(row: dict[str, Any]) -> None:
+def test_example_row(row: dict[str, Any]) -> None:
     letter = row["expected_answer"]
     prompt = row["responses_create_params"]["input"][0]["content"]
     for option in row["options"]:
         ((key, text),) = option.items()
         assert f"\n{key}: {text}\n" in prompt
         answer = f"Answer: {key}\n\n\\boxed{{{key}}}"
-        assert (await verify(row, said(answer)))["reward"] == float(key == letter)
+        assert verify(row, said(answer))["reward"] == float(key == letter)
 
 
 ROW = {"options": [{"A": "yes"}, {"B": "no"}], "expected_answer": "B"}
@@ -63,39 +58,39 @@ ROW = {"options": [{"A": "yes"}, {"B": "no"}], "expected_answer": "B"}
         ({"grading_mode": "lenient_answer_colon"}, {"grading_mode": None}, 1.0),
     ],
 )
-async def test_the_config_decides_the_mode_before_the_row(
+def test_the_config_decides_the_mode_before_the_row(
     row_mode: dict[str, str], config_mode: dict[str, str | None], reward: float
 ) -> None:
-    verdict = await verify({**ROW, **row_mode}, said("Answer: B"), **config_mode)
+    verdict = verify({**ROW, **row_mode}, said("Answer: B"), **config_mode)
     assert verdict["reward"] == reward
 
 
-async def test_output_regex_goes_before_the_config() -> None:
+def test_output_regex_goes_before_the_config() -> None:
     row = {**ROW, "template_metadata": {"output_regex": "pick (.)"}}
     config = {"grading_mode": "lenient_answer_colon"}
-    assert (await verify(row, said("Answer: A, but I pick B"), **config))["extracted_answer"] == "B"
-    assert (await verify(row, said("Answer: A"), **config))["extracted_answer"] == "A"
+    assert verify(row, said("Answer: A, but I pick B"), **config)["extracted_answer"] == "B"
+    assert verify(row, said("Answer: A"), **config)["extracted_answer"] == "A"
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"output_regex": None}, {"output_regex": []}])
-async def test_a_template_without_patterns(metadata: dict[str, Any] | None) -> None:
-    assert (await verify({**ROW, "template_metadata": metadata}, said(r"\boxed{B}")))["reward"] == 1.0
+def test_a_template_without_patterns(metadata: dict[str, Any] | None) -> None:
+    assert verify({**ROW, "template_metadata": metadata}, said(r"\boxed{B}"))["reward"] == 1.0
 
 
-async def test_all_messages_make_up_the_text() -> None:
-    assert (await verify(ROW, said(r"\boxed{B}") + said("")))["reward"] == 1.0
-    assert (await verify(ROW, said(r"\boxed{") + said("B}")))["reward"] == 1.0
+def test_all_messages_make_up_the_text() -> None:
+    assert verify(ROW, said(r"\boxed{B}") + said(""))["reward"] == 1.0
+    assert verify(ROW, said(r"\boxed{") + said("B}"))["reward"] == 1.0
 
 
 @pytest.mark.parametrize("expected", [" b ", "B"])
-async def test_the_expected_letter_is_normalized(expected: str) -> None:
-    verdict = await verify({**ROW, "expected_answer": expected}, said(r"\boxed{B}"))
+def test_the_expected_letter_is_normalized(expected: str) -> None:
+    verdict = verify({**ROW, "expected_answer": expected}, said(r"\boxed{B}"))
     assert verdict == {"reward": 1.0, "extracted_answer": "B", "expected_answer": "B"}
 
 
-async def test_a_stored_response_can_be_scored_again() -> None:
-    reply = await ServerRunner(Mcqa()).dispatch(Call("reverify_mode"))
-    assert reply.json() == "stateless"
+def test_a_stored_response_can_be_scored_again() -> None:
+    with TestClient(Mcqa()) as client:
+        assert client.call("reverify_mode").json() == "stateless"
 
 
 def test_an_unknown_mode_in_the_config_is_an_error() -> None:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 import gym_serve.environments.simple_weather as package
 from gym_serve.environments.simple_weather import SimpleWeather, city_key, mentions, weather_in
-from gym_serve.servers import Call, Reply, ServerRunner
+from gym_serve.testing import TestClient
 from gym_serve.types.errors import GymError, InvalidRequest
 
 FOLDER = Path(package.__file__).parent
@@ -18,72 +19,57 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
 
 
-class Episode:
-    """One session of an environment."""
-
-    def __init__(self) -> None:
-        self.host = ServerRunner(SimpleWeather())
-        self.session: str | None = None
-
-    async def call(self, op: str, body: Any) -> Any:
-        reply: Reply = await self.host.dispatch(Call(op, json.dumps(body).encode(), self.session))
-        self.session = reply.session
-        return reply.json()
+def verify(client: TestClient, case: dict[str, Any]) -> dict[str, Any]:
+    with client.episode(case["row"]) as episode:
+        for call in case["calls"]:
+            episode.call(call["name"], **call["arguments"])
+        return episode.verify(case["output"]).model_dump()
 
 
-async def verify(case: dict[str, Any]) -> Any:
-    episode = Episode()
-    await episode.call("seed_session", case["row"])
-    for call in case["calls"]:
-        await episode.call(f"tools/{call['name']}", call["arguments"])
-    return await episode.call("verify", {**case["row"], "response": {"output": case["output"]}})
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with TestClient(SimpleWeather()) as client:
+        yield client
 
 
 @pytest.mark.parametrize("case", lines("fixtures.jsonl"), ids=lambda case: case["name"])
-async def test_fixture(case: dict[str, Any]) -> None:
+def test_fixture(client: TestClient, case: dict[str, Any]) -> None:
     if case["error"]:
         with pytest.raises(GymError) as caught:
-            await verify(case)
+            verify(client, case)
         assert caught.value.code == case["error"]
     else:
-        assert await verify(case) == {"reward": case["reward"], **case["fields"]}
+        assert verify(client, case) == {"reward": case["reward"], **case["fields"]}
 
 
 @pytest.mark.parametrize(
     "row", lines("data/example.jsonl"), ids=lambda row: row["responses_create_params"]["input"][0]["content"]
 )
-async def test_an_oracle_solves_the_example_row(row: dict[str, Any]) -> None:
+def test_an_oracle_solves_the_example_row(client: TestClient, row: dict[str, Any]) -> None:
     (declared,) = row["responses_create_params"]["tools"]
-    offered = SimpleWeather.tools["get_weather"].openai()
+    offered = client.tools["get_weather"]
     assert {**offered, "parameters": None, "strict": None} == {**declared, "parameters": None, "strict": None}
     assert declared["parameters"]["required"] == offered["parameters"]["required"]
 
-    episode = Episode()
-    await episode.call("seed_session", row)
-    answer = ""
-    for city in row.get("verifier_metadata", {}).get("cities", ["Quito"]):
-        report = await episode.call("tools/get_weather", {"city": city})
-        answer += report["weather_description"]
-    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": answer}]}
-    verdict = await episode.call("verify", {**row, "response": {"output": [message]}})
+    with client.episode(row) as episode:
+        answer = ""
+        for city in row.get("verifier_metadata", {}).get("cities", ["Quito"]):
+            answer += episode.call("get_weather", city=city)["weather_description"]
+        verdict = episode.verify(answer).model_dump()
     assert verdict == {"reward": 1.0, "not_asked": [], "not_reported": []}
 
 
-async def test_sessions_do_not_share_their_calls() -> None:
-    first, second = Episode(), Episode()
-    second.host = first.host
+def test_sessions_do_not_share_their_calls(client: TestClient) -> None:
     row = {"verifier_metadata": {"cities": ["Paris"]}}
-    for episode in (first, second):
-        await episode.call("seed_session", row)
-    await first.call("tools/get_weather", {"city": "Paris"})
-    message = {"type": "message", "role": "assistant", "content": " ".join(map(str, weather_in("Paris")))}
-    body = {**row, "response": {"output": [message]}}
-    assert (await first.call("verify", body))["reward"] == 1.0
-    assert (await second.call("verify", body))["not_asked"] == ["Paris"]
+    with client.episode(row) as first, client.episode(row) as second:
+        first.call("get_weather", city="Paris")
+        answer = " ".join(map(str, weather_in("Paris")))
+        assert first.verify(answer).reward == 1.0
+        assert second.verify(answer).model_dump()["not_asked"] == ["Paris"]
 
 
-async def test_the_report() -> None:
-    report = await Episode().call("tools/get_weather", {"city": " Paris "})
+def test_the_report(client: TestClient) -> None:
+    report = client.episode().call("get_weather", city=" Paris ")
     condition, temperature = weather_in("paris")
     assert report == {
         "city": "Paris",
@@ -94,13 +80,13 @@ async def test_the_report() -> None:
 @pytest.mark.parametrize(
     "arguments", [{}, {"city": ""}, {"city": "  "}, {"city": 5}, {"city": "x" * 101}, {"town": "x"}]
 )
-async def test_arguments_that_are_refused(arguments: dict[str, Any]) -> None:
+def test_arguments_that_are_refused(client: TestClient, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        await Episode().call("tools/get_weather", arguments)
+        client.episode().call("get_weather", **arguments)
 
 
-async def test_a_stored_response_cannot_be_scored_again() -> None:
-    assert (await ServerRunner(SimpleWeather()).dispatch(Call("reverify_mode"))).json() == "unsupported"
+def test_a_stored_response_cannot_be_scored_again(client: TestClient) -> None:
+    assert client.call("reverify_mode").json() == "unsupported"
 
 
 def test_the_weather_never_changes() -> None:
