@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gym_serve.graph.gateway import Page
 from gym_serve.graph.spec import SECTIONS, Node
 from gym_serve.graph.wire import SESSION_COOKIE, STREAMED
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
@@ -80,14 +81,6 @@ _ROOT: dict[str, dict[str, Any]] = {
                 "servers": _named({}, _OBJECT),
             }
         ),
-    },
-    "global_config_dict_yaml": {
-        "summary": "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string",
-        "response": {"type": "string"},
-    },
-    "server_instances": {
-        "summary": "NeMo Gym's head server: the running servers",
-        "response": {"type": "array", "items": _OBJECT},
     },
 }
 
@@ -170,6 +163,7 @@ def openapi(
     nodes: Mapping[str, Node],
     described: Mapping[str, Mapping[str, Any] | None],
     *,
+    pages: Mapping[str, Page] | None = None,
     default_agent: str | None = None,
     secured: bool = False,
 ) -> dict[str, Any]:
@@ -179,13 +173,16 @@ def openapi(
         prefix: of the application's routes.
         nodes: the servers.
         described: by server, the answer of its `DESCRIBE` operation; None if there was none.
+        pages: pages that packages add to every graph, by name.
         default_agent: agent of the rows that name none.
         secured: whether requests need a bearer token.
     """
     schemas: dict[str, Any] = {"Error": _ERROR, "McpError": {"anyOf": [_ERROR, _RPC_ERROR]}}
     agents = [name for name, node in nodes.items() if node.kind == "agent"]
-    pages = {**_ROOT, "run": {**_RUN, "request": _row(agents, default_agent)}} if agents else _ROOT
-    paths = {f"/{route}": _path_item(None, route, operation, schemas) for route, operation in pages.items()}
+    routes = _ROOT | {n: {"summary": p.summary, "response": p.response} for n, p in (pages or {}).items()}
+    if agents:
+        routes["run"] = {**_RUN, "request": _row(agents, default_agent)}
+    paths = {f"/{route}": _path_item(None, route, operation, schemas) for route, operation in routes.items()}
     for name, operations in described.items():
         faced = _MCP if operations and nodes[name].kind == "resources" else {}
         for op, operation in {**(operations or {}), **faced}.items():

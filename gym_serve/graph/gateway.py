@@ -3,7 +3,7 @@
 It knows names and transports, nothing of what servers do and none of their classes, so that it runs
 where their packages are not installed. A call is passed on as bytes and its reply is passed back
 (`gym_serve.graph.wire`). What it adds is HTTP: routes, bearer tokens, request ids, deadlines,
-sessions, streams, the API documentation, and NeMo Gym's head-server routes.
+sessions, streams, the API documentation, and further pages (`Page`) of installed packages.
 
 Every failure is a JSON body with an ``error.code``; nothing that a client sends makes it raise. Serve sees an
 ASGI application (`application`), as it asks only such a one about WebSockets.
@@ -15,7 +15,10 @@ import asyncio
 import importlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import orjson
@@ -25,13 +28,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym_serve.graph import api_docs, head_server, wire
+from gym_serve.graph import wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.pressure import pressure, reports_of
 from gym_serve.graph.replica import transport_to
 from gym_serve.graph.routes import Route, find_route
-from gym_serve.graph.spec import Graph, nearest
+from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE
@@ -48,13 +51,29 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 
-__all__ = ["Gateway", "application"]
+__all__ = ["Gateway", "Page", "application"]
 
 _DESCRIBE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # for which the state of the servers is not asked for again
 _SEED = "seed_session"
+_PAGES_GROUP = "gym_serve.pages"
 
 logger = logging.getLogger("gym_serve")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that a package adds to every graph, as ``GET /{name}``: an entry point of ``gym_serve.pages``.
+
+    Attributes:
+        summary: one line for the API documentation.
+        response: JSON schema of the answer.
+        answer: makes the answer, any JSON value, from the request and the outlines of the servers by name.
+    """
+
+    summary: str
+    response: Mapping[str, Any]
+    answer: Callable[[Request, Mapping[str, Node]], Any]
 
 
 def application() -> ASGIApp:
@@ -162,6 +181,10 @@ class Gateway:
             body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
             return await self._call(request, request_id, Route(self._agent_of(body), "run"), body)
         server, _, op = path.partition("/")
+        if server not in self._graph.nodes and (added := (await _added_pages()).get(path)):
+            if wrong := _wrong_method(request, "GET"):
+                return wrong
+            return wire.answer(Reply.of(added.answer(request, self._graph.nodes)))
         if op == "mcp" and server in self._graph.nodes and self._graph.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
         route = find_route(request.method, path, self._graph.nodes)
@@ -206,22 +229,22 @@ class Gateway:
         return response
 
     async def _mcp(self, request: Request, request_id: str, server: str) -> Response:
-        """The tools of a resources server, for a client of the Model Context Protocol."""
+        """The tools of an environment, for a client of the Model Context Protocol."""
         if wrong := _wrong_method(request, "POST", "DELETE"):
             return wrong
         named = request.headers.get("mcp-session-id")
         if request.method == "DELETE":
             if not named:
-                raise BadRequest("mcp-session-id: the session to close is meant")
+                raise BadRequest("`mcp-session-id` is missing; send the session to close")
             return await self._call(request, request_id, Route(server, "close_session", session=named), b"")
         try:
             # In a thread, as it takes a second, and at its first use: graphs run without the library.
-            face = await asyncio.to_thread(importlib.import_module, "gym_serve.graph.mcp_face")
+            endpoint = await asyncio.to_thread(importlib.import_module, "gym_serve.graph.mcp_endpoint")
         except ModuleNotFoundError as error:
             raise NotFound(f"{error}: MCP needs pip install 'gym-serve[mcp]' on the cluster") from error
         session = wire.session_of(request, named)
         timeout = wire.timeout_of(request)
-        exchange = face.McpExchange(server, self._transports[server], session, request_id, timeout)
+        exchange = endpoint.McpExchange(server, self._transports[server], session, request_id, timeout)
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         response: Response = await exchange.answer(request, body)
         if exchange.session is not None and exchange.session != session:
@@ -235,17 +258,17 @@ class Gateway:
             try:
                 row = orjson.loads(body)
             except orjson.JSONDecodeError as error:
-                raise BadRequest(f"the body of /run is no JSON: {error}") from None
+                raise BadRequest(f"the body of /run must be JSON: {error}") from None
             ref = row.get("agent_ref") if isinstance(row, dict) else None
             if not isinstance(ref, dict | None):
-                raise InvalidRequest('agent_ref: an object is meant, {"name": ...}')
+                raise InvalidRequest(f'`agent_ref` must be an object {{"name": ...}}, got {str(ref)[:40]!r}')
             name = (ref or {}).get("name") or name
         if name is None:
             known = ", ".join(self._agents) or "none"
-            raise InvalidRequest(f"agent_ref: the row names no agent; this graph has {known}")
+            raise InvalidRequest(f"`agent_ref` is missing, and there is no default agent; agents: {known}")
         if name not in self._agents:
             shown = str(name)[:100]
-            raise NotFound(f"no agent {shown!r} in this graph{nearest(shown, self._agents)}")
+            raise NotFound(f"unknown agent {shown!r}{nearest(shown, self._agents)}")
         return str(name)
 
     async def _health(self, request: Request) -> Response:
@@ -258,9 +281,9 @@ class Gateway:
         return wire.answer(Reply.of(body)._replace(status=error.status))
 
     async def _probe(self, request: Request) -> Response:
-        """What a probe without the token may know: whether all servers are ready.
+        """``/health`` for a probe without the token: only whether all servers are ready.
 
-        Anybody may ask: however many do, Serve is asked once a second.
+        Anybody may ask, so Serve is asked once a second at most.
         """
         old = time.monotonic() > self._looked + _LOOK_SECONDS
         if self._look is None or (self._look.done() and old):
@@ -285,20 +308,25 @@ class Gateway:
         return wire.answer(Reply.of(await self._describe(request)))
 
     async def _docs(self, request: Request) -> Response:
+        from gym_serve.graph import api_docs
+
         return HTMLResponse(api_docs.page(await self._describe(request)))
 
     async def _describe(self, request: Request) -> dict[str, Any]:
+        from gym_serve.graph import api_docs
+
         described = await asyncio.gather(*map(self._operations, self._transports))
         return api_docs.openapi(
             _root(request),
             self._graph.nodes,
             dict(zip(self._transports, described, strict=True)),
+            pages=await _added_pages(),
             default_agent=self._graph.default_agent,
             secured=self._access.secured,
         )
 
     async def _operations(self, server: str) -> dict[str, Any] | None:
-        """The operations of a server; None where it does not say: it is down, or a foreign one."""
+        """The operations of a server; None if it does not describe them: it is down, or a foreign one."""
         try:
             reply = await self._transports[server].call(Call(DESCRIBE, timeout=_DESCRIBE_SECONDS))
             operations = reply.json()
@@ -306,13 +334,6 @@ class Gateway:
             return None
         described = isinstance(operations, dict) and all(isinstance(o, dict) for o in operations.values())
         return operations if described else None
-
-    async def _global_config(self, request: Request) -> Response:
-        config = head_server.global_config_yaml(request, self._graph.nodes)
-        return wire.answer(Reply.of(config))
-
-    async def _server_instances(self, request: Request) -> Response:
-        return wire.answer(Reply.of(head_server.server_instances(request, self._graph.nodes)))
 
 
 _OPENS = (_SEED, "reset")
@@ -323,9 +344,16 @@ _PAGES = {
     "pressure": Gateway._pressure,
     "docs": Gateway._docs,
     "openapi.json": Gateway._openapi,
-    "global_config_dict_yaml": Gateway._global_config,
-    "server_instances": Gateway._server_instances,
 }
+
+
+async def _added_pages() -> Mapping[str, Page]:
+    return await asyncio.to_thread(_load_pages)  # imports foreign code
+
+
+@lru_cache
+def _load_pages() -> Mapping[str, Page]:
+    return {point.name: point.load() for point in entry_points(group=_PAGES_GROUP)}
 
 
 async def _reply_of(transport: Transport, call: Call) -> Reply:

@@ -15,11 +15,12 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.graph import api_docs, deploy, head_server, resolve, wire
+from gym_serve.graph import api_docs, deploy, resolve, wire
 from gym_serve.graph import gateway as gateway_module
 from gym_serve.graph.gateway import Gateway
 from gym_serve.graph.routes import find_route
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
+from gym_serve.interop.nemo_gym import head_server
 from gym_serve.servers.tools import RESERVED
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GraphError, NotFound, Overloaded, SessionLost, Unauthorized

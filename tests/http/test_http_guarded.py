@@ -180,7 +180,7 @@ def test_a_graph_that_has_not_started_says_what_it_waits_for(stuck: httpx.Client
     headers = {"x-request-timeout": "0.5"}
     error = failure(stuck.post("/model/v1/responses", json={"input": "hi"}, headers=headers))
     assert (error["status"], error["code"]) == (504, "deadline_exceeded")
-    assert failure(stuck.post("/run", json={}))["message"].endswith("this graph has none")
+    assert failure(stuck.post("/run", json={}))["message"].endswith("no default agent; agents: none")
     document = stuck.get("/openapi.json").json()
     assert "/policy/v1/responses" in document["paths"]
     assert document["tags"][0]["description"].endswith("did not describe its routes")

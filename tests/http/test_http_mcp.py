@@ -19,7 +19,7 @@ from starlette.requests import Request
 from support.http_servers import SECRET, Shop
 
 from gym_serve.graph.gateway import Gateway
-from gym_serve.graph.mcp_face import McpExchange
+from gym_serve.graph.mcp_endpoint import McpExchange
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.servers import Call, Reply
 from gym_serve.types.errors import (
@@ -230,7 +230,7 @@ async def test_a_session_that_moved_is_told() -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Graph({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")})
-    monkeypatch.setitem(sys.modules, "gym_serve.graph.mcp_face", None)
+    monkeypatch.setitem(sys.modules, "gym_serve.graph.mcp_endpoint", None)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}

@@ -1,7 +1,7 @@
-"""A resources server as an MCP server: its tools by streamable HTTP, at ``/{server}/mcp`` of the gateway.
+"""An environment as an MCP server: its tools by streamable HTTP, at ``/{server}/mcp`` of the gateway.
 
 Nothing is kept between requests, so any replica of the gateway answers any of them. What lasts is the session
-with the resources server, which a client names in ``X-Session-Id`` (it opened it by ``/seed_session``, and
+with the environment, which a client names in ``X-Session-Id`` (it opened it by ``/seed_session``, and
 will have it verified), in ``Mcp-Session-Id``, or in its cookie. A client of a version with a handshake that
 names none is given a session, seeded with an empty row, as its ``Mcp-Session-Id``; the client's ``DELETE``
 closes it.

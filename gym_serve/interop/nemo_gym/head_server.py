@@ -1,10 +1,11 @@
 """The two routes of NeMo Gym's head server, by which its TRL example finds agents.
 
-Its clients read ``/global_config_dict_yaml`` (a JSON string that holds YAML), take ``host`` and
-``port`` of each agent, and post to ``http://{host}:{port}/run``. All servers of a graph share the
-address of Serve's proxy, so ``port`` there carries the path as well (``8000/math/math_agent``): in
-a URL that is what it reads as. Clients ask the head server at its root: to be found by one that
-knows only a host and a port, deploy the graph with ``route_prefix: /``.
+They are pages of every graph (entry points of ``gym_serve.pages``). Clients read
+``/global_config_dict_yaml`` (a JSON string that holds YAML), take ``host`` and ``port`` of each agent,
+and post to ``http://{host}:{port}/run``. All servers of a graph share the address of Serve's proxy, so
+``port`` there carries the path as well (``8000/math/math_agent``): in a URL that is what it reads as.
+Clients ask the head server at its root: to be found by one that knows only a host and a port, deploy the
+graph with ``route_prefix: /``.
 
 Source: NVIDIA NeMo Gym v0.5, ``HeadServer`` and ``ServerClient``; TRL, ``examples/scripts/nemo_gym``.
 """
@@ -18,9 +19,10 @@ from urllib.parse import urlsplit
 import yaml
 from starlette.requests import Request
 
+from gym_serve.graph.gateway import Page
 from gym_serve.graph.spec import Node
 
-__all__ = ["global_config_yaml", "server_instances"]
+__all__ = ["GLOBAL_CONFIG", "SERVER_INSTANCES", "global_config_yaml", "server_instances"]
 
 _SECTIONS = {
     "model": "responses_api_models",
@@ -60,6 +62,18 @@ def server_instances(request: Request, nodes: Mapping[str, Node]) -> list[dict[s
         }
         for name, node in nodes.items()
     ]
+
+
+GLOBAL_CONFIG = Page(
+    "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string",
+    {"type": "string"},
+    global_config_yaml,
+)
+SERVER_INSTANCES = Page(
+    "NeMo Gym's head server: the running servers",
+    {"type": "array", "items": {"type": "object"}},
+    server_instances,
+)
 
 
 def _address(request: Request) -> tuple[str, int]:
