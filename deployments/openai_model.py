@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from gym_serve.deployments.chat_streams import joined, streamed_chat
-from gym_serve.deployments.endpoints import EndpointConfig
-from gym_serve.deployments.endpoints.settings import Urls
+from gym_serve.deployments.endpoints import EndpointConfig, Urls
 from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import current

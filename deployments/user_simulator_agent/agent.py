@@ -13,6 +13,10 @@ saw it is the rollout's ``user_transcript``, and ``conversation_end`` says why i
     no_answer    the policy had nothing to say to the user: ``max_steps`` or ``max_empty_turns`` was reached
 
 A failure of the user's model fails the rollout: it is not the policy's fault.
+
+To the model that plays the user, the roles are reversed: the agent's messages are ``user`` messages, the
+user's own are ``assistant`` messages. Like a person, it sees the agent's messages alone: no reasoning,
+calls, tool outputs or instructions.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import orjson
 from pydantic import Field
 
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.deployments.user_simulator_agent.user import SimulatedUser, spoken
 from gym_serve.servers import Episode, ModelClient
-from gym_serve.types.requests import JSON
+from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols import TOKEN_KEYS
+from gym_serve.types.requests import JSON, message_text
 
-__all__ = ["UserSimulatorAgent"]
+__all__ = ["SimulatedUser", "UserSimulatorAgent", "spoken"]
 
 _PERSONA = """\
 You play a user who talks to an assistant. You are not the assistant: never answer for it, and never say \
@@ -116,3 +121,68 @@ class UserSimulatorAgent(SimpleAgent):
 
 def _message(text: str) -> JSON:
     return {"type": "message", "role": "user", "content": text}
+
+
+_GREETING = "Hi! How can I help you today?"
+
+
+class SimulatedUser:
+    """A user with a persona.
+
+    Args:
+        model: plays the user.
+        persona: its system prompt: who the user is, what they want, and when they are done.
+        params: further keys of its Responses bodies (sampling).
+
+    Attributes:
+        transcript: the conversation as the user sees it; no training tokens.
+    """
+
+    def __init__(self, model: ModelClient, persona: str, params: JSON) -> None:
+        self._model = model
+        self._params = params
+        self.transcript: list[JSON] = [{"role": "system", "content": persona}]
+
+    def hears(self, text: str) -> None:
+        """The agent said ``text``."""
+        self.transcript.append({"role": "user", "content": text})
+
+    def remembers(self, item: JSON) -> None:
+        """An item of the conversation before the model played the user; only messages matter."""
+        if item.get("role") == "user":
+            self._greeted()
+            self.transcript.append({"role": "assistant", "content": message_text(item)})
+        elif item.get("role") == "assistant":
+            self.hears(message_text(item))
+
+    async def speak(self) -> str:
+        """The user's next message.
+
+        Raises:
+            Unavailable: the model said nothing.
+            GymError: it could not be reached.
+        """
+        self._greeted()
+        response = await self._model.responses({**self._params, "input": self.transcript})
+        items: list[Any] = response["output"]
+        said = [
+            {key: value for key, value in item.items() if key not in TOKEN_KEYS}
+            for item in items
+            if isinstance(item, dict)
+        ]
+        text = spoken(said)
+        if not text.strip():
+            raise Unavailable("the model that plays the user said nothing", stage="model")
+        self.transcript += said
+        return text
+
+    def _greeted(self) -> None:
+        # Chat templates want the conversation to begin with a message to the model.
+        if len(self.transcript) == 1:
+            self.hears(_GREETING)
+
+
+def spoken(items: list[JSON]) -> str:
+    """What a person hears of output items: the text of the assistant's messages."""
+    messages = (item for item in items if item.get("type", "message") == "message")
+    return "\n\n".join(message_text(item) for item in messages if item.get("role") == "assistant")

@@ -73,7 +73,7 @@ def test_when_all_failed_the_one_that_may_be_back_first_is_tried():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("gym_serve.deployments.endpoints.pool._EPISODES", 5)
+    monkeypatch.setattr("gym_serve.deployments.endpoints._EPISODES", 5)
     pool = EndpointPool(URLS)
     for i in range(100):
         pool.pick(str(i), 0.0)

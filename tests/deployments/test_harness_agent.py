@@ -203,7 +203,7 @@ async def endless(task: dict[str, Any]) -> web.Response:
     [
         (refused, "bad_request", "no", 1),
         (broken, "unavailable", "HTTP 503", 0),
-        (no_object, "unavailable", "no JSON object", 0),
+        (no_object, "unavailable", "must answer a JSON object", 0),
         (endless, "model_timeout", "5 s", 1),
         (idle, "unavailable", "nothing to verify", 0),
     ],

@@ -23,8 +23,7 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
-from gym_serve.deployments.remote_agent import RemoteAgent
-from gym_serve.deployments.remote_agent.checking import rollout_of
+from gym_serve.deployments.remote_agent import RemoteAgent, rollout_of
 from gym_serve.routing.inline import InlineTransport
 
 ROW: dict[str, Any] = {
@@ -104,15 +103,15 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
 @pytest.mark.parametrize(
     ("answer", "kind", "detail"),
     [
-        (b"<html>", "unavailable", "no JSON"),
-        ([1], "unavailable", "no JSON object"),
+        (b"<html>", "unavailable", "must answer JSON"),
+        ([1], "unavailable", "must answer a JSON object"),
         ({"reward": 1.0}, "unavailable", "no Response object"),
         ({**ANSWER, "response": {"output": ["x"]}}, "unavailable", "no Response object"),
         ({**ANSWER, "response": {"output": [{"type": 3}]}}, "unavailable", "type is no text"),
-        ({"response": RESPONSE}, "unavailable", "no number as reward"),
-        ({**ANSWER, "reward": "1.0"}, "unavailable", "no number as reward"),
-        ({**ANSWER, "reward": True}, "unavailable", "no number as reward"),
-        (b'{"response":{"output":[]},"reward":1e999}', "unavailable", "no"),
+        ({"response": RESPONSE}, "unavailable", "`reward` must be a finite number"),
+        ({**ANSWER, "reward": "1.0"}, "unavailable", "`reward` must be a finite number"),
+        ({**ANSWER, "reward": True}, "unavailable", "`reward` must be a finite number"),
+        (b'{"response":{"output":[]},"reward":1e999}', "unavailable", "must answer JSON"),
         ({**ANSWER, "reward_components": [1]}, "unavailable", "reward_components"),
         ({**ANSWER, "reward_components": {"a": None}}, "unavailable", "reward_components.a"),
         (
@@ -123,9 +122,9 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
         (
             b'{"response":{"output":[]},"reward":1,"x":' + b"[" * 500 + b"]" * 500 + b"}",
             "unavailable",
-            "nests",
+            "nested",
         ),
-        (b"[" * 100_000, "unavailable", "no JSON"),
+        (b"[" * 100_000, "unavailable", "must answer JSON"),
         (b'"' + b"x" * (1 << 20) + b'"', "unavailable", "more than 1048576 bytes"),
         ("drop", "unavailable", "broke off"),
         ("hang", "episode_timeout", "in time"),
@@ -241,7 +240,7 @@ async def test_it_can_stand_where_a_model_does_and_gives_its_metrics(backend: An
             await agent.responses({"input": "go"})
         aggregate = agent.operations()["aggregate_metrics"].handler
         assert await aggregate({"verify_responses": []}) == {"agent_metrics": {}}
-        with pytest.raises(GymError, match="no metrics"):
+        with pytest.raises(GymError, match="must answer its metrics"):
             await aggregate({"verify_responses": []})
         with pytest.raises(InvalidRequest):
             await agent.run({})

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import gym_serve.environments
+from gym_serve.deployments.scripted_answers import known_row, load_answer_key, prompt_of, row_prompt
 from gym_serve.deployments.scripted_model import ScriptedModel
-from gym_serve.deployments.scripted_model.answers import known_row, load_answer_key, prompt_of, row_prompt
 
 ROOT = Path(gym_serve.environments.__path__[0])
 FOLDERS = sorted(path.parents[1].name for path in ROOT.glob("*/data/example.jsonl"))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from gym_serve import Unavailable
+from gym_serve.deployments.scripted_answers import SCRIPTS, load_answer_key
 from gym_serve.deployments.scripted_model import ScriptedModel
-from gym_serve.deployments.scripted_model.answers import load_answer_key
-from gym_serve.deployments.scripted_model.scripts import SCRIPTS
 from gym_serve.servers.context import CallContext, use
 
 TOOL = {

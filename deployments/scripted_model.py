@@ -1,8 +1,11 @@
 """`scripted_model`: a policy without a model, for first runs and for tests.
 
-Deterministic: what it answers depends on its seed, the request and the episode's affinity key
-(the rollout id), never on time, order or replica. So a rollout is the same over every transport, and
-its repeats differ.
+Deterministic: its answers depend on its seed, the request and the episode's affinity key (the rollout id),
+never on time, order or replica. So a rollout is the same over every transport, and its repeats differ.
+
+Its tokens are those of a byte-level tokenizer: ids 0..255 are UTF-8 bytes, and one marker precedes every
+item. The tokens of an item depend on that item alone, so the tokens of a turn are a prefix of every later
+prompt that contains it: the contiguity that trainers assert (docs/formats.md, Training tokens).
 """
 
 from __future__ import annotations
@@ -12,9 +15,17 @@ import hashlib
 import random
 from typing import Any
 
+import orjson
 from pydantic import Field
 
-from gym_serve.deployments.scripted_model import answers, scripts, tokens
+from gym_serve.deployments.scripted_answers import (
+    Turn,
+    improvise,
+    known_row,
+    load_answer_key,
+    scripted,
+    turn_after,
+)
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import current
 from gym_serve.types.errors import Unavailable
@@ -37,7 +48,7 @@ class ScriptedModel(ModelServer):
         """How often it takes the right way through a row that it knows."""
         environments: tuple[str, ...] | None = None
         """Shipped environments whose example rows it knows; all if left out."""
-        script: list[answers.Turn] | None = None
+        script: list[Turn] | None = None
         """Fixed output items, turn by turn, instead of all that."""
         latency: float = Field(0.0, ge=0)
         """Seconds before it answers."""
@@ -51,7 +62,7 @@ class ScriptedModel(ModelServer):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         known = () if self.config.script is not None else self.config.environments
-        self._answer_key = answers.load_answer_key(known)
+        self._answer_key = load_answer_key(known)
 
     async def responses(self, body: dict[str, Any]) -> dict[str, Any]:
         """See `ModelServer.responses`.
@@ -60,7 +71,7 @@ class ScriptedModel(ModelServer):
             Unavailable: an injected error.
         """
         items = input_items(body["input"])
-        prompt = tokens.render_prompt(body, items)
+        prompt = render_prompt(body, items)
         draw = self._draw("call", prompt)
         await asyncio.sleep(self.config.latency)
         if draw.random() < self.config.error_rate:
@@ -69,19 +80,19 @@ class ScriptedModel(ModelServer):
             await asyncio.Event().wait()
         return self._response(body, prompt, self._turn(body, items))
 
-    def _turn(self, body: dict[str, Any], items: list[dict[str, Any]]) -> answers.Turn:
+    def _turn(self, body: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
         if self.config.script is not None:
-            return scripts.turn_after(self.config.script, items)
-        found = answers.known_row(self._answer_key, items)
+            return turn_after(self.config.script, items)
+        found = known_row(self._answer_key, items)
         if found is None:
-            return scripts.improvise(body, items)
+            return improvise(body, items)
         known, said, since = found
         # What the user said since is part of the draw: told that it was wrong, it may think better.
         draw = self._draw("skill", list(said.encode("utf-8", "replace")))
-        turn = scripts.scripted(known, draw.random() < self.config.skill, since, draw)
-        return scripts.improvise(body, items) if turn is None else turn
+        turn = scripted(known, draw.random() < self.config.skill, since, draw)
+        return improvise(body, items) if turn is None else turn
 
-    def _response(self, body: dict[str, Any], prompt: list[int], turn: answers.Turn) -> dict[str, Any]:
+    def _response(self, body: dict[str, Any], prompt: list[int], turn: Turn) -> dict[str, Any]:
         digest = self._digest("id", prompt)
         output = [dict(item) for item in turn]
         for index, item in enumerate(output):
@@ -90,12 +101,12 @@ class ScriptedModel(ModelServer):
             )
             if item.get("type") == "function_call" and item.get("call_id", "").startswith("call_"):
                 item["call_id"] = f"call_{digest[:16]}{index}"
-        generated = [token for item in output for token in tokens.render(item)]
+        generated = [token for item in output for token in render(item)]
         if output:
             output[-1] |= {
                 "prompt_token_ids": prompt,
                 "generation_token_ids": generated,
-                "generation_log_probs": tokens.log_probs(generated, digest),
+                "generation_log_probs": log_probs(generated, digest),
             }
         return {
             "id": f"resp_{digest[:24]}",
@@ -128,3 +139,48 @@ class ScriptedModel(ModelServer):
 
     def _draw(self, purpose: str, prompt: list[int]) -> random.Random:
         return random.Random(self._digest(purpose, prompt))
+
+
+_MARKERS = {"system": 256, "user": 257, "assistant": 258, "reasoning": 259, "function_call": 260}
+_OUTPUT, _TOOLS, _OTHER, VOCABULARY = 261, 262, 263, 264
+
+
+def render_prompt(params: dict[str, Any], items: list[dict[str, Any]]) -> list[int]:
+    """Tokens of a whole request: instructions and tools first, then the input items in order."""
+    tokens: list[int] = []
+    if instructions := params.get("instructions"):
+        tokens += [_MARKERS["system"], *str(instructions).encode("utf-8", "replace")]
+    if tools := params.get("tools"):
+        tokens += [_TOOLS, *orjson.dumps(tools)]
+    for item in items:
+        tokens += render(item)
+    return tokens
+
+
+def render(item: dict[str, Any]) -> list[int]:
+    """Tokens of one item: its marker, then what it says."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = {"developer": "system"}.get(str(item.get("role")), str(item.get("role")))
+        return [_MARKERS.get(role, _OTHER), *_bytes(item.get("content"))]
+    if kind == "function_call":
+        return [_MARKERS[kind], *_bytes([item.get("name"), item.get("arguments")])]
+    if kind == "function_call_output":
+        return [_OUTPUT, *_bytes(item.get("output"))]
+    if kind == "reasoning":
+        return [_MARKERS[kind], *_bytes(item.get("summary"))]
+    return [_OTHER, *_bytes(item)]
+
+
+def log_probs(tokens: list[int], seed: str) -> list[float]:
+    """One natural-log probability per token, made up, the same for the same seed."""
+    draw = random.Random(seed)
+    return [-draw.expovariate(4.0) for _ in tokens]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, list):
+        return b"".join(_bytes(v.get("text") if isinstance(v, dict) and "text" in v else v) for v in value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return b"" if value is None else orjson.dumps(value)

@@ -1,0 +1,316 @@
+"""`harness_agent`: an external harness works on the row, and its model calls become the rollout.
+
+The agent opens a capture at the model server, gives the harness the capture's URL as the address of its
+model, and waits until the harness is done. The harness may speak any of the protocols. What was captured is
+then the episode: the trajectory with the last call is verified. All others (sub-agents, dropped retries, a
+context before it was compacted) are kept beside it, in the rollout's field ``branches``.
+
+The model is a server of this graph and not ``inline``: the harness reaches it through the gateway.
+
+A harness is a URL that is asked once per rollout, or a program. A program finds the model in its
+environment variables and the row on its input. It runs with the rights of this process, in an empty folder
+that is removed when it ends, with no environment variable of this process except ``PATH``. Its whole
+process group ends with it. The program is trusted, what a model makes it do is not: run a harness that
+executes code in a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+from typing_extensions import Self
+
+from gym_serve.deployments.http_client import HttpClient, masked
+from gym_serve.servers import AgentServer, Episode
+from gym_serve.servers.captures import Recording
+from gym_serve.servers.context import current, use
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import GymError, OperatorError, Rejected, Unavailable
+from gym_serve.types.requests import JSON
+
+__all__ = ["HarnessAgent"]
+
+_KEPT = 1 << 16  # bytes of a program's output, at its end
+_MAX_ANSWER = 1 << 24  # bytes
+
+logger = logging.getLogger("gym_serve")
+
+_Url = Annotated[str, StringConstraints(pattern=r"^https?://."), AfterValidator(lambda url: url.rstrip("/"))]
+
+
+class HarnessAgent(AgentServer):
+    """An external harness, behind a URL or as a program."""
+
+    class Config(AgentServer.Config):
+        """Settings of the harness."""
+
+        gateway_url: _Url
+        """Address of this graph, as the harness reaches it: ``http://127.0.0.1:8000/math``."""
+        gateway_token: SecretStr = SecretStr("none")
+        """The graph's ``auth_token``: what the harness authenticates with."""
+        url: _Url | None = None
+        """Where a harness is asked to work: a ``POST`` with ``row``, ``base_url``, ``api_key``,
+        ``resources_url`` and ``session``, answered by a JSON object when it is done."""
+        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        """Headers of that request."""
+        command: list[str] | None = Field(None, min_length=1)
+        """Or a program with its arguments, without a shell. It gets the row as JSON on its input, and
+        ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_AUTH_TOKEN``,
+        ``GYM_SERVE_RESOURCES_URL`` and ``GYM_SERVE_SESSION_ID`` as environment variables."""
+        env: dict[str, SecretStr] = Field(default_factory=dict)
+        """Further environment variables of the program."""
+        model_timeout: float = 1800.0
+        """Deadline of the harness, all of its model and tool calls included."""
+
+        @model_validator(mode="after")
+        def _one_harness(self) -> Self:
+            if (self.url is None) == (self.command is None):
+                raise ValueError("set url or command, one of the two")
+            return self
+
+    config: Config
+
+    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        config = self.config
+        self._harness: Harness = (
+            CommandHarness(config.command, config.env)
+            if config.command is not None
+            else HttpHarness(str(config.url), config.headers)
+        )
+
+    async def start(self) -> None:
+        await self._harness.start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._harness.stop()
+
+    async def act(self, episode: Episode) -> None:
+        """Let the harness work; what it was answered is the episode, also where it failed."""
+        config = self.config
+        recording = await episode.stage("model", lambda: Recording.open(config.model))
+        task = Task(
+            episode.row,
+            config.gateway_url + recording.path,
+            config.gateway_token,
+            f"{config.gateway_url}/{config.resources.transport.server}",
+            episode.session,
+        )
+        try:
+            try:
+                answer = await episode.stage("model", lambda: self._harness.run(task))
+            except GymError:
+                await self._collect(episode, recording)
+                if isinstance(recording.failure, OperatorError):  # why the harness failed
+                    raise recording.failure from None
+                raise
+            episode.fields["harness"] = answer
+            await self._collect(episode, recording)
+            if recording.failure is not None:  # it gave up, and said that all is well
+                raise recording.failure
+        finally:
+            self._drop(recording)
+
+    async def _collect(self, episode: Episode, recording: Recording) -> None:
+        trajectories = await episode.stage("model", recording.trajectories)
+        for trajectory in trajectories:
+            usage = trajectory["response"]["usage"]
+            episode.meter.record("model", self.config.model.transport.server, usage, trajectory["calls"])
+        if trajectories:
+            main, *branches = trajectories
+            episode.replace_response(main["response"])
+            episode.fields |= {
+                "captured_input": main["input"],
+                "captured_context": main["context"],
+                "branches": branches,
+            }
+
+    def _drop(self, recording: Recording) -> None:
+        """Drop the capture in a task of its own, so that a cancelled episode frees it as well."""
+        with use(replace(current(), deadline=None)):
+            task = asyncio.create_task(self._drop_quietly(recording))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _drop_quietly(self, recording: Recording) -> None:
+        try:
+            await asyncio.wait_for(recording.close(), self.config.close_timeout)
+        except (GymError, asyncio.TimeoutError) as error:
+            if not isinstance(error, Rejected):  # it expires by its time to live
+                logger.warning("a capture of %s was not dropped: %s", self.name, error)
+
+
+class Task(NamedTuple):
+    """One rollout, as its harness sees it.
+
+    Attributes:
+        row: the row.
+        base_url: where the model answers; all calls below it belong to this rollout. Ends with ``/v1``.
+        api_key: what the harness authenticates with.
+        resources_url: the environment: its tools are ``POST {resources_url}/{tool}``.
+        session: id of the session there, sent as ``X-Session-Id``; None for an environment without one.
+    """
+
+    row: JSON
+    base_url: str
+    api_key: SecretStr
+    resources_url: str
+    session: str | None
+
+
+class Harness(Protocol):
+    """Starts harnesses."""
+
+    async def start(self) -> None:
+        """Acquire what is needed; called once, before any task."""
+        ...
+
+    async def run(self, task: Task) -> JSON:
+        """Let a harness work until it is done; cancelling it ends the harness.
+
+        Returns:
+            what it said, for the rollout's field ``harness``.
+
+        Raises:
+            GymError: it could not be started, or failed.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Release it."""
+        ...
+
+
+class CommandHarness:
+    """Runs a program for every rollout.
+
+    Args:
+        command: program and arguments; no shell sees them.
+        env: further environment variables.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
+        self._command = command
+        self._env = env
+
+    async def start(self) -> None:
+        """Nothing is needed."""
+
+    async def stop(self) -> None:
+        """Nothing is held."""
+
+    async def run(self, task: Task) -> JSON:
+        """See `Harness.run`.
+
+        Returns:
+            ``{"exit_status": 0, "output": str}``, the end of what it wrote.
+
+        Raises:
+            Unavailable: it cannot be started, or its exit status is not 0.
+        """
+        with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as folder:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    cwd=folder,
+                    env=self._variables(task, folder),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Unavailable(f"the harness {self._command[0]} cannot be started: {error}") from None
+            try:
+                _, output = await asyncio.gather(_feed(process, encode(task.row)), _tail(process))
+                status = await process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        text = output.decode("utf-8", "replace")
+        text = masked(text, [task.api_key, *self._env.values()])  # should it print them: rollouts are kept
+        if status:
+            raise Unavailable(f"the harness ended with exit status {status}: {text[-2000:]}")
+        return {"exit_status": status, "output": text}
+
+    def _variables(self, task: Task, folder: str) -> dict[str, str]:
+        key = task.api_key.get_secret_value()
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": folder,
+            "TMPDIR": folder,
+            "LANG": "C.UTF-8",
+            "OPENAI_BASE_URL": task.base_url,
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),  # its client adds the version
+            "ANTHROPIC_AUTH_TOKEN": key,
+            "GYM_SERVE_RESOURCES_URL": task.resources_url,
+            **({"GYM_SERVE_SESSION_ID": task.session} if task.session else {}),
+            **{name: value.get_secret_value() for name, value in self._env.items()},
+        }
+
+
+async def _feed(process: asyncio.subprocess.Process, row: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # it need not read it
+        process.stdin.write(row)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+async def _tail(process: asyncio.subprocess.Process) -> bytes:
+    """The end of the output; all of it is read, so that the program never waits to write."""
+    assert process.stdout is not None
+    kept = b""
+    while chunk := await process.stdout.read(_KEPT):
+        kept = (kept + chunk)[-_KEPT:]
+    return kept
+
+
+class HttpHarness:
+    """Asks a server to work.
+
+    Args:
+        url: where it is asked.
+        headers: sent with every request.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, SecretStr]) -> None:
+        self._url = url
+        self._headers = headers
+        self._client = HttpClient(headers, _MAX_ANSWER)
+
+    async def start(self) -> None:
+        """Open the connection pool."""
+        await self._client.start()
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        await self._client.stop()
+
+    async def run(self, task: Task) -> JSON:
+        """See `Harness.run`.
+
+        Raises:
+            Unavailable: there is no connection, it broke off, or the answer is not a JSON object.
+            GymError: the harness answered with a status of 400 or more.
+        """
+        body = {**task._asdict(), "api_key": task.api_key.get_secret_value()}
+        secrets = [task.api_key, *self._headers.values()]  # should it repeat them: rollouts are kept
+        answer = await self._client.post(self._url, body, secrets=secrets)
+        if answer is None:
+            return {}
+        if not isinstance(answer, dict):
+            raise Unavailable(f"the harness must answer a JSON object, got {str(answer)[:200]!r}")
+        return answer

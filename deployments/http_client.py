@@ -1,0 +1,171 @@
+"""`HttpClient`: JSON requests to an external agent or harness, and their failures as typed errors.
+
+A request is sent once: it is unknown whether a peer that disconnected has done its work. Redirects are not
+followed, to no address that the graph does not name. Cancelling a request closes its connection, which tells
+the peer that nobody waits. The caller bounds its own concurrency and time, so there is no limit here that
+would only hide a queue. Rollouts are kept, so secrets that a peer repeats are masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import SecretStr
+
+from gym_serve.deployments.proxies import proxy_of, shown_error
+from gym_serve.deployments.retries import redirected, retry_after
+from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    GymError,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    error_from_body,
+)
+
+__all__ = ["STAGES", "HttpClient", "masked", "open_session"]
+
+STAGES = ("seed", "model", "tool", "verify", "close")
+"""The stages of an episode in which a peer may have failed."""
+
+_CONNECT_SECONDS = 10.0
+_LONGEST_WAIT = 3600.0  # seconds of a Retry-After that are believed
+_SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words that may occur in any text
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A connection pool without limits of its own; needs a running event loop.
+
+    It keeps no cookies: a load balancer's would send the calls of all episodes to one engine.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+    )
+
+
+def masked(text: str, secrets: Iterable[SecretStr]) -> str:
+    """``text`` without the secrets."""
+    for secret in secrets:
+        value = secret.get_secret_value()
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
+
+
+class HttpClient:
+    """Posts JSON to one peer.
+
+    Args:
+        headers: sent with every request.
+        max_bytes: size of an answer at most.
+    """
+
+    def __init__(self, headers: Mapping[str, SecretStr], max_bytes: int) -> None:
+        self._headers = headers
+        self._max_bytes = max_bytes
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the connection pool."""
+        self._session = open_session()
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(
+        self,
+        url: str,
+        body: Any,
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        cookies: dict[str, str] | None = None,
+        secrets: Iterable[SecretStr] = (),
+    ) -> Any:
+        """The decoded answer; None if it is empty.
+
+        Args:
+            url: where it is sent, as the setting ``url`` names it.
+            timeout: seconds; None for no limit.
+            headers: further headers.
+            cookies: sent along; those of the answer are added to it.
+            secrets: masked in the answer. In an error, the headers are masked as well.
+
+        Raises:
+            Unavailable: there is no connection, it broke off, the status is 500 or more, or the answer is too
+                large or not JSON.
+            DeadlineExceeded: there was no answer in time.
+            OperatorError: the peer redirects, refuses the headers, or has no such route.
+            GymError: another status of 400 or more, as the error body or the status says.
+        """
+        if self._session is None:
+            raise Unavailable("the connections are not open: call start() first")
+        own = {name: value.get_secret_value() for name, value in self._headers.items()}
+        try:
+            with time_limit(timeout):
+                async with self._session.post(
+                    url,
+                    data=encode(body),
+                    headers={**own, "content-type": "application/json", **(headers or {})},
+                    cookies=cookies,
+                    proxy=proxy_of(url),
+                    allow_redirects=False,
+                ) as answer:
+                    content = await self._read(url, answer)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unavailable(f"no connection to {url}: {error}") from None
+        except (asyncio.TimeoutError, TimeoutError):
+            raise DeadlineExceeded(f"{url} did not answer in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
+        if cookies is not None:
+            cookies.update({name: morsel.value for name, morsel in answer.cookies.items()})
+        if 300 <= answer.status < 400:
+            raise redirected(url, answer.headers, "url")
+        text = masked(content.decode("utf-8", "replace"), secrets)
+        if answer.status >= 400:
+            raise _failure(url, answer, masked(text, self._headers.values()))
+        try:
+            return orjson.loads(text) if text else None
+        except orjson.JSONDecodeError as error:
+            raise Unavailable(f"{url} must answer JSON, got {text[:200]!r} ({error})") from None
+
+    async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
+        chunks, size = [], 0
+        async for chunk in answer.content.iter_chunked(1 << 16):
+            size += len(chunk)
+            if size > self._max_bytes:
+                raise Unavailable(f"{url} answered more than {self._max_bytes} bytes")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
+    try:
+        said: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        said = text
+    error = error_from_body(answer.status, said)
+    if type(error) is NotFound:
+        error = EndpointMisconfigured(f"{error.message} (see url)")
+    elif type(error) is Unauthorized:
+        error = EndpointAccessDenied(f"{error.message} (see headers)")
+    error.message = f"{url}: {error.message[:2000]}"
+    wait = error.retry_after if error.retry_after is not None else retry_after(answer.headers)
+    error.retry_after = None if wait is None else min(max(wait, 0.0), _LONGEST_WAIT)
+    error.stage = error.stage if error.stage in STAGES else None
+    error.server = None  # the peer's name for itself means nothing in this graph
+    return error

@@ -1,0 +1,243 @@
+"""`remote_agent`: an external agent behind a URL, in a language and a process of its own.
+
+With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a row and returns a rollout
+(docs/formats.md, Agents and Rollouts); environment and reward are its own. With ``protocol: responses`` it
+owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST {url}/v1/responses`` takes the
+conversation so far and returns a Response. Calls that it leaves open are run in this graph's environment,
+and it is asked again; calls that it has answered itself are passed through. Then this graph verifies: the
+agent sees neither the environment nor the row's answer. Its cookies are sent back to it for the length of
+an episode.
+
+A rollout is returned in any case: the agent's failures, delays and malformed answers are failures of the
+rollout. An answer is checked before a trainer sees it: an agent cannot change the row's keys or the
+metadata that rollouts are counted by; a reward is a finite number, output items are objects, and token
+bundles are whole. A failure that the agent reports as a value becomes the error that it stands for.
+
+A request is sent once: it is unknown whether an agent that disconnected has done its work, so the caller of
+the rollout decides about a retry.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, TypeGuard
+from urllib.parse import quote
+
+import orjson
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+from typing_extensions import Self
+
+from gym_serve.deployments.http_client import STAGES, HttpClient
+from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.servers import EnvironmentClient, Episode, ModelClient
+from gym_serve.servers.context import current
+from gym_serve.types.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    GymError,
+    OperatorError,
+    Overloaded,
+    SessionLost,
+    Unavailable,
+    VerifierFailed,
+)
+from gym_serve.types.protocols import check_response
+from gym_serve.types.protocols.content import shown
+from gym_serve.types.requests import JSON
+from gym_serve.types.rows import check_params, check_row, failed_rollout
+
+__all__ = ["RemoteAgent", "rollout_of"]
+
+# Neither a query, which would swallow the path, nor credentials, which belong into headers.
+_Url = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
+    AfterValidator(lambda u: u.rstrip("/")),
+]
+
+
+class _Peer:
+    """The agent at its URL; every request carries the deadline, request id and affinity of its context."""
+
+    def __init__(self, url: str, client: HttpClient) -> None:
+        self._url = url
+        self._client = client
+
+    async def post(self, op: str, body: Any, cookies: dict[str, str] | None = None) -> Any:
+        """The answer to ``POST {url}/{op}``; see `HttpClient.post`."""
+        context = current()
+        headers = {"x-request-id": context.request_id}
+        if context.affinity:
+            headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
+        url = f"{self._url}/{op}"
+        return await self._client.post(url, body, timeout=context.timeout(), headers=headers, cookies=cookies)
+
+
+class _PeerModel:
+    """The agent in the place of a model, for one episode."""
+
+    def __init__(self, peer: _Peer) -> None:
+        self._peer = peer
+        self._cookies: dict[str, str] = {}
+
+    async def responses(self, params: JSON) -> JSON:
+        return check_response(await self._peer.post("v1/responses", params, self._cookies), _WHO)
+
+
+class RemoteAgent(SimpleAgent):
+    """An external agent behind a URL."""
+
+    class Config(SimpleAgent.Config):
+        """Where it is. ``max_steps`` and the like are for ``protocol: responses``."""
+
+        url: _Url
+        """Its base URL: ``http://agent.example:8000``."""
+        protocol: Literal["run", "responses"] = "run"
+        """Whether it answers ``/run`` with a rollout, or ``/v1/responses`` with its next turn."""
+        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        """Headers of every request: ``Authorization`` and the like."""
+        max_answer_mb: int = Field(64, ge=1)
+        """Megabytes of an answer at most."""
+        model: ModelClient | None = None  # type: ignore[assignment]  # an external agent has a model of its own
+        """Not used: the agent has its own."""
+        resources: EnvironmentClient | None = None  # type: ignore[assignment]
+        """The environment, for ``protocol: responses``."""
+
+        @model_validator(mode="after")
+        def _has_an_environment(self) -> Self:
+            if self.protocol == "responses" and self.resources is None:
+                raise ValueError("protocol responses needs resources: it is this graph that verifies")
+            return self
+
+    config: Config
+
+    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        config = self.config
+        self._client = HttpClient(config.headers, config.max_answer_mb << 20)
+        self._peer = _Peer(config.url, self._client)
+
+    async def start(self) -> None:
+        await super().start()
+        await self._client.start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._client.stop()
+
+    async def run(self, row: JSON) -> JSON:
+        """See `AgentServer.run`."""
+        if self.config.protocol == "responses":
+            return await super().run(row)
+        check_row(row)
+        try:
+            answer = await self._within_deadline(row, self._peer.post("run", _asked(row)))
+            return rollout_of(_asked(row), answer)
+        except GymError as error:
+            error.server = error.server or self.name
+            return failed_rollout(row, error)
+
+    async def responses(self, params: JSON) -> JSON:
+        """See `AgentServer.responses`."""
+        if self.config.protocol == "responses":
+            return await super().responses(params)
+        check_params(params)
+        answer = await self._within_deadline({}, self._peer.post("v1/responses", params))
+        return check_response(answer, "the agent")
+
+    def pending(self, turn: list[JSON]) -> list[JSON]:
+        """The calls that the agent has not answered itself; of those with one id, the last one."""
+        answered = {str(i.get("call_id")) for i in turn if i.get("type") == "function_call_output"}
+        calls = {str(i.get("call_id")): i for i in super().pending(turn)}
+        return [call for call_id, call in calls.items() if call_id not in answered]
+
+    def _episode(self, row: JSON) -> Episode:
+        return Episode(row, _PeerModel(self._peer), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
+
+    async def aggregate(self, body: Any) -> Any:
+        """See `AgentServer.aggregate`."""
+        if self.config.resources is not None:
+            return await super().aggregate(body)
+        answer = await self._peer.post("aggregate_metrics", body)
+        if not isinstance(answer, dict):
+            raise Unavailable(
+                f"the agent must answer its metrics as an object, got {shown(answer)}", server=self.name
+            )
+        return answer
+
+
+_WHO = "the agent"
+_RESULTS = frozenset({"response", "reward", "mask_sample", "failure", "error"})
+_KINDS: dict[str, type[GymError]] = {
+    cls.code: cls
+    for cls in (
+        BadRequest,
+        DeadlineExceeded,
+        EndpointAccessDenied,
+        EndpointMisconfigured,
+        Overloaded,
+        SessionLost,
+        VerifierFailed,
+    )
+}
+
+
+def _asked(row: JSON) -> JSON:
+    """The row without what an earlier run may have left in it (a rollout is a valid row)."""
+    return {key: row[key] for key in row if key not in _RESULTS and not key.startswith("_ng_failure")}
+
+
+def rollout_of(row: JSON, answer: Any) -> JSON:
+    """The rollout that an agent answered to `_asked` rows.
+
+    Raises:
+        Unavailable: it is none.
+        GymError: the failure that it reports.
+    """
+    if not isinstance(answer, dict):
+        raise Unavailable(f"the agent must answer a JSON object, got {shown(answer)}")
+    if answer.get("_ng_failure_class") is not None:
+        raise _reported(answer)
+    check_response(answer.get("response"), _WHO)
+    _check_number("reward", answer.get("reward"))
+    components = answer.get("reward_components")
+    if components is not None:
+        if not isinstance(components, dict):
+            raise Unavailable(f"the agent's `reward_components` must be an object, got {shown(components)}")
+        for name, value in components.items():
+            _check_number(f"reward_components.{name[:100]}", value)
+    try:
+        orjson.dumps(answer)
+    except TypeError:
+        raise Unavailable("the agent's answer is nested too deeply") from None
+    own = {key: answer[key] for key in answer if key not in row and not key.startswith("_ng_")}
+    return {**row, **own}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not _is_number(value):
+        raise Unavailable(f"the agent's `{name}` must be a finite number, got {shown(value)}")
+
+
+def _reported(answer: JSON) -> GymError:
+    kind = str(answer["_ng_failure_class"])[:100]
+    failure = answer.get("failure")
+    failure = failure if isinstance(failure, dict) else {}
+    stage, wait = failure.get("stage"), failure.get("retry_after")
+    detail = str(failure.get("detail") or answer.get("error") or "it gives no reason")[:2000]
+    cls = _KINDS.get(kind)
+    if answer.get("_ng_failure_terminal") is True and not (cls and issubclass(cls, OperatorError)):
+        cls = BadRequest
+    elif cls is None:
+        cls = DeadlineExceeded if kind.endswith("_timeout") else Unavailable
+    return cls(
+        f"the agent failed ({kind}): {detail}",
+        stage=stage if stage in STAGES else None,
+        retry_after=min(max(wait, 0.0), 3600.0) if _is_number(wait) else None,
+    )
