@@ -190,8 +190,8 @@ def environments_page() -> str:
 
 
 def _link(name: str, server: type[Server]) -> str:
-    readme = Path(inspect.getfile(server)).with_name("README.md")
-    return f"[`{name}`](../environments/{readme.parent.name}/README.md)" if readme.exists() else f"`{name}`"
+    is_here = (ROOT / "environments" / name / "README.md").exists()
+    return f"[`{name}`](../environments/{name}/README.md)" if is_here else f"`{name}`"
 
 
 def _kind(server: type[ResourcesServer]) -> str:

@@ -2,9 +2,9 @@ import orjson
 import pytest
 from export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, returned, rollout, said
 
-import gym_serve.interop.export.parquet as parquet_module
+import gym_serve.interop.export.files as parquet_module
 from gym_serve.interop.export import export
-from gym_serve.interop.export.media import with_placeholders
+from gym_serve.interop.export.conversation import with_placeholders
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pip install 'gym-serve[export]'")
 

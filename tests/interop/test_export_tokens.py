@@ -3,9 +3,9 @@ from export_cases import bundle, call, episode, episodes, returned, rollout, sai
 from hypothesis import given
 
 from gym_serve.interop.export import NotExportable, Rollout
-from gym_serve.interop.export.nemo_rl import nemo_rl_record
-from gym_serve.interop.export.tokens import token_sequence, token_turns
-from gym_serve.interop.export.trl import trl_tokens
+from gym_serve.interop.export.chat_data import trl_tokens
+from gym_serve.interop.export.rollout import token_sequence, token_turns
+from gym_serve.interop.export.token_data import nemo_rl_record
 
 
 def turns(*output):

@@ -3,8 +3,7 @@ from export_cases import bundle, call, episode, episodes, failed, returned, roll
 from hypothesis import given
 
 from gym_serve.interop.export import NotExportable, Rollout
-from gym_serve.interop.export.atif import atif_trajectory
-from gym_serve.interop.export.verifiers import verifiers_episode
+from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 
 
 def atif(raw):

@@ -12,10 +12,8 @@ from support.environments import Bench, said
 from support.nemo_gym_double import HostedNotebook
 
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
-from gym_serve.interop.nemo_gym.hosting import NemoGym
-from gym_serve.interop.nemo_gym.hosting.construction import with_paths
-from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers, ServerAnswer
-from gym_serve.interop.nemo_gym.hosting.tools import tool_path
+from gym_serve.interop.nemo_gym.construction import GraphServers, ServerAnswer, with_paths
+from gym_serve.interop.nemo_gym.hosting import NemoGym, tool_path
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
 from gym_serve.types.errors import (

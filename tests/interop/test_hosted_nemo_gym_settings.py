@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from gym_serve.interop.nemo_gym.hosting import NemoGym, construction
-from gym_serve.interop.nemo_gym.hosting.construction import make_server, with_secrets
-from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers
+from gym_serve.interop.nemo_gym import construction
+from gym_serve.interop.nemo_gym.construction import GraphServers, make_server, with_secrets
+from gym_serve.interop.nemo_gym.hosting import NemoGym
 from gym_serve.types.errors import GraphError
 
 SERVER = """

@@ -18,8 +18,7 @@ from gym_serve.cli import main
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.interop.nemo_gym import Imported, import_config
-from gym_serve.interop.nemo_gym.configs import merged
-from gym_serve.interop.nemo_gym.interpolation import Translator
+from gym_serve.interop.nemo_gym.configs import Translator, merged
 from gym_serve.types.errors import GraphError, GymError, InvalidRequest
 
 runner = CliRunner()

@@ -14,8 +14,8 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
 
+from gym_serve.interop.nemo_gym.construction import GraphServers
 from gym_serve.interop.nemo_gym.hosting import NemoGym
-from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers
 
 COOKIE = "notebook"
 

@@ -1,15 +1,164 @@
 """Rollouts in the formats of trainers and tools.
 
     report = export(rollouts, "verl", "train.parquet")
-    report.read, report.exported, report.dropped     # each rollout that was left out has a reason
+    report.read, report.exported, report.dropped     # each dropped rollout has a reason
 
-`export` streams; `FORMATS` lists the formats with their options. The functions that convert one
-rollout are in the module of each format: ``verl``, ``nemo_rl``, ``openrlhf``, ``trl``, ``sft``, ``dpo``,
-``atif`` and ``verifiers``. Parquet needs ``pip install 'gym-serve[export]'``.
+`export` streams; `FORMATS` lists the formats with their options. The functions that convert one rollout are
+in three modules: ``chat_data`` (sft, dpo, openrlhf, trl), ``token_data`` (verl, nemo_rl) and ``traces``
+(atif, verifiers). Parquet needs ``pip install 'gym-serve[export]'``.
 """
 
-from gym_serve.interop.export.formats import FORMATS, Exporter, export
-from gym_serve.interop.export.report import Dropped, ExportReport
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_serve.interop.export.chat_data import (
+    dpo_records,
+    openrlhf_records,
+    openrlhf_schema,
+    sft_record,
+    trl_records,
+    trl_schema,
+)
+from gym_serve.interop.export.files import Sink, json_files, json_lines, parquet
+from gym_serve.interop.export.report import Dropped, ExportReport, Records, Tally, each, whole
 from gym_serve.interop.export.rollout import NotExportable, Rollout
+from gym_serve.interop.export.token_data import nemo_rl_record, verl_records, verl_schema
+from gym_serve.interop.export.traces import atif_trajectory, verifiers_records
+from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest
+from gym_serve.types.requests import JSON
 
 __all__ = ["FORMATS", "Dropped", "ExportReport", "Exporter", "NotExportable", "Rollout", "export"]
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A format that rollouts can be written in."""
+
+    name: str
+    summary: str
+    """One line: what reads it."""
+    records: Records
+    sink: Sink
+
+    @property
+    def suffix(self) -> str:
+        """Of the output's name; empty for a folder."""
+        return self.sink.suffix
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The keyword options of this format, by name, with their annotations and defaults."""
+        parameters = inspect.signature(self.records).parameters
+        return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+_ALL = (
+    ("verl", "verl: RLHFDataset and MultiTurnSFTDataset", verl_records, parquet(verl_schema)),
+    ("nemo_rl", "NeMo RL: message logs with training tokens", each(nemo_rl_record), json_lines),
+    ("openrlhf", "OpenRLHF: RL prompts, SFT or preferences", openrlhf_records, parquet(openrlhf_schema)),
+    ("trl", "TRL (datasets): SFT, preferences or tokens", trl_records, parquet(trl_schema)),
+    ("sft", "SFT conversations in OpenAI's format", each(sft_record), json_lines),
+    ("dpo", "DPO pairs: each task's best rollout against its worst", dpo_records, json_lines),
+    ("atif", "ATIF trajectories of Harbor", whole(atif_trajectory), json_files("trajectory_id")),
+    ("verifiers", "verifiers 0.4: traces.jsonl", verifiers_records, json_lines),
+)
+
+FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}
+"""Every format, by name."""
+
+
+def export(
+    rollouts: Iterable[JSON],
+    format: str,
+    path: str | Path,
+    *,
+    min_reward: float | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> ExportReport:
+    """Write rollouts in a format of a trainer or a tool.
+
+    The rollouts are read once and in order, and memory does not grow with their number (for pairs and
+    for one row a task it grows by a few hundred bytes a task). The output appears when it is complete;
+    if anything fails, nothing is left behind.
+
+    Args:
+        rollouts: lines of a rollout file (docs/formats.md, Rollouts), failed ones as well.
+        format: a key of `FORMATS`.
+        path: the file to write, or the folder where the format's ``suffix`` is empty.
+        min_reward: leave out rollouts whose reward is lower, e.g. for rejection sampling.
+        overwrite: replace the file at ``path``; a folder with something in it is never replaced.
+        options: of the format, see `Exporter.options`.
+
+    Returns:
+        The account: how many rollouts were read, exported and left out, and why.
+
+    Raises:
+        InvalidRequest: no such format or option, or a package is missing.
+        Conflict: there is something at ``path``.
+        BadRequest: ``path`` cannot be written.
+    """
+    exporter = FORMATS.get(format)
+    if exporter is None:
+        raise InvalidRequest(f"there is no format {format!r}; {_nearest(format, FORMATS)}")
+    for name in options.keys() - exporter.options.keys():
+        raise InvalidRequest(
+            f"the {format} format has no option {name!r}; {_nearest(name, exporter.options)}"
+        )
+    path = Path(path)
+    _check_place(path, overwrite)
+    tally = Tally()
+    chosen = _rewarded(tally.reading(rollouts), tally, min_reward)
+    try:
+        with exporter.sink.open(path, tally) as write:
+            for record in exporter.records(chosen, tally, **options):
+                write(record)
+    except OSError as error:
+        raise BadRequest(f"the export to {path} failed: {error}") from error
+    return ExportReport(
+        format=format,
+        path=str(path),
+        read=tally.read,
+        exported=tally.exported,
+        masked=tally.masked,
+        records=tally.records,
+        dropped=tally.dropped,
+        dropped_branches=tally.dropped_branches,
+        notes=tuple(tally.notes),
+    )
+
+
+def _check_place(path: Path, overwrite: bool) -> None:
+    """Refuse to replace what was not meant: a file without consent, a full folder, or a device."""
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise Conflict(f"the folder {path} is not empty; choose another path, or remove it")
+    elif path.exists() and not (overwrite and path.is_file()):
+        advice = "or overwrite it" if path.is_file() else "it is no regular file"
+        raise Conflict(f"{path} exists; choose another path, {advice}")
+
+
+def _rewarded(rollouts: Iterator[Rollout], tally: Tally, least: float | None) -> Iterator[Rollout]:
+    for rollout in rollouts:
+        if least is not None and not rollout.masked:
+            try:
+                low = rollout.reward < least
+            except NotExportable as error:
+                tally.drop(error.reason, rollout.id, error.message)
+                continue
+            if low:
+                tally.drop("low_reward", rollout.id, f"the reward is lower than {least:g}")
+                continue
+        yield rollout
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names) or 'none'}"

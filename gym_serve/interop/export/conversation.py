@@ -1,8 +1,11 @@
 """A rollout as chat messages: what the model was shown, and what came after.
 
-Nothing that was said is lost or moved: each text, reasoning block, call and tool output keeps its
-place. Two things of a finished episode cannot teach anything and are cut from the end for trainers:
-tool outputs that no model turn has seen, and assistant turns that are empty.
+Nothing is lost or moved: each text, reasoning block, call and tool output keeps its place. Two things at the
+end of an episode cannot teach anything and are cut for trainers: tool outputs that no model turn has seen,
+and empty assistant turns.
+
+verl and OpenRLHF take images as ``<image>`` in the text and a list of the images; `with_placeholders` writes
+that.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-from gym_serve.interop.export.rollout import NotExportable, Rollout
-from gym_serve.interop.export.tokens import Bundle, read_bundle
+from gym_serve.interop.export.rollout import Bundle, NotExportable, Rollout, read_bundle
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols import ReasoningForm, responses_to_chat
 from gym_serve.types.protocols.items import chat_tools
@@ -28,8 +30,10 @@ __all__ = [
     "conversation",
     "decoded_arguments",
     "prompt_messages",
+    "require_text",
     "steps",
     "tools_of",
+    "with_placeholders",
 ]
 
 ArgumentsForm = Literal["string", "object"]
@@ -204,3 +208,49 @@ def _teaches_nothing(message: JSON) -> bool:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidRequest(f"option {name}: {value!r} is none of {', '.join(choices)}")
+
+
+_PLACEHOLDERS = ("<image>", "<video>", "<audio>")
+
+
+def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[list[JSON], list[str]]:
+    """The messages with text content only, and the URLs of their images in order.
+
+    Args:
+        messages: chat messages.
+        strict: refuse a text that spells a placeholder also where there are no images.
+
+    Raises:
+        NotExportable: media other than images, or a text that would be taken for a placeholder.
+    """
+    images: list[str] = []
+    texts: list[JSON] = []
+    said: list[str] = []
+    for message in messages:
+        content = message["content"]
+        parts = content if isinstance(content, list) else []
+        pieces = [] if isinstance(content, list) else [content or ""]
+        said += pieces
+        for part in parts:
+            if part["type"] == "image_url":
+                images.append(part["image_url"]["url"])
+                pieces.append("<image>")
+            elif part["type"] == "text":
+                pieces.append(part["text"])
+                said.append(part["text"])
+            else:
+                raise NotExportable("media", f"a part of type {part['type']!r} has no form in this format")
+        texts.append({**message, "content": "".join(pieces) if parts else content})
+    if (images or strict) and any(mark in text for text in said for mark in _PLACEHOLDERS):
+        raise NotExportable("placeholder", f"a text spells {' or '.join(_PLACEHOLDERS)}: images would shift")
+    return texts, images
+
+
+def require_text(messages: list[JSON]) -> None:
+    """Refuse media, for formats that hold none.
+
+    Raises:
+        NotExportable: a message has a part that is no text.
+    """
+    if any(isinstance(message["content"], list) for message in messages):
+        raise NotExportable("media", "images and other media have no form in this format")

@@ -10,14 +10,17 @@ from typing import Any
 from gym_serve.graph.classes import find_class, secrets_of
 from gym_serve.graph.interpolation import has_literal
 from gym_serve.graph.spec import SECTIONS, name_problem, nearest
-from gym_serve.interop.nemo_gym.configs import MISSING
-from gym_serve.interop.nemo_gym.instances import Instance, reference
-from gym_serve.interop.nemo_gym.interpolation import Translator, is_secret_name, variable_name
-from gym_serve.interop.nemo_gym.originals import code_of, file_of, import_path_of, requirements_of
-from gym_serve.interop.nemo_gym.types import (
+from gym_serve.interop.nemo_gym.configs import MISSING, Translator, is_secret_name, variable_name
+from gym_serve.interop.nemo_gym.instances import (
     HOSTED,
+    Instance,
+    code_of,
+    file_of,
     find_type,
+    import_path_of,
     is_own_to_nemo_gym,
+    reference,
+    requirements_of,
     setting_name,
     settings_of,
     takes_null,

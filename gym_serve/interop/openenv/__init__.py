@@ -1,13 +1,369 @@
-"""OpenEnv's environments, as they are, as servers of a graph.
+"""OpenEnv's environments, by URL or in process, stepped or called by tools.
 
     resources:
       chess: {type: openenv, url: "https://openenv-chess-env.hf.space"}
       echo:  {type: openenv, env: "echo_env.server.echo_environment:EchoEnvironment", interface: tools}
 
-By URL nothing has to be installed: OpenEnv's WebSocket protocol is spoken. In process, the environment's
-class runs in the replica, and needs ``pip install 'gym-serve[openenv]'``.
+By URL nothing has to be installed: this module speaks OpenEnv's WebSocket protocol. In process, the
+environment's class runs in the replica, and needs ``pip install 'gym-serve[openenv]'``.
+
+A session is one instance of the environment, with a connection or an object of its own, and lives in the
+replica that reset it. The reward is the sum of the steps' rewards, also if the steps are tool calls. An
+invalid action costs a turn, not the episode; too many of them in a row end it.
 """
 
-from gym_serve.interop.openenv.server import OpenEnv
+from __future__ import annotations
 
-__all__ = ["OpenEnv"]
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, TypeAdapter, model_validator
+from typing_extensions import Self
+
+from gym_serve.environments.gymnasium import EpisodeState, GymnasiumServer, Step
+from gym_serve.interop.openenv.instances import (
+    Instance,
+    LocalClasses,
+    LocalInstance,
+    Outcome,
+    RemoteInstance,
+    action_schema,
+)
+from gym_serve.servers import Operation, Reply, VerifyRequest
+from gym_serve.servers.base import missing_package
+from gym_serve.servers.context import current
+from gym_serve.servers.sessions import SessionCall
+from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import InvalidRequest, Overloaded, SessionNotFound, ToolFailed, Unavailable
+from gym_serve.types.requests import JSON, parse
+
+__all__ = ["OpenEnv", "action_in", "how_to_act", "observation_text", "text_field", "tool_result"]
+
+_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+
+
+class _Start(BaseModel):
+    seed: int | None = Field(default=None, ge=0)
+    options: JSON = Field(default_factory=dict)
+
+
+class _Row(BaseModel):
+    verifier_metadata: _Start | None = None
+
+
+_ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
+
+
+class _Episode(EpisodeState):
+    """An episode: its instance, and the invalid actions in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instance: Instance | None = None
+        self.invalid = 0
+
+
+class OpenEnv(GymnasiumServer):
+    """An environment of OpenEnv: the reward is the sum of the steps' rewards."""
+
+    class Config(GymnasiumServer.Config):
+        """Settings of the environment; all are read at the start only."""
+
+        url: str | None = Field(None, pattern=r"^https?://")
+        """Address of a running environment."""
+        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        """Headers of every connection to it, e.g. ``authorization``."""
+        env: str | None = Field(None, pattern=_PATH)
+        """Import path of an environment's class, ``package.module:Class``, to run it in the replica."""
+        env_kwargs: dict[str, Any] = Field(default_factory=dict)
+        """Arguments of that class."""
+        action: str | None = Field(None, pattern=_PATH)
+        """Import path of the class of its actions; not needed where these are tool calls."""
+        interface: Literal["step", "tools"] = "step"
+        """Whether the model's text is the action (an environment for `gymnasium_agent`), or the environment
+        has tools (an MCP environment; for `simple_agent`)."""
+        action_field: str | None = None
+        """Field of the action that the model's text is. Without it: the only field that an action needs, if
+        that is a text; else the model writes the action as a JSON object."""
+        observation_field: str | None = None
+        """Field of an observation that the model is shown; all of it by default."""
+        max_invalid_actions: PositiveInt = 3
+        """Invalid actions in a row that cut an episode short."""
+        start_timeout: PositiveFloat = 30.0
+        """Seconds until the environment has told its actions or tools."""
+
+        @model_validator(mode="after")
+        def _one_environment(self) -> Self:
+            if (self.url is None) == (self.env is None):
+                raise ValueError("either url or env is meant")
+            if self.env is not None and self.action is None and self.interface == "step":
+                raise ValueError("action: the class of the actions is missing")
+            return self
+
+    config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: OpenEnv, if the environment runs in the replica."""
+        yield from super().preflight(config)
+        if config.env is not None:
+            yield from missing_package("openenv", "gym-serve[openenv]")
+
+    class Session(_Episode):
+        """The state of an episode."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._http: aiohttp.ClientSession | None = None
+        self._classes: LocalClasses | None = None
+        self._schema: JSON = {}
+        self._tools: dict[str, JSON] = {}
+        self._open = 0
+
+    async def start(self) -> None:
+        """Find out the actions, or the tools.
+
+        Raises:
+            GraphError: the environment's classes cannot be imported.
+            Unavailable: the environment does not answer.
+        """
+        config = self.config
+        if config.env is not None:
+            self._classes = await asyncio.to_thread(LocalClasses, config.env, config.action)
+        else:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, connect=30))
+        try:
+            await asyncio.wait_for(self._discover(), config.start_timeout)
+        except BaseException as error:
+            await self._end()
+            if isinstance(error, asyncio.TimeoutError):
+                message = (
+                    f"{self.name} did not tell its {config.interface} within {config.start_timeout:.3g} s"
+                )
+                raise Unavailable(message) from None
+            raise
+        await super().start()
+
+    async def stop(self) -> None:
+        """End all instances."""
+        await super().stop()
+        await self._end()
+
+    async def seed(self, row: JSON, session: Any) -> JSON:
+        """Begin an episode.
+
+        Returns:
+            observation and info as `reset` has them, and the ``tools`` for agents whose row brings none.
+        """
+        fields = await super().seed(row, session)
+        return {**fields, "tools": list(self._tools.values())} if self._tools else fields
+
+    async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
+        """Make an instance, and begin.
+
+        Raises:
+            InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do not fit.
+            Overloaded: the environment serves no further episode now.
+        """
+        start = parse(_ROW, row, "row").verifier_metadata or _Start()
+        options = start.options if start.seed is None else {**start.options, "seed": start.seed}
+        session.instance = self._instance()
+        outcome = await session.instance.reset(options)
+        text = observation_text(outcome.observation, self.config.observation_field)
+        if self._tools:
+            return text, {}
+        return f"{text}\n\n{how_to_act(self._schema, self._field)}", {}
+
+    async def step(self, request: VerifyRequest, session: _Episode) -> Step:
+        """Take the step that the response's text is."""
+        assert session.instance is not None  # made by `reset`, which opened the session
+        try:
+            outcome = await session.instance.step(action_in(request.response.output_text, self._field))
+        except InvalidRequest as error:
+            session.invalid += 1
+            return Step(
+                observation=f"That was no action: {error.message}\n\n{how_to_act(self._schema, self._field)}",
+                truncated=session.invalid >= self.config.max_invalid_actions,
+                info={"invalid_action": True},
+            )
+        session.invalid = 0
+        text = observation_text(outcome.observation, self.config.observation_field)
+        return Step(observation=text, reward=outcome.reward, terminated=outcome.done)
+
+    async def close(self, session: _Episode) -> None:
+        """End the instance."""
+        if session.instance is not None:
+            self._open -= 1
+            await session.instance.close()
+
+    def operations(self) -> dict[str, Operation]:
+        operations = super().operations()
+        for name, tool in self._tools.items():
+            handler = self._tool(name)
+            operations[f"tools/{name}"] = Operation(handler, tool["description"], tool["parameters"])
+        return operations
+
+    @property
+    def _field(self) -> str | None:
+        return self.config.action_field or text_field(self._schema)
+
+    def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
+        async def handler(body: Any) -> Reply:
+            if not isinstance(body, dict):
+                raise InvalidRequest("invalid arguments: a JSON object is meant")
+            session_id = current().session
+            if session_id is None:
+                raise SessionNotFound("no session: seed one, and send the session that it answers")
+
+            async def use(call: SessionCall[_Episode]) -> Reply:
+                return Reply.of(await self._used(call.session.state, name, body))
+
+            return await self.in_session(session_id, use)
+
+        return handler
+
+    async def _used(self, session: _Episode, name: str, arguments: JSON) -> Any:
+        assert session.instance is not None  # made by `reset`, which opened the session
+        action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        outcome = await session.instance.step(action)
+        session.total += outcome.reward
+        session.last = Step(reward=outcome.reward, terminated=outcome.done)
+        result, error = tool_result(outcome.observation)
+        if error is not None:
+            raise ToolFailed(error)
+        return result
+
+    async def _discover(self) -> None:
+        if self.config.interface == "tools":
+            instance = self._instance()
+            try:
+                await instance.reset({})
+                self._tools = _tools_of(await instance.step({"type": "list_tools"}), self.name)
+            finally:
+                self._open -= 1
+                await instance.close()
+        elif self._classes is not None:
+            self._schema = self._classes.action.model_json_schema()
+        else:
+            http, url = self._address()
+            self._schema = await action_schema(http, url, self._headers())
+
+    def _instance(self) -> Instance:
+        if self._classes is not None:
+            if self._open and not self._classes.is_concurrent:
+                raise Overloaded(f"{self.config.env} takes one episode at a time in a replica")
+            self._open += 1
+            return LocalInstance(self._classes, self.config.env_kwargs)
+        self._open += 1
+        return RemoteInstance(*self._address(), self._headers())
+
+    def _address(self) -> tuple[aiohttp.ClientSession, str]:
+        assert self._http is not None  # started
+        assert self.config.url is not None  # checked with the config
+        return self._http, self.config.url
+
+    def _headers(self) -> dict[str, str]:
+        return {name: value.get_secret_value() for name, value in self.config.headers.items()}
+
+    async def _end(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+
+def _tools_of(outcome: Outcome, name: str) -> dict[str, JSON]:
+    """The tools that an environment lists, as a row has them (OpenAI's function tools)."""
+    found = outcome.observation.get("tools")
+    if not isinstance(found, list) or not found:
+        raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
+    return {
+        tool["name"]: {
+            "type": "function",
+            "name": tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": tool.get("input_schema") or {"type": "object"},
+            "strict": False,
+        }
+        for tool in found
+        if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))
+    }
+
+
+_MAX_ACTION = 1 << 20
+_FENCE = "```"
+
+
+def text_field(schema: JSON) -> str | None:
+    """The field that a model's text is, if an action needs that one text and nothing else."""
+    required = schema.get("required")
+    if not isinstance(required, list) or len(required) != 1:
+        return None
+    field = (schema.get("properties") or {}).get(required[0])
+    return required[0] if isinstance(field, dict) and field.get("type") == "string" else None
+
+
+def action_in(text: str, field: str | None) -> JSON:
+    """The action in a model's text.
+
+    Args:
+        text: all of it is ``field``; without a field it is, or ends with, a JSON object in a code block.
+        field: of the action.
+
+    Raises:
+        InvalidRequest: there is no action in it.
+    """
+    if len(text) > _MAX_ACTION:
+        raise InvalidRequest(f"longer than {_MAX_ACTION} characters")
+    if field is not None:
+        return {field: text}
+    blocks = text.split(_FENCE)
+    inner = blocks[-2].removeprefix("json") if len(blocks) >= 3 else text
+    try:
+        action = orjson.loads(inner.strip())
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"no JSON: {error}") from None
+    if not isinstance(action, dict):
+        raise InvalidRequest("JSON, but no object")
+    return action
+
+
+def how_to_act(schema: JSON, field: str | None) -> str:
+    """What the model is told of the actions."""
+    if field is not None:
+        return "Answer with the action alone."
+    fields = {name: value for name, value in (schema.get("properties") or {}).items() if name != "metadata"}
+    shown = encode({"properties": fields, "required": schema.get("required", [])}).decode()
+    return f"Answer with your action, a JSON object of this schema: {shown}"
+
+
+def observation_text(observation: JSON, field: str | None) -> str:
+    """An observation for the model: a field of it, or its only text, or all that is in it as JSON.
+
+    Args:
+        observation: the observation's fields.
+        field: the one to show; None for all.
+    """
+    if field is not None:
+        value = observation.get(field, "")
+        return value if isinstance(value, str) else encode(value).decode()
+    told = {name: value for name, value in observation.items() if value not in (None, {}, [])}
+    rest = {name: value for name, value in told.items() if name != "metadata"} or told
+    values = list(rest.values())
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else encode(rest).decode()
+
+
+def tool_result(observation: JSON) -> tuple[Any, str | None]:
+    """The result of a tool, and the error if it failed."""
+    error, result = observation.get("error"), observation.get("result")
+    if isinstance(error, dict):
+        return None, str(error.get("message") or error)
+    if not isinstance(result, dict) or "content" not in result:
+        return result, None
+    content = result["content"] if isinstance(result["content"], list) else []
+    text = "\n".join(str(block.get("text", "")) for block in content if isinstance(block, dict))
+    if result.get("is_error"):
+        return None, text
+    return text if result.get("data") is None else result["data"], None

@@ -1,18 +1,25 @@
-"""Parquet files with nested messages, written in bounded memory.
+"""Where records are written: a JSON Lines file, a folder with one JSON file each, or Parquet.
 
-Arrow has one type for a column, and fills what a message lacks with null; to a chat template, a key
-that is there and null is often not the same as one that is missing. So the records are spooled to
-disk first, and a column's messages get only the fields that some message of it uses: prompts without
-tool calls keep ``role`` and ``content`` alone.
+The output appears under its name only when it is complete. Until then it has a hidden name in the same
+folder, and is removed if the export fails.
+
+Arrow has one type for a column, and fills what a message lacks with null; for a chat template, a key with
+null often differs from a missing key. So records are first written to a temporary file, and a column's
+messages get only the fields that some message in it uses: prompts without tool calls keep ``role`` and
+``content`` alone. Memory stays bounded.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import shutil
 import tempfile
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +27,93 @@ from typing import Any
 import orjson
 
 from gym_serve.interop.export.report import Tally
-from gym_serve.interop.export.sinks import Sink, Write, replacing
+from gym_serve.rollouts.files import check_folder
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["Seen", "exact_type", "message_list", "parquet", "pyarrow"]
+__all__ = [
+    "Seen",
+    "Sink",
+    "Write",
+    "exact_type",
+    "json_files",
+    "json_lines",
+    "message_list",
+    "parquet",
+    "pyarrow",
+    "replacing",
+]
+
+Write = Callable[[JSON], None]
+"""Takes one record."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A kind of output."""
+
+    suffix: str
+    """Of its name; empty for a folder."""
+    open: Callable[[Path, Tally], AbstractContextManager[Write]]
+    """Opens the output at a path; leaving it completes the output, an exception discards it."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds.
+
+    Raises:
+        BadRequest: there is no such folder.
+    """
+    check_folder(path)
+    partial = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _json_lines(path: Path, tally: Tally) -> Iterator[Write]:
+    with replacing(path) as partial, open(partial, "wb") as file:
+
+        def write(record: JSON) -> None:
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            tally.records += 1
+
+        yield write
+
+
+json_lines = Sink(".jsonl", _json_lines)
+"""A file with one record a line."""
+
+
+def json_files(id_key: str) -> Sink:
+    """A folder with one file a record, ``000001_{id}.json``, numbered in order.
+
+    Args:
+        id_key: key of the record that holds its id.
+    """
+
+    @contextmanager
+    def folder(path: Path, tally: Tally) -> Iterator[Write]:
+        with replacing(path) as partial:
+            partial.mkdir()
+
+            def write(record: JSON) -> None:
+                tally.records += 1
+                # The id comes from the data: it must not choose another folder.
+                name = re.sub(r"[^A-Za-z0-9._-]", "_", str(record[id_key]))[:80]
+                file = partial / f"{tally.records:06d}_{name}.json"
+                file.write_bytes(orjson.dumps(record))
+
+            yield write
+
+    return Sink("", folder)
+
 
 _BATCH_BYTES = 8 << 20  # of JSON; several times that as Python objects
 

@@ -1,13 +1,22 @@
-"""verl: Parquet that its `RLHFDataset` (RL prompts) and `MultiTurnSFTDataset` (SFT) read.
+"""Training tokens with their log-probabilities, for verl and NeMo RL.
 
-``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns;
-``messages`` and ``tools`` those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` where
-the rollout has training tokens. Each conversation of a harness's rollout is a row, with the reward of the
-whole; ``extra_info.branch`` tells them apart, 0 is the one that was verified. Failed and masked rollouts are
-left out: neither reader has a mask.
+**nemo_rl**: the result of NeMo RL's NeMo Gym environment for each rollout, as JSON Lines. A line is what its
+post-processing makes of a rollout (docs/formats.md, What trainers read), with lists instead of tensors:
+``message_log`` alternates the new prompt tokens (role ``user``) and the generation (role ``assistant``),
+``input_message_log`` is its first message, and ``full_result`` the rollout without the tokens that the log
+holds. The further keys of its GRPO batch stand beside them: ``agent_ref``, ``length``, ``total_reward``,
+``loss_multiplier`` and ``mask_sample``. Each conversation of a harness's rollout is a line, with the reward
+of the whole; ``branch`` is 0 for the one that was verified. The lines of a rollout share ``_rowidx``, so that
+a baseline can count it once. A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the
+loss, but counts its reward in the group's baseline.
 
-verl knows no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
-without adding a null to a schema; else ``tools`` is left out, with a note, rather than corrupted.
+**verl**: Parquet that its `RLHFDataset` (RL prompts) and `MultiTurnSFTDataset` (SFT) read. ``data_source``,
+``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns; ``messages`` and ``tools``
+those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` if the rollout has training tokens. Each
+conversation of a harness's rollout is a row, with the reward of the whole; ``extra_info.branch`` tells them
+apart, 0 is the one that was verified. Failed and masked rollouts are left out, because neither reader has a
+mask. verl has no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
+without adding a null to a schema; otherwise ``tools`` is left out, with a note.
 """
 
 from __future__ import annotations
@@ -17,17 +26,64 @@ from typing import Any, Literal
 
 import orjson
 
-from gym_serve.interop.export.conversation import conversation, prompt_messages
-from gym_serve.interop.export.media import with_placeholders
-from gym_serve.interop.export.parquet import Seen, exact_type, message_list, pyarrow
+from gym_serve.interop.export.conversation import conversation, prompt_messages, with_placeholders
+from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
 from gym_serve.interop.export.report import Tally
-from gym_serve.interop.export.rollout import NotExportable, Rollout
-from gym_serve.interop.export.tokens import token_sequence, token_turns
+from gym_serve.interop.export.rollout import NotExportable, Rollout, TokenTurn, token_sequence, token_turns
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.protocols import ReasoningForm
+from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON
 
-__all__ = ["verl_records", "verl_rollout", "verl_schema", "verl_task"]
+__all__ = ["message_log", "nemo_rl_record", "verl_records", "verl_rollout", "verl_schema", "verl_task"]
+
+
+def message_log(turns: list[TokenTurn]) -> list[JSON]:
+    """NeMo RL's message log; token ids and log probabilities are lists."""
+    log: list[JSON] = []
+    for turn in turns:
+        log.append({"role": "user", "content": "", "token_ids": turn.prompt})
+        generated = {"token_ids": turn.generation, "generation_logprobs": turn.logprobs}
+        log.append({"role": "assistant", "content": "", **generated})
+    return log
+
+
+def nemo_rl_record(rollout: Rollout) -> JSON:
+    """A rollout, or a branch of one, as NeMo RL's result.
+
+    Raises:
+        NotExportable: it has no usable tokens, or no reward.
+    """
+    try:
+        log = message_log(token_turns(rollout))
+    except NotExportable as error:
+        if error.reason == "no_tokens":
+            rollout.require_trainable()  # why it has none
+        raise
+    output = [_without_logged_tokens(item) for item in rollout.output]
+    raw = {key: value for key, value in rollout.raw.items() if key != "branches"}  # lines of their own
+    record: JSON = {
+        "message_log": log,
+        "input_message_log": log[:1],
+        "full_result": {**raw, "response": {**rollout.response, "output": output}},
+        "agent_ref": rollout.raw.get("agent_ref") or {"type": "responses_api_agents", "name": rollout.agent},
+        "length": len(log[0]["token_ids"]),
+        "total_reward": rollout.reward,
+        "loss_multiplier": 0.0 if rollout.masked else 1.0,
+        "mask_sample": rollout.masked,
+    }
+    if rollout.branch or rollout.raw.get("branches"):
+        record["branch"] = rollout.branch
+    if "_rowidx" in rollout.raw:
+        record["_rowidx"] = rollout.raw["_rowidx"]
+    return record
+
+
+def _without_logged_tokens(item: JSON) -> JSON:
+    # An empty generation is in no message of the log, so its tokens stay where they are.
+    if not item.get("generation_token_ids"):
+        return item
+    return {key: value for key, value in item.items() if key not in TOKEN_KEYS}
+
 
 _NOT_OF_THE_ROW = frozenset(
     {

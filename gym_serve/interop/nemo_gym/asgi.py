@@ -1,23 +1,107 @@
-"""`McpTools`: the tools that a hosted server has over MCP, called in this process.
+"""`AsgiApp`: NeMo Gym's web applications in this process, without a port; `McpTools`: their MCP tools.
+
+Requests are awaited calls. An exception of the application reaches the caller unchanged, so it becomes a
+typed failure like all others. Start and end run in one task of their own, because what a lifespan opens (task
+groups, cancel scopes) must be closed by the task that opened it.
 
 NeMo Gym's `MCPResourcesServer` answers streamable HTTP without connections: each request is one JSON-RPC
-message, answered by JSON, with a header from ``/seed_session`` that names the session. So no MCP client is
-needed, nor a version of its library that fits the server's.
+message, answered with JSON, with a header from ``/seed_session`` that names the session. So neither an MCP
+client nor a matching version of its library is needed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import httpx
 import orjson
 
-from gym_serve.interop.nemo_gym.hosting.asgi import AsgiApp
 from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["McpTools", "session_headers"]
+__all__ = ["Answer", "AsgiApp", "McpTools", "session_headers"]
+
+_BASE = "http://in-process"
+
+
+class Answer(NamedTuple):
+    """An application's answer.
+
+    Attributes:
+        status: HTTP status.
+        body: its bytes.
+    """
+
+    status: int
+    body: bytes
+
+
+class AsgiApp:
+    """A Starlette or FastAPI application.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._transport = httpx.ASGITransport(app)
+        self._end = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Run what the application does at its start; whatever that raises is raised."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(ready))
+        await ready
+
+    async def stop(self) -> None:
+        """Run what it does at its end."""
+        self._end.set()
+        if self._life is not None:
+            await self._life
+
+    async def post(
+        self, path: str, body: Any, cookies: httpx.Cookies, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """A POST request with a JSON body.
+
+        Args:
+            path: of the route, escaped.
+            body: anything that JSON can hold.
+            cookies: sent with it; those that the answer sets are put there.
+            headers: sent with it.
+
+        Raises:
+            Exception: whatever the application does not catch.
+        """
+        request = httpx.Request(
+            "POST",
+            f"{_BASE}{path}",
+            content=encode(body),
+            headers={**(headers or {}), "content-type": "application/json"},
+        )
+        cookies.set_cookie_header(request)
+        response = await self._transport.handle_async_request(request)
+        response.request = request
+        content = await response.aread()
+        cookies.extract_cookies(response)
+        return Answer(response.status_code, content)
+
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        try:
+            async with self.app.router.lifespan_context(self.app):
+                ready.set_result(None)
+                await self._end.wait()
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
 
 _ACCEPT = {"accept": "application/json, text/event-stream"}  # MCP asks for both, whatever is answered
 

@@ -1,33 +1,39 @@
-"""`NemoGym`: a resources server of NeMo Gym, hosted.
+"""`NemoGym`: NeMo Gym's resources servers, as they are, as servers of a graph.
 
-Its routes become operations, and its cookies the state of a session: a session of the graph holds the
-cookies that the server set in it, and so names one of the server's own sessions, which lives in the same
-replica. Calls of a session reach the server as NeMo Gym's agents would make them.
+    resources:
+      counter: {type: nemo_gym, server: resources_servers.example_session_state_mgmt.app}
 
-What a tool answers is for the model, refusals included. What seed, reset, step or verify refuse is a typed
-failure, and what the server raises there is one to be retried: never a reward of 0.
+The class and its FastAPI app are NeMo Gym's. What NeMo Gym runs around them is not needed: no port, no head
+server, no process and no venv for each of them, no Ray cluster of its own.
+
+Its routes become operations, and a session of the graph holds the cookies that the server set in it. So it
+names one of the server's own sessions, which lives in the same replica. Calls of a session reach the server
+as NeMo Gym's agents would make them. A route with one parameter, such as ``/{tool}``, stands for any number
+of tools, whose names the rows have.
+
+A tool's answer is for the model, refusals included. If the server refuses seed, reset, step or verify, that
+is a typed failure; if it raises an exception there, the failure is retried. Neither is a reward of 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, get_type_hints
+from urllib.parse import quote
 
 import httpx
 import orjson
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
-from gym_serve.interop.nemo_gym.hosting.asgi import Answer, AsgiApp
-from gym_serve.interop.nemo_gym.hosting.construction import make_server, with_secrets
-from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers
-from gym_serve.interop.nemo_gym.hosting.mcp import McpTools, session_headers
-from gym_serve.interop.nemo_gym.hosting.tools import Route, is_any, posts_of, tool_path
+from gym_serve.interop.nemo_gym.asgi import Answer, AsgiApp, McpTools, session_headers
+from gym_serve.interop.nemo_gym.construction import GraphServers, make_server, with_secrets
 from gym_serve.servers import Operation, Reply, ResourcesServer
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
-from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools
+from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools, is_tool_name
 from gym_serve.servers.transport import encode
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
@@ -41,7 +47,67 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.requests import JSON, VerifyRequest
 
-__all__ = ["NemoGym"]
+__all__ = ["NemoGym", "Route", "posts_of", "tool_path"]
+
+
+class Route(NamedTuple):
+    """A route of an application.
+
+    Attributes:
+        path: its path.
+        summary: what its documentation says first.
+        request: JSON schema of its body.
+    """
+
+    path: str
+    summary: str
+    request: JSON
+
+
+def posts_of(app: Any) -> dict[str, Route]:
+    """The routes for POST with a path of one part, by that part: ``"verify"``, ``"{tool}"``."""
+    return {route.path.strip("/"): route for route in _posts(app)}
+
+
+def tool_path(routes: dict[str, Route], name: str) -> str | None:
+    """The path of a tool, escaped; None if there is none by that name.
+
+    Args:
+        routes: of the application.
+        name: what the model called; it need not be a name at all.
+    """
+    if not is_tool_name(name):
+        return None
+    if name in routes:
+        return routes[name].path
+    return f"/{quote(name, safe='')}" if any(is_any(part) for part in routes) else None
+
+
+def is_any(part: str) -> bool:
+    """Whether a route's path stands for any name."""
+    return part.startswith("{") and part.endswith("}")
+
+
+def _posts(app: Any) -> Iterator[Route]:
+    for route in app.routes:
+        path, methods = getattr(route, "path", ""), getattr(route, "methods", None) or ()
+        if "POST" in methods and path.count("/") == 1:
+            endpoint = route.endpoint
+            text = (inspect.getdoc(endpoint) or "").partition("\n")[0]
+            yield Route(path, text or f"Route {path}", _body_of(endpoint))
+
+
+def _body_of(endpoint: Any) -> JSON:
+    """JSON schema of the body that an endpoint takes: that of its parameter that is a pydantic model."""
+    try:
+        hints = get_type_hints(endpoint)
+    except (NameError, TypeError):
+        hints = {}  # annotations that only FastAPI could resolve; the schema is for documentation alone
+    for name, hint in hints.items():
+        if name != "return" and isinstance(hint, type) and issubclass(hint, BaseModel):
+            return hint.model_json_schema()
+    return {"type": "object"}
+
 
 _REPEATED = frozenset({"responses_create_params", "response"})  # with every default filled in
 

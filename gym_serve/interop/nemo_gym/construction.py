@@ -1,9 +1,15 @@
-"""From an import path and settings to one of NeMo Gym's servers: everything that imports `nemo_gym`.
+"""Constructs NeMo Gym's servers from import paths and settings. Everything that imports `nemo_gym` is here.
 
-NeMo Gym starts a server as a script in the server's own folder. So its settings name files relative to that:
-here those that name a file or folder there become absolute paths, as many servers may share a process. And
-its code may import its neighbours by their bare names (``import utils``): the folder goes to the front of the
+NeMo Gym starts a server as a script in the server's own folder. So its settings name files relative to that
+folder: if they exist there, they become absolute paths, because many servers may share a process. And its
+code may import its neighbours by their bare names (``import utils``): the folder is put at the front of the
 import path, as Python does for a script, and a second server whose neighbours have the same names is refused.
+
+`GraphServers` replaces NeMo Gym's HTTP client. NeMo Gym's servers call models by name and path, and read
+aiohttp's response; here a call uses the transport to the server of the graph that the name stands for, within
+the deadline of the calling operation, and the model's usage is counted there. If the server is overloaded or
+unreachable, that failure is raised instead of answered: most of NeMo Gym's verifiers do not check the status,
+and would give a reward for a missing answer.
 """
 
 from __future__ import annotations
@@ -17,12 +23,97 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import SecretStr, ValidationError
+import aiohttp
+import orjson
+from pydantic import BaseModel, SecretStr, ValidationError
+from yarl import URL
 
-from gym_serve.interop.nemo_gym.hosting.graph_client import GraphServers, ServerAnswer
-from gym_serve.types.errors import GraphError
+from gym_serve.servers.clients import Client
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import GraphError, NotFound, Rejected
 
-__all__ = ["make_server", "with_paths", "with_secrets"]
+__all__ = ["GraphServers", "ServerAnswer", "make_server", "with_paths", "with_secrets"]
+
+
+class ServerAnswer:
+    """An answer, with those members of `aiohttp.ClientResponse` that NeMo Gym's servers read.
+
+    Args:
+        status: HTTP status.
+        body: JSON.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.cookies: dict[str, str] = {}
+        self.content = self
+        self._body = body
+
+    @property
+    def ok(self) -> bool:
+        """Whether the status is below 400."""
+        return self.status < 400
+
+    async def read(self) -> bytes:
+        """The body."""
+        return self._body
+
+    async def text(self) -> str:
+        """The body as text."""
+        return self._body.decode()
+
+    async def json(self, **_: Any) -> Any:
+        """The body, decoded."""
+        return orjson.loads(self._body)
+
+    def raise_for_status(self) -> None:
+        """Raise for a status of 400 or more.
+
+        Raises:
+            aiohttp.ClientResponseError: as aiohttp's own response does.
+        """
+        if not self.ok:
+            url = URL("http://in-process")
+            info = aiohttp.RequestInfo(url, "POST", None, url)  # type: ignore[arg-type]
+            raise aiohttp.ClientResponseError(
+                info, (), status=self.status, message=self._body[:1000].decode("utf-8", "replace")
+            )
+
+
+class GraphServers:
+    """The servers of the graph, under the names that a hosted server knows them by.
+
+    Args:
+        servers: clients by NeMo Gym's name of the server.
+        setting: name of the setting that lists them, for messages.
+    """
+
+    def __init__(self, servers: Mapping[str, Client], setting: str) -> None:
+        self._servers = servers
+        self._setting = setting
+
+    async def request(self, server_name: str, url_path: str, json: Any = None) -> ServerAnswer:
+        """Call a server.
+
+        Args:
+            server_name: NeMo Gym's name of it.
+            url_path: route of the server, such as ``/v1/responses``.
+            json: the body: a pydantic model, whose set fields are sent, or JSON.
+
+        Raises:
+            NotFound: no server of the graph stands for that name.
+            Retryable: the server is overloaded, or cannot be had.
+        """
+        client = self._servers.get(server_name)
+        if client is None:
+            known = ", ".join(sorted(self._servers)) or "none"
+            raise NotFound(f"no server stands for {server_name!r} in {self._setting}; there is {known}")
+        body = json.model_dump(mode="json", exclude_unset=True) if isinstance(json, BaseModel) else json
+        try:
+            return ServerAnswer(200, encode(await client.fetch(url_path.lstrip("/"), body)))
+        except Rejected as error:
+            return ServerAnswer(error.status, encode(error.to_body()))
+
 
 _FOLDERS: list[Path] = []
 """The folders of this process's hosted servers, on the import path."""

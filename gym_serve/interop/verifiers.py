@@ -1,0 +1,359 @@
+"""Tasksets of verifiers 0.4 as environments: tasks as rows, rewards as the verifier, toolsets as tools.
+
+    resources:
+      quiz: {type: verifiers, taskset: "my_package.quiz:QuizTaskset", config: {split: train}}
+
+The rows come from the taskset as well; the settings, a JSON object, are optional:
+
+    python -m gym_serve.interop.verifiers my_package.quiz:QuizTaskset '{"split": "train"}' > rows.jsonl
+
+The agent and its loop are gym_serve's. A row holds its task's data (``verifier_metadata.task``), so any
+replica can construct the task again and score a rollout, also a stored one. Rewards get the trace that
+`gym_serve.interop.export` writes for verifiers. They are computed without a runtime, as verifiers' own replay
+does. A task whose rewards need a runtime is refused, because it would be scored without them; so is a task
+without rewards, whose `Env` scores its own agents (a game, several agents).
+
+A session is one rollout's toolsets, which run in this process. A toolset's state (``self.state``) lives as
+long as the session, and rewards get it as the trace's state. Several toolsets with a state are refused:
+verifiers shares it between processes. A failing tool is a tool output for the model; a failing reward is a
+failure of the verifier, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field
+
+from gym_serve.interop.export.rollout import Rollout
+from gym_serve.interop.export.traces import verifiers_episode
+from gym_serve.servers import Operation, Reply, ResourcesServer, VerifyRequest
+from gym_serve.servers.context import current
+from gym_serve.servers.sessions import SessionCall
+from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.transport import encode
+from gym_serve.types.errors import GraphError, InvalidRequest, NotFound, SessionNotFound, ToolFailed
+from gym_serve.types.protocols import chat_to_params
+from gym_serve.types.requests import JSON
+
+__all__ = ["SessionTools", "Tasks", "Verifiers"]
+
+_NONE = "which verifiers has and gym_serve has not"
+
+
+class Tasks:
+    """A taskset.
+
+    Args:
+        taskset: import path of its class, ``package.module:Class``, or the id of an installed taskset.
+        settings: fields of its config.
+
+    Raises:
+        GraphError: verifiers is not installed, there is no such taskset, its settings do not fit, or its
+            tasks need a runtime, or have no rewards.
+    """
+
+    def __init__(self, taskset: str, settings: Mapping[str, Any]) -> None:
+        try:
+            self._vf = importlib.import_module("verifiers.v1")
+            self._loaders = importlib.import_module("verifiers.v1.utils.loaders")
+            self._generic = importlib.import_module("verifiers.v1.utils.generic")
+            self._state = importlib.import_module("verifiers.v1.state")
+        except ImportError as error:
+            raise GraphError(
+                f"a taskset of verifiers needs verifiers 0.4, on Python 3.11 or later ({error}); "
+                "pip install verifiers==0.4.0 in an environment of its own (docs/foreign-environments.md)"
+            ) from None
+        try:
+            cls = self._class(taskset)
+            config = self._generic.concrete_type(cls, self._vf.TasksetConfig) or self._vf.TasksetConfig
+            self.taskset: Any = cls(config.model_validate(dict(settings)))
+        except Exception as error:
+            raise GraphError(f"taskset: {taskset}: {type(error).__name__}: {error}") from error
+        self.task_class: Any = cls.task_type()
+        self._data_class: Any = self.task_class.data_type()
+        self._trace_class: Any = self._vf.Trace[
+            self._data_class, self._state.state_cls(self.task_class), self._vf.AgentConfig
+        ]
+        if problems := list(self._problems()):
+            raise GraphError(problems, source=taskset)
+
+    def rows(self) -> Iterator[JSON]:
+        """The tasks as rows, in their order; without end where the taskset has none."""
+        for task in self.taskset:
+            data = task.data.model_dump(mode="json", exclude_defaults=True)
+            yield {
+                "responses_create_params": {"input": _prompt(data)},
+                "verifier_metadata": {"task": data},
+            }
+
+    def task(self, row: Mapping[str, Any]) -> Any:
+        """The task of a row.
+
+        Raises:
+            InvalidRequest: the row holds none.
+        """
+        metadata = row.get("verifier_metadata")
+        data = metadata.get("task") if isinstance(metadata, Mapping) else None
+        try:
+            return self.task_class(self._data_class.model_validate(data), self.taskset.config.task)
+        except ValueError as error:
+            raise InvalidRequest(f"verifier_metadata.task: {error}") from None
+
+    async def score(self, row: JSON, response: JSON, state: Any = None) -> JSON:
+        """Score a rollout.
+
+        Args:
+            row: the row.
+            response: what the agent did.
+            state: the state that the tools left; None for a fresh one.
+
+        Returns:
+            ``reward``, ``reward_components`` and the metrics by name.
+
+        Raises:
+            InvalidRequest: the row holds no task, or verifiers has no form for the rollout.
+            Exception: whatever a reward raises.
+        """
+        task = self.task(row)
+        episode = verifiers_episode(Rollout.read({**row, "response": response, "reward": 0.0}))
+        recorded = {**episode["traces"][0], "rewards": {}, "metrics": {}}
+        recorded["task"] = {"type": type(task).__name__, "data": task.data.model_dump(), "key": task.key}
+        recorded["agent"] = {**recorded["agent"], "config": {}}
+        trace = self._trace_class.model_validate(recorded)
+        if state is not None:
+            trace.state = state
+        await task.score(trace, None)
+        rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+        metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+        return {**metrics, "reward": trace.reward, "reward_components": rewards}
+
+    def toolsets(self) -> list[Any]:
+        """The toolsets of one rollout, constructed."""
+        shared = type(self.taskset).toolsets(self.taskset.config)
+        return [*shared, *self.task_class.toolsets(self.taskset.config.task)]
+
+    def _class(self, taskset: str) -> Any:
+        if ":" not in taskset:
+            return self._loaders.taskset_class(taskset)
+        module, _, attributes = taskset.partition(":")
+        return reduce(getattr, attributes.split("."), importlib.import_module(module))
+
+    def _problems(self) -> Iterator[str]:
+        cls, base = self.task_class, self._vf.Task
+        if cls.NEEDS_CONTAINER:
+            yield f"{cls.__name__} needs a container, {_NONE}"
+        for hook in ("setup", "finalize"):
+            if getattr(cls, hook) is not getattr(base, hook):
+                yield f"{cls.__name__}.{hook} needs a runtime, {_NONE}"
+        # Hooks are found on an instance, and need no data.
+        task = cls.__new__(cls)
+        task.config = self.taskset.config.task
+        if not task.hooks("reward") and not task.config.judges:
+            yield f"{cls.__name__} has no rewards: an Env of verifiers gives them, {_NONE}"
+        for kind in ("metric", "reward"):
+            for function in task.hooks(kind):
+                name, parameter = function.__name__, inspect.signature(function).parameters.get("runtime")
+                if parameter is not None and parameter.default is inspect.Parameter.empty:
+                    yield f"the {kind} {name} needs a runtime, {_NONE}"
+
+
+def _prompt(data: JSON) -> list[JSON]:
+    """A task's prompt as input items."""
+    prompt = data.get("prompt") or []
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system := data.get("system_prompt"):
+        messages = [{"role": "system", "content": system}, *messages]
+    items: list[JSON] = chat_to_params({"messages": messages})["input"]
+    return items
+
+
+class SessionTools:
+    """The tools of one rollout.
+
+    Args:
+        toolsets: of verifiers, constructed.
+
+    Raises:
+        GraphError: two of them have a state.
+    """
+
+    def __init__(self, toolsets: Sequence[Any]) -> None:
+        self._toolsets = toolsets
+        self._server = importlib.import_module("mcp.server.mcpserver").MCPServer("tools")
+        find = importlib.import_module("verifiers.v1.utils.decorators").discover_decorated
+        for toolset in toolsets:
+            prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+            for function in find(toolset, "tool"):
+                # Not `Toolset.register`: that fetches the state anew for every call, from another process.
+                name = f"{prefix}{getattr(function, 'tool_name', None) or function.__name__}"
+                description = (function.__doc__ or "").strip() or None
+                self._server.add_tool(function, name=name, description=description)
+        plain = importlib.import_module("verifiers.v1.state").State
+        states = [toolset.state for toolset in toolsets if type(toolset.state) is not plain]
+        if len(states) > 1:
+            raise GraphError("two toolsets with a state: they cannot share it here")
+        self.state: Any = states[0] if states else None
+
+    async def start(self, data: Any) -> None:
+        """Set the toolsets up.
+
+        Args:
+            data: of the task; None for none.
+        """
+        for toolset in self._toolsets:
+            await toolset.setup()
+            if data is not None:
+                await toolset.setup_task(data)
+
+    async def described(self) -> list[JSON]:
+        """The tools as a row has them (OpenAI's function tools)."""
+        return [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+                "strict": False,
+            }
+            for tool in await self._server.list_tools()
+            if is_tool_name(tool.name)
+        ]
+
+    async def call(self, name: str, arguments: JSON) -> str:
+        """The text that a tool answers.
+
+        Raises:
+            NotFound: there is no such tool.
+            ToolFailed: the tool refuses its arguments, or failed.
+        """
+        if all(tool.name != name for tool in await self._server.list_tools()):
+            raise NotFound(f"there is no tool {name[:100]!r}")
+        try:
+            result = await self._server.call_tool(name, arguments)
+        except Exception as error:
+            raise ToolFailed(f"{name}: {error}") from error
+        text = "\n".join(getattr(block, "text", f"[{block.type}]") for block in result.content)
+        if result.is_error:
+            raise ToolFailed(text)
+        return text
+
+
+class _Rollout:
+    """The session of a rollout."""
+
+    def __init__(self) -> None:
+        self.tools: SessionTools | None = None
+
+
+class Verifiers(ResourcesServer):
+    """A taskset of verifiers: the reward is the sum of its tasks' weighted rewards."""
+
+    reverify_mode: ClassVar[Literal["stateless", "unsupported", "unknown"]] = "unknown"
+    requires: ClassVar[Mapping[str, str]] = {"verifiers": "verifiers==0.4.0"}
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment; all are read at the start only."""
+
+        taskset: str = Field(pattern=r"^[A-Za-z_][\w./-]*(:[A-Za-z_][\w.]*)?$")
+        """Import path of the taskset's class, ``package.module:Class``, or the id of an installed taskset."""
+        config: dict[str, Any] = Field(default_factory=dict)
+        """The taskset's settings."""
+
+    config: Config
+
+    Session = _Rollout
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._tasks: Tasks | None = None
+        self._tools: list[JSON] = []
+
+    async def start(self) -> None:
+        """Load the taskset, and find its tools.
+
+        Raises:
+            GraphError: see `Tasks`.
+        """
+        self._tasks = await asyncio.to_thread(Tasks, self.config.taskset, self.config.config)
+        self._tools = await SessionTools(self._tasks.toolsets()).described()
+        await super().start()
+
+    async def seed(self, row: JSON, session: _Rollout) -> JSON:
+        """Set up the rollout's toolsets.
+
+        Returns:
+            ``tools``, for agents whose row brings none.
+
+        Raises:
+            InvalidRequest: the row holds no task of the taskset.
+        """
+        tasks = self._loaded()
+        data = tasks.task(row).data
+        if not self._tools:
+            return {}
+        session.tools = SessionTools(tasks.toolsets())
+        await session.tools.start(data)
+        return {"tools": self._tools}
+
+    async def verify(self, request: VerifyRequest, session: _Rollout) -> Mapping[str, Any]:
+        """Score by the task's rewards and metrics."""
+        row = request.model_dump(mode="json", exclude_unset=True)
+        response = row.pop("response")
+        return await self._loaded().score(row, response, session.tools.state if session.tools else None)
+
+    def operations(self) -> dict[str, Operation]:
+        operations = super().operations()
+        for tool in self._tools:
+            handler = self._handler(tool["name"])
+            operations[f"tools/{tool['name']}"] = Operation(handler, tool["description"], tool["parameters"])
+        return operations
+
+    def _loaded(self) -> Tasks:
+        assert self._tasks is not None  # started
+        return self._tasks
+
+    def _handler(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
+        async def handler(body: Any) -> Reply:
+            if not isinstance(body, dict):
+                raise InvalidRequest("invalid arguments: a JSON object is meant")
+            session_id = current().session
+            if session_id is None:
+                raise SessionNotFound("no session: seed one, and send the session that it answers")
+
+            async def use(call: SessionCall[_Rollout]) -> Reply:
+                tools = call.session.state.tools
+                if tools is None:
+                    raise SessionNotFound("this session was not seeded with a row")
+                return Reply(200, _as_json(await tools.call(name, body)))
+
+            return await self.in_session(session_id, use)
+
+        return handler
+
+
+def _as_json(text: str) -> bytes:
+    """A tool's text as JSON: as it is, if it is JSON already, else as a string."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return encode(text)
+    return text.encode()
+
+
+def main(taskset: str, settings: str = "{}") -> None:
+    """Write the rows of a taskset."""
+    for row in Tasks(taskset, json.loads(settings)).rows():
+        sys.stdout.buffer.write(encode(row) + b"\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
