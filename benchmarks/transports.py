@@ -19,7 +19,7 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 from typing import Any
@@ -73,7 +73,10 @@ def serve_echo(pipe: Connection) -> None:
         async def dispatch(call: Call) -> Reply:
             return Reply(200, call.body)
 
-        address = await Listener(dispatch, lambda: 0).start("127.0.0.1")
+        async def stream(call: Call) -> AsyncIterator[bytes]:
+            yield call.body
+
+        address = await Listener(dispatch, stream, lambda: 0).start("127.0.0.1")
         pipe.send((port, address))
         await server.wait_for_termination()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pydantic import Field
 
-from gym_serve.deployments.chat_streams import joined, streamed_chat, streamed_response
+from gym_serve.deployments.chat_streams import Whole, chat_stream, joined, response_stream
 from gym_serve.deployments.endpoints import EndpointConfig
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
 from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer
-from gym_serve.servers.context import CallContext, current
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
     ReasoningForm,
@@ -85,22 +85,36 @@ class ChatModel(ModelServer):
         self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
-        return await self._responses(body, None)
+        return self._response(body, await self._complete(self._chat_body(body)))
 
-    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
-        return await streamed_response(
-            lambda on_chunk: self._responses(body, on_chunk),
-            on_event,
-            {**body, "model": self.config.model},
+    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        params = {**body, "model": self.config.model}
+        stream = response_stream(
+            self._stream(self._chat_body(body)),
+            lambda completion: self._response(body, completion),
+            params,
             parse_think=self.config.parse_think_tags,
         )
+        async with closing(stream) as events:
+            async for event in events:
+                yield event
 
-    async def _responses(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
+    async def chat_completions(self, body: JSON) -> JSON:
+        _check_messages(body)
+        return self._completion(await self._complete(body))
+
+    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        _check_messages(body)
+        async with closing(chat_stream(self._stream(body), self._completion)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _chat_body(self, body: JSON) -> JSON:
         config = self.config
-        completion = await self._complete(
-            responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids),
-            on_chunk,
-        )
+        return responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
+
+    def _response(self, body: JSON, completion: JSON | None) -> JSON:
+        config = self.config
         params = {**body, "model": config.model}
         if completion is None:
             return context_overflow_response(params)
@@ -108,16 +122,7 @@ class ChatModel(ModelServer):
             completion, params, parse_think=config.parse_think_tags, token_ids=config.return_token_ids
         )
 
-    async def chat_completions(self, body: JSON) -> JSON:
-        return await self._chat(body, None)
-
-    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
-        return await streamed_chat(lambda passed_on: self._chat(body, passed_on), on_chunk)
-
-    async def _chat(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
-        if not all(isinstance(message, dict) for message in body["messages"]):
-            raise BadRequest("messages: every message is an object")
-        completion = await self._complete(body, on_chunk)
+    def _completion(self, completion: JSON | None) -> JSON:
         if completion is None:
             return response_to_chat(context_overflow_response({"model": self.config.model}))
         tokens = completion_tokens(completion) if self.config.return_token_ids else None
@@ -138,25 +143,43 @@ class ChatModel(ModelServer):
             raise NotFound(f"{self.name} cannot count tokens: its endpoint has no /tokenize as vLLM does")
         return len(tokens)
 
-    async def _complete(self, chat: JSON, on_chunk: OnEvent | None) -> JSON | None:
-        """The backend's completion; None where the prompt does not fit its context.
-
-        Args:
-            on_chunk: takes the chunks of a stream, where the backend streams.
-        """
-        if not self.config.sequential_reasoning_allowed and _ends_in_reasoning(chat):
+    async def _complete(self, chat: JSON) -> JSON | None:
+        """The backend's completion; None if the prompt does not fit its context."""
+        if self._is_filtered(chat):
             return _filtered(self.config.model)
         call = current().within(self.config.timeout)
+        chat = await self._prepared(chat, call)
+        prompt = chat if self.config.return_token_ids else {}
+        answer = self._upstream.post("/chat/completions", chat, call)
+        del chat  # it is 1.5 KB for each of the thousands of calls that wait here
+        return await self._checked(await answer, prompt, call)
+
+    async def _stream(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
+        """The chunks of the backend's completion, and then the completion."""
+        if self._is_filtered(chat):
+            yield Whole(_filtered(self.config.model))
+            return
+        call = current().within(self.config.timeout)
+        chat = await self._prepared(chat, call)
+        body = {**chat, "stream": True, "stream_options": {"include_usage": True}}
+        async with closing(joined(self._upstream.stream("/chat/completions", body, call))) as items:
+            async for item in items:
+                if isinstance(item, Whole):
+                    yield Whole(await self._checked(item.answer, chat, call))
+                else:
+                    yield item
+
+    def _is_filtered(self, chat: JSON) -> bool:
+        return not self.config.sequential_reasoning_allowed and _ends_in_reasoning(chat)
+
+    async def _prepared(self, chat: JSON, call: CallContext) -> JSON:
         chat = self._backend_body(chat)
         if self.config.return_token_ids and self.config.continue_tokens:
-            chat = await self._continued(chat, call)
-        prompt = chat if self.config.return_token_ids else {}
-        if on_chunk is None:
-            answer = self._upstream.post("/chat/completions", chat, call)
-        else:
-            answer = self._streamed(chat, call, on_chunk)
-        del chat  # it is 1.5 KB for each of the thousands of calls that wait here
-        completion: JSON | None = await answer
+            return await self._continued(chat, call)
+        return chat
+
+    async def _checked(self, completion: JSON | None, prompt: JSON, call: CallContext) -> JSON | None:
+        """A completion with the tokens that the settings ask for."""
         if completion is None:
             return None
         check_completion(completion)
@@ -170,14 +193,6 @@ class ChatModel(ModelServer):
                 "vLLM's return_token_ids or return_tokens_as_token_ids, and logprobs"
             )
         return completion
-
-    async def _streamed(self, body: JSON, call: CallContext, on_chunk: OnEvent) -> JSON | None:
-        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        answer: JSON | None = await joined(
-            lambda on_event: self._upstream.post("/chat/completions", body, call, on_event=on_event),
-            on_chunk,
-        )
-        return answer
 
     async def _continued(self, body: JSON, call: CallContext) -> JSON:
         """The body whose prompt is in tokens, where its messages carry some (vLLM takes them so)."""
@@ -231,6 +246,11 @@ class ChatModel(ModelServer):
             body["stream"] = False  # Streams are made from the finished answer.
             body.pop("stream_options", None)
         return body
+
+
+def _check_messages(body: JSON) -> None:
+    if not all(isinstance(message, dict) for message in body["messages"]):
+        raise BadRequest("messages: every message is an object")
 
 
 def _ends_in_reasoning(chat: JSON) -> bool:

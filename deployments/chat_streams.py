@@ -1,80 +1,94 @@
-"""Chat streams on their way through a model: joined to the completion, and turned into Responses events.
+"""Chat streams of a backend, joined to its completion and turned into the streams of a `ModelServer`.
 
-What streams need not be sure to: a prompt over the context, say, is answered at once. Such an answer is
-passed on as a stream of its own.
+A backend that is asked for a stream may answer whole instead, e.g. when the prompt exceeds its context. So a
+stream of a backend yields decoded chunks and, where there is a whole answer, ends with a `Whole`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple
 
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.context import closing
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
-__all__ = ["joined", "streamed_chat", "streamed_response"]
+__all__ = ["Whole", "chat_stream", "joined", "response_stream"]
 
 
-async def joined(ask: Callable[[OnEvent], Awaitable[Any]], on_chunk: OnEvent) -> Any:
-    """The completion that the chunks of a backend add up to.
+class Whole(NamedTuple):
+    """The whole answer of a backend; the last item of a stream."""
 
-    Args:
-        ask: asks the backend, which calls what it is given with each chunk. What it returns is the answer
-            of a backend that does not stream.
-        on_chunk: takes each chunk, after it was checked.
+    answer: Any
+    """Decoded JSON; None if the prompt does not fit the model's context."""
+
+
+async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, None]:
+    """The chunks of a backend's chat stream, each checked, and then the completion that they add up to.
 
     Raises:
-        Unavailable: a chunk is none, or tells of a failure; or the last one came before the answer's end.
+        Unavailable: an event is not a chunk, or reports a failure; or the stream ended before the answer did.
     """
     joiner = ChunkJoiner()
-
-    async def add(chunk: JSON) -> None:
-        joiner.add(chunk)
-        await on_chunk(chunk)
-
-    answer = await ask(add)
-    return joiner.completion() if joiner.begun else answer
-
-
-async def streamed_chat(complete: Callable[[OnEvent], Awaitable[JSON]], on_chunk: OnEvent) -> JSON:
-    """The completion that ``complete`` returns; its chunks go to ``on_chunk`` in any case."""
-    begun = False
-
-    async def passed_on(chunk: JSON) -> None:
-        nonlocal begun
-        begun = True
-        await on_chunk(chunk)
-
-    completion = await complete(passed_on)
-    if not begun:
-        for chunk in chat_chunks(completion, include_usage=False):
-            await on_chunk(chunk)
-    return completion
+    async with closing(events):
+        async for event in events:
+            if isinstance(event, Whole):
+                yield event
+                return
+            joiner.add(event)
+            yield event
+    yield Whole(joiner.completion())
 
 
-async def streamed_response(
-    respond: Callable[[OnEvent], Awaitable[JSON]],
-    on_event: OnEvent,
+async def chat_stream(
+    stream: AsyncIterator[JSON | Whole], answer: Callable[[JSON | None], JSON]
+) -> AsyncGenerator[JSON, None]:
+    """The chunks of `ModelServer.stream_chat`.
+
+    Args:
+        stream: chunks of the completion, and then the completion.
+        answer: makes the answer without a stream of the completion.
+    """
+    begun = has_usage = False
+    head: JSON = {}
+    async with closing(stream):
+        async for item in stream:
+            if not isinstance(item, Whole):
+                begun = True
+                has_usage = has_usage or item.get("usage") is not None
+                head = item
+                yield item
+                continue
+            completion = answer(item.answer)
+            if not begun:
+                for chunk in chat_chunks(completion, include_usage=True):
+                    yield chunk
+            elif not has_usage and completion.get("usage") is not None:
+                yield {**head, "choices": [], "usage": completion["usage"]}
+
+
+async def response_stream(
+    stream: AsyncIterator[JSON | Whole],
+    answer: Callable[[JSON | None], JSON],
     params: Mapping[str, Any],
     *,
     parse_think: bool,
-) -> JSON:
-    """The Response that ``respond`` returns, as its events told it.
+) -> AsyncGenerator[JSON, None]:
+    """The events of `ModelServer.stream_responses`.
 
     Args:
-        respond: makes the Response, and calls what it is given with each chunk of the chat stream.
-        on_event: takes the events.
+        stream: chunks of the completion, and then the completion.
+        answer: makes the Response without a stream of the completion.
         params: the Responses body that is answered.
         parse_think: take ``<think>`` tags in the text as reasoning.
     """
-    stream = ResponseStream(params, parse_think=parse_think)
-
-    async def on_chunk(chunk: JSON) -> None:
-        for event in stream.chunk(chunk):
-            await on_event(event)
-
-    events, response = stream.finish(await respond(on_chunk))
-    for event in events:
-        await on_event(event)
-    return response
+    events = ResponseStream(params, parse_think=parse_think)
+    async with closing(stream):
+        async for item in stream:
+            if isinstance(item, Whole):
+                last, _ = events.finish(answer(item.answer))
+                for event in last:
+                    yield event
+            else:
+                for event in events.chunk(item):
+                    yield event

@@ -3,7 +3,6 @@
 - A backend's failure becomes one of the error tree, which says whether it may be tried again; how calls to an
   endpoint end is told to its breaker.
 - A prompt that does not fit the context is an answer, not an error.
-- A stream is an answer like any other, whose events are passed on as they come.
 - Cancelling a call closes its connection, on which engines stop generating.
 - The key is in the request's header and nowhere else: not in an error, which shows no query either, and not
   at another host, as redirects are refused.
@@ -13,48 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import aiohttp
 import orjson
 
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.event_stream import is_event_stream, read_events
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure, redirected
-from gym_serve.servers.context import CallContext
+from gym_serve.servers.context import CallContext, closing, stream_in
 from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["Answer", "Connections", "PassedOn", "Request"]
+__all__ = ["Answer", "Connections", "Request"]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
-
-
-class PassedOn:
-    """Passes the events of a stream on.
-
-    Args:
-        on_event: takes them.
-
-    Attributes:
-        begun: whether one was.
-    """
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self.begun = False
-        self._on_event = on_event
-
-    async def __call__(self, event: Any) -> None:
-        """Pass on an event."""
-        await self._on_event(event)
-        self.begun = True
 
 
 class Request(NamedTuple):
@@ -65,7 +45,6 @@ class Request(NamedTuple):
         data: the body, as JSON.
         call: its context.
         below_v1: off for a path beside ``/v1``.
-        on_event: takes the decoded events of a stream.
         tokens: how many it may take, as an estimate for the rate limits.
     """
 
@@ -73,30 +52,23 @@ class Request(NamedTuple):
     data: bytes
     call: CallContext
     below_v1: bool
-    on_event: PassedOn | None
     tokens: int
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether no part of an answer was passed on yet."""
-        return self.on_event is None or not self.on_event.begun
 
 
 class Answer(NamedTuple):
-    """The body of an answer, or the last event of a stream; neither where the prompt does not fit."""
+    """The body of an answer; None if the prompt does not fit the model's context."""
 
     url: str
     body: bytes | None
-    last: Any = None
 
     def decoded(self) -> Any:
-        """What it says; None where the prompt does not fit.
+        """The decoded body; None if the prompt does not fit.
 
         Raises:
             Unavailable: it is no JSON, or null.
         """
         if self.body is None:
-            return self.last
+            return None
         try:
             said = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -163,49 +135,90 @@ class Connections:
             Overloaded, Unavailable: it has no room, is gone or broken, or a stream broke off.
             DeadlineExceeded: there was no answer in time.
         """
+        url = self._url(endpoint, request)
+        try:
+            with time_limit(request.call.timeout()):
+                async with self._exchange(endpoint, request) as response:
+                    text = await self._read(url, response)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(f"no answer from {url} in time") from None
+        return self._answer(url, response, text)
+
+    async def stream(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
+        """The decoded events of an answer; one `Whole` if the endpoint does not stream.
+
+        Raises: as `send`, also after the first event.
+        """
+        try:
+            async with closing(stream_in(request.call, self._events(endpoint, request))) as events:
+                async for event in events:
+                    yield event
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(f"no answer from {self._url(endpoint, request)} in time") from None
+
+    async def _events(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
+        url = self._url(endpoint, request)
+        text: bytes | None = None
+        async with self._exchange(endpoint, request) as response:
+            if response.status < 300 and is_event_stream(response.headers):
+                async with closing(read_events(url, self._content(url, response))) as events:
+                    async for event in events:
+                        yield event
+            else:
+                text = await self._read(url, response)
+        if text is not None:
+            yield Whole(self._answer(url, response, text).decoded())
+
+    @asynccontextmanager
+    async def _exchange(
+        self, endpoint: Endpoint, request: Request
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Send a request; the block reads the answer. The endpoint's breaker learns how it ends."""
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")
-        base, breaker = endpoint.url, endpoint.breaker
-        url = (base if request.below_v1 else base.removesuffix("/v1")) + request.path
-        left = request.call.timeout()
-        if left == 0.0:
+        breaker, url = endpoint.breaker, self._url(endpoint, request)
+        if request.call.timeout() == 0.0:
             raise DeadlineExceeded(f"no time left for a call of {url}")
         breaker.began(time.monotonic())
         try:
-            with time_limit(left):
-                async with self._session.post(
-                    f"{url}{self._query}",
-                    data=request.data,
-                    headers=self._headers,
-                    proxy=proxy_of(base),
-                    allow_redirects=False,
-                ) as response:
-                    status, headers = response.status, response.headers
-                    if status < 300 and request.on_event is not None and is_event_stream(headers):
-                        last = await read_events(url, self._content(url, response), request.on_event)
-                        breaker.succeeded()
-                        return Answer(url, None, last)
-                    text = b"".join([part async for part in self._content(url, response)])
+            async with self._session.post(
+                f"{url}{self._query}",
+                data=request.data,
+                headers=self._headers,
+                proxy=proxy_of(endpoint.url),
+                allow_redirects=False,
+            ) as response:
+                yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(f"no connection to {url}: {error}") from None
         except asyncio.TimeoutError:
             breaker.failed(time.monotonic())
-            raise DeadlineExceeded(f"no answer from {url} in time") from None
+            raise
         except asyncio.CancelledError:
-            if request.call.timeout() == 0.0:  # the limit of a caller, which ended in the same moment
+            if request.call.timeout() == 0.0:  # by a deadline, not by a caller that went away
                 breaker.failed(time.monotonic())
             raise
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed(time.monotonic())
             raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
-        except Unavailable:  # what came is no answer
+        except Unavailable:  # the body is not an answer
             breaker.failed(time.monotonic())
             raise
-        if status >= 500:
+        if response.status >= 500:
             breaker.failed(time.monotonic())
         else:
             breaker.succeeded()
+
+    def _url(self, endpoint: Endpoint, request: Request) -> str:
+        base = endpoint.url
+        return (base if request.below_v1 else base.removesuffix("/v1")) + request.path
+
+    async def _read(self, url: str, response: aiohttp.ClientResponse) -> bytes:
+        return b"".join([part async for part in self._content(url, response)])
+
+    def _answer(self, url: str, response: aiohttp.ClientResponse, text: bytes) -> Answer:
+        status, headers = response.status, response.headers
         if status < 300:
             return Answer(url, text)
         if status < 400:

@@ -11,18 +11,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gym_serve.deployments.chat_streams import streamed_chat, streamed_response
+from gym_serve.deployments.chat_streams import Whole, chat_stream, response_stream
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
 from gym_serve.servers import ModelServer
 from gym_serve.servers.base import Operation, missing_path
+from gym_serve.servers.context import closing
 from gym_serve.servers.model import PauseMode
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
 from gym_serve.types.protocols import (
     ReasoningForm,
@@ -65,7 +65,7 @@ def missing_model(setting: str, model: str) -> Iterator[str]:
 class EngineModel(ModelServer):
     """Base class of the models with an engine inside.
 
-    A subclass writes `complete`, `render`, `running`, `load`, `pause` and `resume`.
+    A subclass writes `complete`, `stream`, `render`, `running`, `load`, `pause` and `resume`.
     """
 
     class Config(ModelServer.Config):
@@ -102,16 +102,22 @@ class EngineModel(ModelServer):
         self._updating = asyncio.Lock()
         self._broken: str | None = None
 
-    async def complete(self, chat: JSON, prompt: list[int] | None, on_chunk: OnEvent | None) -> JSON | None:
+    async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
         """The chat completion of a body, with token ids where ``return_token_ids`` is on.
 
         Args:
             chat: body of ``POST /v1/chat/completions``, all sampling parameters merged in.
             prompt: the prompt's tokens, instead of the messages'.
-            on_chunk: takes the chunks of a stream, while they are generated.
 
         Returns:
-            None where the prompt does not fit the model's context.
+            None if the prompt does not fit the model's context.
+        """
+        raise NotImplementedError
+
+    def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncIterator[JSON | Whole]:
+        """`complete` as a stream: the chunks while they are generated, and then the whole completion.
+
+        It may give the completion alone. Closing the generator ends the generation.
         """
         raise NotImplementedError
 
@@ -145,48 +151,53 @@ class EngineModel(ModelServer):
 
     async def responses(self, body: JSON) -> JSON:
         """See `ModelServer.responses`."""
-        return await self._responses(body, None)
+        version = self.weight_version
+        return self._response(body, await self._complete(self._chat_body(body)), version)
 
-    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
+    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
         """See `ModelServer.stream_responses`."""
-        return await streamed_response(
-            lambda on_chunk: self._responses(body, on_chunk),
-            on_event,
+        version = self.weight_version
+        stream = response_stream(
+            self._stream(self._chat_body(body)),
+            lambda completion: self._response(body, completion, version),
             self._params(body),
             parse_think=self.config.parse_think_tags,
         )
-
-    async def _responses(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
-        config = self.config
-        chat = responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-        params = self._params(body)
-        version = self.weight_version
-        completion = await self._answer(chat, on_chunk)
-        if completion is None:
-            return context_overflow_response(params)
-        tokens = config.return_token_ids
-        response = chat_to_response(completion, params, parse_think=config.parse_think_tags, token_ids=tokens)
-        response["output"][-1]["weight_version"] = version
-        return response
+        async with closing(stream) as events:
+            async for event in events:
+                yield event
 
     async def chat_completions(self, body: JSON) -> JSON:
         """See `ModelServer.chat_completions`."""
-        return await self._chat(body, None)
-
-    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
-        """See `ModelServer.stream_chat`; every chunk says with which version of the weights it began."""
+        _check_messages(body)
         version = self.weight_version
+        return self._completion(await self._complete(body), version)
 
-        async def stamped(chunk: JSON) -> None:
-            await on_chunk({**chunk, "weight_version": version})
-
-        return await streamed_chat(lambda passed_on: self._chat(body, passed_on), stamped)
-
-    async def _chat(self, body: JSON, on_chunk: OnEvent | None) -> JSON:
-        if not all(isinstance(message, dict) for message in body["messages"]):
-            raise BadRequest("messages: every message is an object")
+    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        """See `ModelServer.stream_chat`; each chunk has the version of the weights at its beginning."""
+        _check_messages(body)
         version = self.weight_version
-        completion = await self._answer(body, on_chunk)
+        stream = chat_stream(self._stream(body), lambda completion: self._completion(completion, version))
+        async with closing(stream) as chunks:
+            async for chunk in chunks:
+                yield {**chunk, "weight_version": version}
+
+    def _chat_body(self, body: JSON) -> JSON:
+        config = self.config
+        return responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
+
+    def _response(self, body: JSON, completion: JSON | None, version: str) -> JSON:
+        params = self._params(body)
+        if completion is None:
+            return context_overflow_response(params)
+        config = self.config
+        response = chat_to_response(
+            completion, params, parse_think=config.parse_think_tags, token_ids=config.return_token_ids
+        )
+        response["output"][-1]["weight_version"] = version
+        return response
+
+    def _completion(self, completion: JSON | None, version: str) -> JSON:
         if completion is None:
             return response_to_chat(context_overflow_response({"model": self.name}))
         tokens = completion_tokens(completion) if self.config.return_token_ids else None
@@ -242,7 +253,21 @@ class EngineModel(ModelServer):
     def _params(self, body: JSON) -> JSON:
         return {**body, "model": body.get("model") or self.name}
 
-    async def _answer(self, chat: JSON, on_chunk: OnEvent | None) -> JSON | None:
+    async def _complete(self, chat: JSON) -> JSON | None:
+        completion = await self.complete(*await self._prepared(chat))
+        if completion is not None:
+            check_completion(completion)
+        return completion
+
+    async def _stream(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
+        async with closing(self.stream(*await self._prepared(chat))) as items:
+            async for item in items:
+                if isinstance(item, Whole) and item.answer is not None:
+                    check_completion(item.answer)
+                yield item
+
+    async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:
+        """The body and the tokens of the prompt, as `complete` takes them."""
         if self._broken is not None:
             raise Unavailable(self._broken)
         body = self._merged(chat)
@@ -252,10 +277,7 @@ class EngineModel(ModelServer):
                 raise BadRequest("n: token ids are returned for one choice only; see return_token_ids")
             prompt = await self.prompt_of(body)
         body["messages"] = without_tokens(body["messages"])
-        completion = await self.complete(body, prompt, on_chunk)
-        if completion is not None:
-            check_completion(completion)
-        return completion
+        return body, prompt
 
     def _merged(self, chat: JSON) -> JSON:
         """A body with the sampling of row and deployment."""
@@ -276,9 +298,7 @@ class EngineModel(ModelServer):
 
     async def count_tokens(self, body: JSON) -> int:
         """See `ModelServer.count_tokens`."""
-        config = self.config
-        chat = responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-        return len(await self._prompt(self._merged(chat)))
+        return len(await self._prompt(self._merged(self._chat_body(body))))
 
     async def _op_tokenize(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
@@ -301,6 +321,11 @@ class EngineModel(ModelServer):
     async def _op_resume(self, body: Any) -> JSON:
         await self.resume()
         return {"weight_version": self.weight_version}
+
+
+def _check_messages(body: JSON) -> None:
+    if not all(isinstance(message, dict) for message in body["messages"]):
+        raise BadRequest("messages: every message is an object")
 
 
 def _checked(model: type[Any], body: Any) -> Any:

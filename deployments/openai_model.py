@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from pydantic import Field, SecretStr
 
-from gym_serve.deployments.chat_streams import joined, streamed_chat
+from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
 from gym_serve.deployments.endpoints import EndpointConfig, Urls
 from gym_serve.deployments.upstream import Upstream
 from gym_serve.servers import ModelServer
-from gym_serve.servers.context import current
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 from gym_serve.types.protocols import (
     FINAL_EVENTS,
@@ -69,30 +67,27 @@ class OpenAIModel(ModelServer):
         self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
-        return await self._responses(body, None)
-
-    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
-        begun = False
-
-        async def passed_on(event: JSON) -> None:
-            nonlocal begun
-            _check_event(event)
-            begun = True
-            await on_event(event)
-
-        response = await self._responses(body, passed_on)
-        if not begun:  # the API did not stream after all
-            for event in response_events(response):
-                await on_event(event)
-        return response
-
-    async def _responses(self, body: JSON, on_event: OnEvent | None) -> JSON:
         body = {**body, "input": _openai_input(body.get("input"))}
-        response = await self._post("/responses", body, on_event)
-        if on_event is not None and isinstance(response, dict) and "type" in response:
-            if response["type"] not in FINAL_EVENTS:
-                raise Unavailable(f"the stream ended before its answer, with {str(response['type'])[:100]!r}")
-            response = response.get("response") or {}
+        return self._response(body, await self._post("/responses", body))
+
+    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        body = {**body, "input": _openai_input(body.get("input"))}
+        last: Any = None
+        async with closing(self._stream("/responses", body)) as events:
+            async for event in events:
+                if isinstance(event, Whole):  # the API did not stream after all
+                    for made in response_events(self._response(body, event.answer)):
+                        yield made
+                    return
+                _check_event(event)
+                if event["type"] in FINAL_EVENTS:
+                    self._response(body, event.get("response") or {})
+                last = event["type"]
+                yield event
+        if last not in FINAL_EVENTS:
+            raise Unavailable(f"the stream ended before its answer, with {str(last)[:100]!r}")
+
+    def _response(self, body: JSON, response: Any) -> JSON:
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
         if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
@@ -100,16 +95,14 @@ class OpenAIModel(ModelServer):
         return check_response(response)
 
     async def chat_completions(self, body: JSON) -> JSON:
-        return self._completion(await self._post("/chat/completions", body, None))
+        return self._completion(await self._post("/chat/completions", body))
 
-    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
+    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
         asked = {**body, "stream_options": {"include_usage": True}}
-
-        async def complete(passed_on: OnEvent) -> JSON:
-            ask = partial(self._post, "/chat/completions", asked)
-            return self._completion(await joined(ask, passed_on))
-
-        return await streamed_chat(complete, on_chunk)
+        stream = chat_stream(joined(self._stream("/chat/completions", asked)), self._completion)
+        async with closing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _completion(self, completion: Any) -> JSON:
         if completion is None:
@@ -118,9 +111,19 @@ class OpenAIModel(ModelServer):
         whole: JSON = completion
         return whole
 
-    async def _post(self, path: str, body: JSON, on_event: OnEvent | None) -> Any:
-        """The decoded answer, or the last event of a stream; None where the prompt does not fit."""
-        call = current().within(self.config.timeout)
+    async def _post(self, path: str, body: JSON) -> Any:
+        return await self._upstream.post(path, self._request(body), self._call())
+
+    async def _stream(self, path: str, body: JSON) -> AsyncGenerator[Any, None]:
+        request = {**self._request(body), "stream": True}
+        async with closing(self._upstream.stream(path, request, self._call())) as events:
+            async for event in events:
+                yield event
+
+    def _call(self) -> CallContext:
+        return current().within(self.config.timeout)
+
+    def _request(self, body: JSON) -> JSON:
         config = self.config
         request = apply_sampling(
             {**body, "model": config.model}, extra_body=config.extra_body, overrides=config.sampling_overrides
@@ -130,9 +133,7 @@ class OpenAIModel(ModelServer):
             request["metadata"] = {k: v for k, v in metadata.items() if k not in _OWN_METADATA}
         request = {key: value for key, value in request.items() if value is not None and value != {}}
         request.pop("stream", None)
-        if on_event is not None:
-            request["stream"] = True
-        return await self._upstream.post(path, request, call, on_event=on_event)
+        return request
 
 
 def _check_event(event: Any) -> None:

@@ -2,8 +2,7 @@
 
 - Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or as
   long as the backend asks for (``Retry-After``), and never past the call's deadline. Repeating a
-  model call is safe: it has no effect but its answer. A stream is not tried again once one of its events
-  was passed on.
+  model call is safe: it has no effect but its answer. A stream is not tried again after its first event.
 - Where nobody is at an endpoint, the call goes to another one at once (`gym_serve.deployments.endpoints`).
 - Rate limits hold before a call leaves; a slow call may be made at a second endpoint as well.
 
@@ -14,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 
-from gym_serve.deployments.connections import Answer, Connections, PassedOn, Request
+from gym_serve.deployments.chat_streams import Whole
+from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
-from gym_serve.servers.context import CallContext
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.context import CallContext, closing
 from gym_serve.servers.transport import trimmed
 from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
 
@@ -74,7 +74,6 @@ class Upstream:
         call: CallContext,
         *,
         below_v1: bool = True,
-        on_event: OnEvent | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
 
@@ -83,50 +82,84 @@ class Upstream:
             body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
             below_v1: off for a path beside ``/v1``, as an engine's own routes are.
             call: whose affinity chooses the endpoint, and whose deadline holds for all attempts.
-            on_event: takes the decoded events of a stream. If they come, the answer is the last one;
-                a backend that does not stream answers as without it.
 
         Raises:
             BadRequest: the backend refuses the request; has the backend's message.
             OperatorError: it refuses the key, has no such model or path, or redirects.
-            Overloaded, Unavailable: it did so at the last attempt; or its answer is no JSON, or a stream
-                broke off.
+            Overloaded, Unavailable: it did so at the last attempt; or its answer is no JSON.
             DeadlineExceeded: there was no answer in time.
         """
+        return self._send(self._request(path, body, call, below_v1))
+
+    def stream(self, path: str, body: Mapping[str, Any], call: CallContext) -> AsyncGenerator[Any, None]:
+        """The decoded events of the answer to a ``POST``, whose body asks for a stream.
+
+        A backend that answers whole gives one `Whole`.
+
+        Args and raises: as `post`; `Unavailable` also if the stream breaks off.
+        """
+        return self._stream(self._request(path, body, call, True))
+
+    def _request(self, path: str, body: Mapping[str, Any], call: CallContext, below_v1: bool) -> Request:
         data = _encode(body)
         tokens = 0
         if self._config.tokens_per_minute is not None:
             tokens = len(data) // _BYTES_PER_TOKEN + _limit_of(body)
-        events = None if on_event is None else PassedOn(on_event)
-        return self._send(Request(path, data, call, below_v1, events, tokens))
+        return Request(path, data, call, below_v1, tokens)
 
     async def _send(self, request: Request) -> Any:
-        max_retries = self._config.max_retries
         failed = 0
         while True:
             try:
                 answer = await self._attempt(request)
             except (Overloaded, Unavailable) as error:
-                pause, left = pause_after(error, failed), request.call.timeout()
+                pause = self._pause(request, error, failed)
                 failed += 1
-                if failed > max_retries or (left is not None and pause >= left) or not request.repeatable:
-                    raise
             else:
                 return answer.decoded()
             await asyncio.sleep(pause)
 
+    async def _stream(self, request: Request) -> AsyncGenerator[Any, None]:
+        failed = 0
+        while True:
+            begun = False
+            endpoint = self.pool.pick(request.call.affinity, time.monotonic())
+            try:
+                async with closing(self._events(endpoint, request)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                return
+            except (Overloaded, Unavailable) as error:
+                if begun:
+                    raise
+                if isinstance(error, Unavailable) and self._may_go_on(endpoint):
+                    continue
+                pause = self._pause(request, error, failed)
+                failed += 1
+            await asyncio.sleep(pause)
+
+    def _pause(self, request: Request, error: Overloaded | Unavailable, failed: int) -> float:
+        """Seconds before the next attempt; raises the error if there is none."""
+        pause, left = pause_after(error, failed), request.call.timeout()
+        if failed >= self._config.max_retries or (left is not None and pause >= left):
+            raise error
+        return pause
+
+    def _may_go_on(self, endpoint: Endpoint) -> bool:
+        """Whether an endpoint is unreachable, so that a call fails over to another one at once."""
+        now = time.monotonic()
+        return not endpoint.breaker.allows(now) and self.pool.other(endpoint, now) is not None
+
     async def _attempt(self, request: Request) -> Answer:
-        """Where nobody is at an endpoint, it goes on at the next one."""
         while True:
             endpoint = self.pool.pick(request.call.affinity, time.monotonic())
             try:
-                if self._config.hedge_after is None or request.on_event is not None:
+                if self._config.hedge_after is None:
                     return await self._exchange(endpoint, request)
                 return await self._hedged(endpoint, request, self._config.hedge_after)
             except Unavailable:
-                now = time.monotonic()
-                elsewhere = request.repeatable and self.pool.other(endpoint, now) is not None
-                if endpoint.breaker.allows(now) or not elsewhere:
+                if not self._may_go_on(endpoint):
                     raise
 
     async def _hedged(self, endpoint: Endpoint, request: Request, after: float) -> Answer:
@@ -137,22 +170,50 @@ class Upstream:
         return await hedged(self._exchange(endpoint, request), second, after)
 
     async def _exchange(self, endpoint: Endpoint, request: Request) -> Answer:
-        limit = endpoint.limit  # that of now: the settings may change meanwhile
-        endpoint.calls += 1  # those that wait for its limits included
+        async with self._admitted(endpoint, request) as limit:
+            answer = await self._connections.send(endpoint, request)
+        if limit is not None and limit.counts_tokens:
+            try:
+                used = _tokens_of(answer.decoded(), request.tokens)
+            except Unavailable:
+                used = request.tokens
+            limit.settle(request.tokens, used)
+        return answer
+
+    async def _events(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
+        last: Any = None
+        async with (
+            self._admitted(endpoint, request) as limit,
+            closing(self._connections.stream(endpoint, request)) as events,
+        ):
+            async for event in events:
+                last = event
+                yield event
+        if limit is not None:
+            answer = last.answer if isinstance(last, Whole) else last
+            limit.settle(request.tokens, _tokens_of(answer, request.tokens))
+
+    @asynccontextmanager
+    async def _admitted(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[RateLimit | None, None]:
+        """Wait for the rate limits of an endpoint; the block makes the call.
+
+        Raises:
+            Overloaded: they let it begin only after its deadline.
+        """
+        limit = endpoint.limit  # the current one: the settings may change during the call
+        endpoint.calls += 1  # calls that wait for the limits count as well
         try:
             if limit is None:
-                return await self._connections.send(endpoint, request)
+                yield None
+                return
             await self._wait(endpoint, limit, request)
             try:
-                answer = await self._connections.send(endpoint, request)
+                yield limit
             except (BadRequest, OperatorError, Overloaded, Unavailable):
-                limit.settle(request.tokens, 0.0)  # who refuses a call, or is gone, generates nothing
+                limit.settle(request.tokens, 0.0)  # a refused call, or one that failed, generated nothing
                 raise
         finally:
             endpoint.calls -= 1
-        if limit.counts_tokens:
-            limit.settle(request.tokens, _tokens_of(answer, request.tokens))
-        return answer
 
     async def _wait(self, endpoint: Endpoint, limit: RateLimit, request: Request) -> None:
         """Wait until the rate limits let a call begin.
@@ -198,12 +259,8 @@ def _limit_of(body: Mapping[str, Any]) -> int:
     return given if type(given) is int and given > 0 else 0
 
 
-def _tokens_of(answer: Answer, otherwise: int) -> int:
-    """The tokens that a call took, as its answer says."""
-    try:
-        found = answer.decoded()
-    except Unavailable:
-        return otherwise
+def _tokens_of(found: Any, otherwise: int) -> int:
+    """The tokens that a call took, as its decoded answer says."""
     usage = found.get("usage") if isinstance(found, dict) else None
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if type(total) is int and total >= 0 else otherwise

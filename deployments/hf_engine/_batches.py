@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 from typing import Any
 
@@ -102,7 +102,6 @@ class Batches:
         sampling: Sampling,
         limit: int,
         constraint: Constraint | None = None,
-        on_tokens: Callable[[Row], Awaitable[None]] | None = None,
     ) -> Row:
         """The finished generation; cancelling the call ends it.
 
@@ -111,28 +110,44 @@ class Batches:
             sampling: how to sample.
             limit: most tokens to produce.
             constraint: of the tokens that it may take.
-            on_tokens: is called with the row whenever it has grown. The row does not wait for it.
 
         Raises:
             BadRequest: the constraint cannot be held.
             Unavailable: the engine broke, or stopped.
         """
-        if not self.alive:
-            raise Unavailable("the engine has stopped")
-        grown = None if on_tokens is None else asyncio.Event()
-        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)
-        with self._wake:
-            self._waiting.append(row)
-            self._wake.notify()
+        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint)
+        self._begin(row)
         try:
-            while on_tokens is not None and grown is not None and not row.done.done():
-                await grown.wait()
-                grown.clear()
-                await on_tokens(row)
             await row.done
         finally:
             row.done.cancel()  # unless it has ended, nobody waits for it any more
         return row
+
+    async def stream(
+        self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
+    ) -> AsyncGenerator[Row, None]:
+        """The generation, each time that it has grown; closing the generator ends it.
+
+        It does not wait for its reader. Args and raises: as `generate`.
+        """
+        grown = asyncio.Event()
+        row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)
+        self._begin(row)
+        try:
+            while not row.done.done():
+                await grown.wait()
+                grown.clear()
+                yield row
+            await row.done
+        finally:
+            row.done.cancel()
+
+    def _begin(self, row: Row) -> None:
+        if not self.alive:
+            raise Unavailable("the engine has stopped")
+        with self._wake:
+            self._waiting.append(row)
+            self._wake.notify()
 
     @property
     def alive(self) -> bool:

@@ -10,30 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
 from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
+from gym_serve.servers.context import closing
 from gym_serve.servers.model import PauseMode
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.deployments.hf_engine._batches import Batches
-    from gym_serve.deployments.hf_engine._grammar import Grammars
+    from gym_serve.deployments.hf_engine._grammar import Constraint, Grammars
     from gym_serve.deployments.hf_engine._rows import Row
 
 __all__ = ["HFEngine"]
+
+
+class _Generation(NamedTuple):
+    prompt: list[int]
+    sampling: Sampling
+    limit: int
+    constraint: Constraint | None
 
 
 class HFEngine(EngineModel):
@@ -101,8 +109,32 @@ class HFEngine(EngineModel):
         if not self._engine.alive:
             raise Unavailable("the engine has stopped")
 
-    async def complete(self, chat: JSON, prompt: list[int] | None, on_chunk: OnEvent | None) -> JSON | None:
+    async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
         """See `EngineModel.complete`."""
+        generation = await self._generation(chat, prompt)
+        if generation is None:
+            return None
+        return self._finished(self._head(), chat, await self._engine.generate(*generation))
+
+    async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
+        """See `EngineModel.stream`."""
+        generation = await self._generation(chat, prompt)
+        if generation is None:
+            yield Whole(None)
+            return
+        head, calls = self._head(), _may_call(chat)
+        ends = [*generation.sampling.stop, *([CALL_OPENING] if calls else [])]
+        stream = Stream(head, TextStream(self._decode, ends, strip=calls), partial(self._scores, chat))
+        async with closing(self._engine.stream(*generation)) as rows:
+            async for row in rows:
+                for chunk in stream.grown(row):
+                    yield chunk
+        completion = self._finished(head, chat, row)
+        yield stream.end(row, completion)
+        yield Whole(completion)
+
+    async def _generation(self, chat: JSON, prompt: list[int] | None) -> _Generation | None:
+        """What the engine has to generate; None if the prompt does not fit."""
         sampling = Sampling.of(chat)
         if prompt is None:
             prompt = await self.render(chat, chat["messages"])
@@ -113,20 +145,10 @@ class HFEngine(EngineModel):
             return None
         limit = min(room, sampling.max_tokens or room)
         assert self._grammars is not None
-        constraint = await asyncio.to_thread(self._grammars.constraint, chat)
-        head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
-        if on_chunk is None:
-            return self._completion(
-                head, chat, await self._engine.generate(prompt, sampling, limit, constraint)
-            )
-        calls = _may_call(chat)
-        ends = [*sampling.stop, *([CALL_OPENING] if calls else [])]
-        text = TextStream(self._decode, ends, strip=calls)
-        stream = Stream(head, text, partial(self._scores, chat), on_chunk)
-        row = await self._engine.generate(prompt, sampling, limit, constraint, stream.grown)
-        completion = self._completion(head, chat, row)
-        await stream.end(row, completion)
-        return completion
+        return _Generation(prompt, sampling, limit, await asyncio.to_thread(self._grammars.constraint, chat))
+
+    def _head(self) -> JSON:
+        return {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         """See `EngineModel.render`."""
@@ -165,7 +187,7 @@ class HFEngine(EngineModel):
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def _completion(self, head: JSON, chat: JSON, row: Row) -> JSON:
+    def _finished(self, head: JSON, chat: JSON, row: Row) -> JSON:
         text = self._decode(row.tokens)
         for stop in row.sampling.stop:
             text = text.partition(stop)[0]

@@ -7,10 +7,9 @@ calls, white space (what stands before a call is dropped).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
@@ -79,37 +78,29 @@ class Stream:
         head: id, time and model of all chunks.
         text: makes the text of the tokens.
         scores: the fields of a choice that tell of the tokens of a row from some place to another.
-        on_chunk: takes each chunk.
     """
 
-    def __init__(
-        self,
-        head: JSON,
-        text: TextStream,
-        scores: Callable[[Row, int, int], JSON],
-        on_chunk: OnEvent,
-    ) -> None:
+    def __init__(self, head: JSON, text: TextStream, scores: Callable[[Row, int, int], JSON]) -> None:
         self._head = {**head, "object": "chat.completion.chunk"}
         self._text = text
         self._scores = scores
-        self._on_chunk = on_chunk
         self._read = self._told = self._said = 0
 
-    async def grown(self, row: Row) -> None:
-        """Send what the row has got, if that is any text."""
+    def grown(self, row: Row) -> Iterator[JSON]:
+        """The chunks of what the row has got, if that is any text."""
         if not self._read:
             first = {"role": "assistant", "content": ""}
-            await self._on_chunk(self._chunk({"delta": first}) | {"prompt_token_ids": row.prompt})
+            yield self._chunk({"delta": first}) | {"prompt_token_ids": row.prompt}
         until = len(row.log_probs)  # the last to grow
         text = self._text.add(row.tokens[self._read : until])
         self._read = until
         if text:
             scores = self._scores(row, self._told, until)
             self._said, self._told = self._said + len(text), until
-            await self._on_chunk(self._chunk({"delta": {"content": text}, **scores}))
+            yield self._chunk({"delta": {"content": text}, **scores})
 
-    async def end(self, row: Row, completion: JSON) -> None:
-        """Send what is left of the finished answer."""
+    def end(self, row: Row, completion: JSON) -> JSON:
+        """The chunk of what is left of the finished answer."""
         (choice,) = completion["choices"]
         message = choice["message"]
         delta: JSON = {}
@@ -118,8 +109,7 @@ class Stream:
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{**call, "index": i} for i, call in enumerate(calls)]
         scores = self._scores(row, self._told, len(row.tokens))
-        last = {"delta": delta, **scores, "finish_reason": choice["finish_reason"]}
-        await self._on_chunk(self._chunk(last))
+        return self._chunk({"delta": delta, **scores, "finish_reason": choice["finish_reason"]})
 
     def _chunk(self, choice: JSON) -> JSON:
         empty: JSON = {"index": 0, "finish_reason": None, "logprobs": None}

@@ -14,19 +14,19 @@ of the replica's placement group each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from gym_serve.deployments.chat_streams import joined
+from gym_serve.deployments.chat_streams import Whole, joined
 from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.vllm_engine.engine_args import command_line, problem_of
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.servers.base import Operation
+from gym_serve.servers.context import closing
 from gym_serve.servers.model import PauseMode
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import BadRequest, GraphError, InvalidRequest, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
@@ -183,8 +183,19 @@ class VLLMEngine(EngineModel):
             operations[op] = Operation(self._passed_on(op), f"vLLM's /{op}", body, body)
         return operations
 
-    async def complete(self, chat: JSON, prompt: list[int] | None, on_chunk: OnEvent | None) -> JSON | None:
+    async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
         """See `EngineModel.complete`."""
+        completion: JSON | None = await self._post("/v1/chat/completions", self._chat(chat, prompt))
+        return completion
+
+    async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
+        """See `EngineModel.stream`."""
+        body = self._chat(chat, prompt) | {"stream": True, "stream_options": {"include_usage": True}}
+        async with closing(joined(self._client.stream("/v1/chat/completions", body))) as items:
+            async for item in items:
+                yield item
+
+    def _chat(self, chat: JSON, prompt: list[int] | None) -> JSON:
         body = {key: value for key, value in chat.items() if key not in _STREAMING and value is not None}
         body["model"] = self._model_of(chat)
         if not body.get("top_logprobs"):
@@ -195,15 +206,7 @@ class VLLMEngine(EngineModel):
             body |= {"return_token_ids": True, "logprobs": True}
         if prompt is not None:
             body["kv_transfer_params"] = {"prompt_token_ids": prompt}  # vLLM's way to give a chat its tokens
-        completion: JSON | None
-        if on_chunk is None:
-            completion = await self._post("/v1/chat/completions", body)
-        else:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-            completion = await joined(
-                lambda on_event: self._post("/v1/chat/completions", body, on_event), on_chunk
-            )
-        return completion
+        return body
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         """See `EngineModel.render`."""
@@ -283,7 +286,11 @@ class VLLMEngine(EngineModel):
 
         return handler
 
-    async def _post(self, path: str, body: JSON, on_event: OnEvent | None = None) -> Any:
+    async def _post(self, path: str, body: JSON) -> Any:
+        return await self._client.post(path, body)
+
+    @property
+    def _client(self) -> InProcess:
         if self._http is None:
             raise Unavailable("the engine is not running: call start() first")
-        return await self._http.post(path, body, on_event)
+        return self._http

@@ -8,13 +8,15 @@ ASGI transport of httpx only drops the call, which vLLM's own task does not noti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.event_stream import is_event_stream, read_events
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.context import closing
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable, error_from_body
 from gym_serve.types.protocols import is_context_overflow
@@ -33,35 +35,50 @@ class InProcess:
         self._app = app
         self._running: set[asyncio.Task[None]] = set()
 
-    async def post(self, path: str, body: Any, on_event: OnEvent | None = None) -> Any:
-        """The decoded answer; None where the prompt does not fit the model's context.
+    async def post(self, path: str, body: Any) -> Any:
+        """The decoded answer; None if the prompt does not fit the model's context.
 
         Args:
             path: a path of the application.
             body: encoded as JSON.
-            on_event: takes the decoded events of a stream, if that is the answer; the last one is then
-                returned.
 
         Raises:
             GymError: the application's refusal or failure.
         """
+        async with self._exchange(path, body) as exchange:
+            content = b"".join([chunk async for chunk in exchange.body()])
+        return _answer(exchange.status, _decoded(content))
+
+    async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
+        """The decoded events of the answer; one `Whole` if the application does not stream.
+
+        Args and raises: as `post`.
+        """
+        content: bytes | None = None
+        async with self._exchange(path, body) as exchange:
+            if is_event_stream(exchange.headers):
+                async with closing(read_events(path, exchange.body())) as events:
+                    async for event in events:
+                        yield event
+            else:
+                content = b"".join([chunk async for chunk in exchange.body()])
+        if content is not None:
+            yield Whole(_answer(exchange.status, _decoded(content)))
+
+    @asynccontextmanager
+    async def _exchange(self, path: str, body: Any) -> AsyncGenerator[_Exchange, None]:
         exchange = _Exchange(encode(body))
         task = asyncio.create_task(self._app(_scope(path), exchange.receive, exchange.send))
         self._running.add(task)  # the loop itself holds no reference
         task.add_done_callback(self._ended)
         task.add_done_callback(exchange.ended)
-        last = content = None
         try:
             await exchange.begun.wait()
-            if on_event is not None and is_event_stream(exchange.headers):
-                last = await read_events(path, exchange.body(), on_event)
-            else:
-                content = b"".join([chunk async for chunk in exchange.body()])
+            yield exchange
         finally:
             exchange.gone.set()
         if error := task.exception():
             raise Unavailable(f"the engine failed: {type(error).__name__}: {error}") from error
-        return last if content is None else _answer(exchange.status, _decoded(content))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

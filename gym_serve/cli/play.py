@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,6 +151,9 @@ class _Watched:
         reply = await self._transport.call(call)
         self._after(call, reply, time.perf_counter() - start)
         return reply
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        return self._transport.stream(call)
 
     async def close(self) -> None:
         await self._transport.close()

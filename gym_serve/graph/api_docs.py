@@ -15,8 +15,9 @@ import orjson
 
 from gym_serve.graph.gateway import Page
 from gym_serve.graph.spec import SECTIONS, Node
-from gym_serve.graph.wire import SESSION_COOKIE, STREAMED
+from gym_serve.graph.wire import SESSION_COOKIE
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
+from gym_serve.servers.protocols import PROTOCOLS
 from gym_serve.types import errors
 from gym_serve.types.rows import ROLLOUT, ROW
 
@@ -285,7 +286,7 @@ def _path_item(
     if op == "mcp/close":
         parameters.append("mcp_session")
     done = _answer("OK", response or {})
-    if op.removeprefix(f"{OPEN}/") in STREAMED:
+    if op.removeprefix(f"{OPEN}/") in PROTOCOLS:
         done["content"]["text/event-stream"] = {"schema": _EVENT}
     if node and op in _SESSION_OPENS:
         done["headers"]["X-Session-Id"] = {"$ref": "#/components/headers/session"}

@@ -38,7 +38,7 @@ from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE
-from gym_serve.servers.transport import Call, Reply, Transport, encode
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import (
     BadRequest,
     GraphError,
@@ -200,25 +200,18 @@ class Gateway:
         affinity = request.headers.get("x-session-affinity")
         if op in _OPENS or (route.in_session and session is None):
             affinity = None  # what opens a session with such a key is an episode of this graph
-        body, streamed = wire.unstreamed(op, body)
+        body, streams = wire.stream_of(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
-        node, transport = self._graph.nodes[server], self._transports[server]
-        remote = node.url is not None
-        if streamed is not None and node.kind == "model" and not remote:
-            opened = await open_stream(transport, call._replace(body=encode(streamed)))
-            if isinstance(opened, Response):
-                return opened
-            reply = opened
-        else:
-            reply = await _reply_of(transport, call)
+        transport, remote = self._transports[server], self._graph.nodes[server].url is not None
+        if streams:
+            return await open_stream(transport, call)
+        reply = await _reply_of(transport, call)
         path = f"{_root(request)}/{server}"
         if reply.status >= 400:
             response = wire.answer(_typed(server, op, reply) if remote else reply)
             if route.in_session and reply.session and reply.session != session:  # it moved to another replica
                 wire.keep_session(response, reply.session, path)
             return response
-        if streamed is not None:
-            return wire.stream(op, streamed, reply)
         if op == "verify" and not remote:  # a remote server speaks the contract: it has merged them
             reply = wire.merged(body, reply)
         response = wire.answer(reply)

@@ -11,7 +11,7 @@ a redeploy) *drains*: it takes no new work, and ends when its calls and sessions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
 from ray import serve
@@ -87,8 +87,8 @@ class Replica:
         is_model = isinstance(self._runner.server, ModelServer)
         if is_model:
             await self._weights.fetch()
-        self._admission = Admission(self._runner.dispatch, request_limits)
-        self._listener = Listener(self._dispatch, self._load)
+        self._admission = Admission(self._runner.dispatch, self._runner.stream, request_limits)
+        self._listener = Listener(self._dispatch, self._stream, self._load)
         self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
@@ -139,6 +139,9 @@ class Replica:
         if self._weights.takes(call):
             return self._weights.dispatch(call)
         return self._admission.dispatch(call)
+
+    def _stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        return self._admission.stream(call)
 
     async def _pressure(self) -> Reply:
         sessions = sum(runner.server.live_sessions for runner in self._runners)

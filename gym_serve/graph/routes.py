@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gym_serve.graph.spec import Node, nearest
-from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.model import COUNT_TOKENS
+from gym_serve.servers.protocols import PROTOCOLS
 from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.types.errors import NotFound

@@ -21,27 +21,19 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_serve.servers.captures import OPEN
+from gym_serve.servers.protocols import PROTOCOLS, without_stream
 from gym_serve.servers.transport import Reply, encode
-from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, TooLarge, Unavailable
-from gym_serve.types.protocols import (
-    chat_chunks,
-    chat_sse,
-    error_message,
-    message_events,
-    response_events,
-    responses_sse,
-)
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, TooLarge
+from gym_serve.types.protocols import error_message
 
 __all__ = [
     "SESSION_COOKIE",
-    "STREAMED",
     "STREAM_HEADERS",
     "answer",
     "body_of",
@@ -52,14 +44,11 @@ __all__ = [
     "merged",
     "request_id_of",
     "session_of",
-    "stream",
+    "stream_of",
     "timeout_of",
-    "unstreamed",
 ]
 
 SESSION_COOKIE = "gym_session"
-STREAMED = frozenset({"v1/responses", "v1/chat/completions", "v1/messages"})
-"""Operations whose answer can be a stream, also where they are recorded."""
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """For streams; the latter is nginx's."""
@@ -123,50 +112,31 @@ def session_of(request: Request, other: str | None = None) -> str | None:
     return request.headers.get("x-session-id") or other or request.cookies.get(SESSION_COOKIE) or None
 
 
-def unstreamed(op: str, body: bytes) -> tuple[bytes, dict[str, Any] | None]:
-    """A model call without the keys that ask for a stream, which servers do not know.
+def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:
+    """Whether a model call asks for a stream.
 
     Returns:
-        the body to pass on, and the whole request if it asks for a stream, else None.
+        the body to pass on, without ``stream`` and ``stream_options`` if it asks for none, as servers do
+        not know these keys; and whether it does.
 
     Raises:
         InvalidRequest: ``stream`` is no boolean, or ``stream_options`` no object.
     """
-    if op.removeprefix(f"{OPEN}/") not in STREAMED or b'"stream' not in body:
-        return body, None
+    if op.removeprefix(f"{OPEN}/") not in PROTOCOLS or b'"stream' not in body:
+        return body, False
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body, None  # the server says what is wrong with it
+        return body, False  # the server says what is wrong with it
     if not isinstance(asked, dict):
-        return body, None
+        return body, False
     if not isinstance(asked.get("stream"), bool | None):
         raise InvalidRequest(f"`stream` must be a boolean, got {str(asked['stream'])[:40]!r}")
     if not isinstance(asked.get("stream_options"), dict | None):
         raise InvalidRequest("`stream_options` must be an object")
-    plain = {key: value for key, value in asked.items() if key not in ("stream", "stream_options")}
-    return encode(plain), asked if asked.get("stream") else None
-
-
-def stream(op: str, asked: dict[str, Any], reply: Reply) -> Response:
-    """A finished answer as server-sent events, in one piece: none of them is still to come.
-
-    Raises:
-        Unavailable: the answer is not what the protocol says.
-    """
-    finished = reply.json()
-    try:
-        if op.endswith("v1/responses"):
-            events = b"".join(responses_sse(response_events(finished)))
-        elif op.endswith("v1/messages"):
-            events = b"".join(responses_sse(message_events(finished)))
-        else:
-            usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-            events = b"".join(chat_sse(chat_chunks(finished, include_usage=usage)))
-    except (AttributeError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise Unavailable(f"the answer of {op} cannot be streamed: {problem}") from error
-    return Response(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+    if asked.get("stream"):
+        return body, True
+    return encode(without_stream(asked)), False
 
 
 def merged(request: bytes, verdict: Reply) -> Reply:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from gym_serve.routing.metering import LoadMeter
+from gym_serve.routing.rpc import Busy
+from gym_serve.servers.context import closing
 from gym_serve.servers.transport import Call, Reply
-from gym_serve.types.errors import Overloaded
+from gym_serve.types.errors import GymError, Overloaded
 
 __all__ = ["Admission"]
-
-_RETRY_SECONDS = 1.0
 
 
 class Admission:
@@ -25,6 +25,7 @@ class Admission:
 
     Args:
         dispatch: runs a call.
+        stream: runs a call whose answer comes in parts.
         limits: the most calls that run, and that wait (-1 for no limit); asked anew for each call,
             as a deploy changes them.
 
@@ -35,12 +36,16 @@ class Admission:
     """
 
     def __init__(
-        self, dispatch: Callable[[Call], Awaitable[Reply]], limits: Callable[[], tuple[int, int]]
+        self,
+        dispatch: Callable[[Call], Awaitable[Reply]],
+        stream: Callable[[Call], AsyncIterator[bytes]],
+        limits: Callable[[], tuple[int, int]],
     ) -> None:
         self.running = 0
         self.unbound = 0
         self.meter = LoadMeter()
         self._dispatch = dispatch
+        self._stream = stream
         self._limits = limits
         self._queue: deque[asyncio.Future[None]] = deque()
 
@@ -53,28 +58,50 @@ class Admission:
         """Run a call when there is room.
 
         Raises:
-            Overloaded: too many wait already; it was not begun.
+            Busy: too many wait already; it was not begun.
         """
+        await self._begin(call)
+        try:
+            reply = await self._dispatch(call)
+        finally:
+            self._end(call)
+        self.meter.answered(refused=reply.status == Overloaded.status)
+        return reply
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """`dispatch` for a call whose answer comes in parts."""
+        await self._begin(call)
+        try:
+            async with closing(self._stream(call)) as parts:
+                async for part in parts:
+                    yield part
+        except GymError as error:
+            self.meter.answered(refused=isinstance(error, Overloaded))
+            raise
+        finally:
+            self._end(call)
+        self.meter.answered()
+
+    async def _begin(self, call: Call) -> None:
         running, waiting = self._limits()
         full = self.running >= running or bool(self._queue)
         if full and 0 <= waiting <= len(self._queue):
             self.meter.answered(refused=True)
-            raise Overloaded(f"{waiting} calls wait already", retry_after=_RETRY_SECONDS)
+            raise Busy(f"{waiting} calls wait already")
         self.unbound += call.session is None
+        if not full:
+            self.running += 1
+            return
         try:
-            if full:
-                await self._turn()
-            else:
-                self.running += 1
-            try:
-                reply = await self._dispatch(call)
-            finally:
-                self.running -= 1
-                self._admit()
-        finally:
+            await self._turn()
+        except BaseException:
             self.unbound -= call.session is None
-        self.meter.answered(refused=reply.status == Overloaded.status)
-        return reply
+            raise
+
+    def _end(self, call: Call) -> None:
+        self.unbound -= call.session is None
+        self.running -= 1
+        self._admit()
 
     async def _turn(self) -> None:
         """Wait to be let in; whoever lets it in has counted it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 
 from gym_serve.routing.snapshot_cache import Held, SnapshotCache, split_token
 from gym_serve.servers.snapshots import RESTORE, restore_request
@@ -64,6 +65,10 @@ class FailoverTransport:
             if call.op == _CLOSE:
                 self.states.drop(session_id)
         return reply if call.op == _CLOSE else self._kept(call, reply)
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `Transport.stream`; no operation of a session has a stream."""
+        return self._transport.stream(call)
 
     async def close(self) -> None:
         """Close the transport behind this one."""

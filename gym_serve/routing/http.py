@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from typing import Any
@@ -13,13 +13,14 @@ import httpx
 import httpx_aiohttp
 import orjson
 
-from gym_serve.servers.answering import PROTOCOLS
+from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
-from gym_serve.servers.transport import Call, Reply
+from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import (
     DeadlineExceeded,
     EndpointMisconfigured,
+    GymError,
     NotFound,
     ToolFailed,
     Unavailable,
@@ -101,6 +102,17 @@ class HttpTransport:
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
         return Reply(status, answer.content, _session_of(answer, call.session))
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `Transport.stream`; the server is asked for a whole answer, whose events come in one chunk."""
+        asked = orjson.loads(call.body)
+        reply = await self.call(call._replace(body=encode(without_stream(asked))))
+        try:
+            answer = reply.json()
+        except GymError as error:
+            error.server = error.server or self.server
+            raise
+        yield finished_stream(call.op, asked, answer)
 
     async def close(self) -> None:
         """Close the connections."""

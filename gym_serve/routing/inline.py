@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from gym_serve.servers.runner import ServerRunner
@@ -25,6 +25,10 @@ class InlineTransport:
     def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """See `Transport.call`."""
         return self.host.dispatch(call)
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `Transport.stream`."""
+        return self.host.stream(call)
 
     async def close(self) -> None:
         """Nothing to release: whoever started the host stops it."""

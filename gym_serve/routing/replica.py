@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -24,6 +25,7 @@ from gym_serve.routing.balancing import Balancer
 from gym_serve.routing.members import members_of
 from gym_serve.routing.rpc import Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
 from gym_serve.routing.serve_compat import fast
+from gym_serve.servers.context import closing
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.snapshots import RESTORE
@@ -31,6 +33,9 @@ from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
 __all__ = ["ReplicaTransport"]
+
+T = TypeVar("T")
+_Parts = AsyncGenerator[bytes, None]
 
 _AVOIDED_SECONDS = 1.0  # a replica that cannot be reached is left alone for that long
 _TRIES = 3  # to reach the replica of a session: a machine that is too busy may not answer in time
@@ -64,15 +69,38 @@ class ReplicaTransport:
 
     async def call(self, call: Call) -> Reply:
         """See `Transport.call`."""
+        return await self._send(call, Channel.call)
+
+    async def stream(self, call: Call) -> _Parts:
+        """See `Transport.stream`."""
+        deadline = None if call.timeout is None else time.monotonic() + call.timeout
+        first, parts = await self._send(call, _begin_stream)
+        async with closing(parts):
+            while first is not None:
+                yield first
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                first = await self._within(left, call, _next_part(parts))
+
+    async def _send(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
+        """What ``send`` returns for the replica that takes a call, by the call's deadline."""
         if self._ping is None:
             self._ping = fast(self.handle, "ping")  # from now on Serve tells which replicas run
         owner = replica_of(call.session) if call.session else ""
+        if owner:
+            return await self._within(call.timeout, call, self._pinned(call, owner, send))
+        return await self._within(call.timeout, call, self._balanced(call, send))
+
+    async def _within(self, timeout: float | None, call: Call, answer: Awaitable[T]) -> T:
         try:
-            with time_limit(call.timeout):
-                return await (self._pinned(call, owner) if owner else self._balanced(call))
+            with time_limit(timeout):
+                return await answer
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(
                 f"{self.server} did not answer {call.op} within {call.timeout:.6g} s", server=self.server
+            ) from None
+        except (Broken, Undelivered):
+            raise Unavailable(
+                f"a replica of {self.server} died during {call.op}", server=self.server
             ) from None
         except GymError as error:
             error.server = error.server or self.server
@@ -88,10 +116,9 @@ class ReplicaTransport:
             await self._ping.shutdown_async()  # type: ignore[no-untyped-call]
             self._ping = None
 
-    async def _pinned(self, call: Call, owner: str) -> Reply:
+    async def _pinned(self, call: Call, owner: str, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
         try:
-            channel = await self._owner(owner)
-            return await channel.call(call)
+            return await send(await self._owner(owner), call)
         except Busy as busy:
             raise Overloaded(
                 f"the queue of {self.server} is full: {busy}", retry_after=_RETRY_SECONDS
@@ -107,7 +134,7 @@ class ReplicaTransport:
                 raise Unavailable(f"the connection to {self.server} broke during {call.op}") from None
         raise SessionLost(f"replica {owner[:64]} of {self.server}, which held the session, died")
 
-    async def _balanced(self, call: Call) -> Reply:
+    async def _balanced(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
         give_up = time.monotonic() + _PATIENCE_SECONDS
         full: set[str] = set()
         broken = 0
@@ -124,8 +151,7 @@ class ReplicaTransport:
                     give_up += time.monotonic() - asleep
             else:
                 try:
-                    channel = await self._channel(replica)
-                    return await channel.call(call)
+                    return await send(await self._channel(replica), call)
                 except Unreachable:
                     self._avoided[replica] = time.monotonic() + _AVOIDED_SECONDS
                 except Undelivered:
@@ -134,9 +160,7 @@ class ReplicaTransport:
                     full.add(replica)
                 except Broken:
                     broken += 1
-                    # A part of the answer may have been passed on.
-                    once = call.emit is not None or not call.op.startswith(_REPEATABLE)
-                    if broken > _RERUNS or once:
+                    if broken > _RERUNS or not call.op.startswith(_REPEATABLE):
                         raise Unavailable(f"a replica of {self.server} died during {call.op}") from None
             if time.monotonic() > give_up:
                 raise Unavailable(f"no replica of {self.server} could be reached for {call.op}")
@@ -210,3 +234,13 @@ class ReplicaTransport:
             raise Unavailable(
                 f"{self.server} could not be reached: {type(error).__name__}: {error}"
             ) from error
+
+
+async def _begin_stream(channel: Channel, call: Call) -> tuple[bytes | None, _Parts]:
+    """The first part of an answer, and the others; a replica that fails before it has had no effect."""
+    parts = channel.stream(call)
+    return await _next_part(parts), parts
+
+
+async def _next_part(parts: _Parts) -> bytes | None:
+    return await anext(parts, None)

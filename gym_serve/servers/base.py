@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +54,8 @@ class Operation:
         summary: one line for the API documentation.
         request, response: JSON schemas of the body and the answer.
         method: HTTP method of its route.
+        stream: takes the decoded body, yields the answer as server-sent events; None where the answer is
+            always whole.
     """
 
     handler: Callable[[Any], Awaitable[Any | Reply]]
@@ -61,6 +63,7 @@ class Operation:
     request: Mapping[str, Any] | None = None
     response: Mapping[str, Any] | None = None
     method: str = "POST"
+    stream: Callable[[Any], AsyncIterator[bytes]] | None = None
 
 
 def missing_package(module: str, package: str) -> Iterator[str]:

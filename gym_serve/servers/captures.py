@@ -17,18 +17,18 @@ harness made of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
 from gym_serve.capture.tree import CallTree, trajectories_of, with_bundle, without_tokens
-from gym_serve.servers.answering import Answering
 from gym_serve.servers.clients import ModelClient
-from gym_serve.servers.context import current, use
+from gym_serve.servers.context import CallContext, closing, current, stream_in, use
+from gym_serve.servers.protocols import Model
 from gym_serve.servers.sessions import OpenSession, SessionTable
-from gym_serve.servers.streaming import OnEvent
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
@@ -67,6 +67,21 @@ class _Capture:
     tree: CallTree = field(default_factory=CallTree)
     unfinished: int = 0
     failure: GymError | None = None
+
+
+@dataclass
+class _Call:
+    """A call that is being recorded.
+
+    Attributes:
+        params: the Responses body for the model.
+        context: in which the model is asked.
+        record: adds the model's Response to the capture.
+    """
+
+    params: JSON
+    context: CallContext
+    record: Callable[[JSON], None]
 
 
 class Captures:
@@ -114,6 +129,42 @@ class Captures:
             BadRequest: the request relies on state of the server, or the capture is full.
             GymError: the model failed; the call is not recorded.
         """
+        with self._recording(params) as call:
+            with use(call.context):
+                response = await ask(call.params)
+            call.record(response)
+        return response
+
+    async def stream(
+        self, params: JSON, ask: Callable[[JSON], AsyncIterator[JSON]]
+    ) -> AsyncGenerator[JSON, None]:
+        """The events of a streamed call of the current session, the final one once the call is recorded.
+
+        So a harness that has seen the end of an answer, and hangs up or asks at once what comes next, finds
+        it recorded.
+
+        Args:
+            params: the Responses body of the call.
+            ask: the model: events of a Responses stream for a Responses body.
+
+        Raises: as `call`, also after the first event.
+        """
+        final: list[JSON] = []
+        with self._recording(params) as call:
+            async with closing(stream_in(call.context, ask(call.params))) as events:
+                async for event in events:
+                    if event.get("type") in FINAL_EVENTS:
+                        final.append(event)
+                    else:
+                        yield event
+            if not final:
+                raise Unavailable("the stream of the model ended before its answer")
+            call.record(final[-1]["response"])
+        for event in final:
+            yield event
+
+    @contextmanager
+    def _recording(self, params: JSON) -> Iterator[_Call]:
         session = self._current()
         capture = session.state
         tree = capture.tree
@@ -128,19 +179,21 @@ class Captures:
         affinity = capture.affinity or session.id
         session.running += 1
         capture.unfinished += 1
+        given = {**params, "input": with_bundle(items, parent, begins)[len(head) :]}
+
+        def record(response: JSON) -> None:
+            tree.add(items, response, parent, begins)
+            capture.unfinished -= 1
+            capture.failure = None
+
         try:
-            with use(replace(current(), affinity=affinity, session=None)):
-                response = await ask({**params, "input": with_bundle(items, parent, begins)[len(head) :]})
+            yield _Call(given, replace(current(), affinity=affinity, session=None), record)
         except (OperatorError, Retryable) as error:
             capture.failure = error
             raise
         finally:
             session.running -= 1
             session.used = self._clock()
-        tree.add(items, response, parent, begins)
-        capture.unfinished -= 1
-        capture.failure = None
-        return response
 
     def trajectories(self) -> JSON:
         """What the capture of the current session holds; see `trajectories_of`.
@@ -199,7 +252,7 @@ class RecordedModel:
         captures: where its calls are recorded.
     """
 
-    def __init__(self, model: Answering, captures: Captures) -> None:
+    def __init__(self, model: Model, captures: Captures) -> None:
         self._model = model
         self._captures = captures
 
@@ -207,36 +260,23 @@ class RecordedModel:
         """See `ModelServer.responses` and `Captures.call`."""
         return _shown(await self._captures.call(body, self._model.responses))
 
-    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
-        """See `ModelServer.stream_responses` and `Captures.call`."""
-        held: list[JSON] = []
-
-        async def passed_on(event: JSON) -> None:
-            if event.get("type") in FINAL_EVENTS:
-                held.append(event)
-            else:
-                await on_event(_shown_event(event))
-
-        response = await self._captures.call(
-            body, lambda params: self._model.stream_responses(params, passed_on)
-        )
-        for event in held:
-            await on_event(_shown_event(event))
-        return _shown(response)
+    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        """See `ModelServer.stream_responses` and `Captures.stream`."""
+        async with closing(self._captures.stream(body, self._model.stream_responses)) as events:
+            async for event in events:
+                yield _shown_event(event)
 
     async def chat_completions(self, body: JSON) -> JSON:
         """See `ModelServer.chat_completions` and `Captures.call`."""
         return response_to_chat(await self.responses(chat_to_params(body)), body)
 
-    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
-        """See `ModelServer.stream_chat` and `Captures.call`."""
+    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        """See `ModelServer.stream_chat` and `Captures.stream`."""
         stream = CompletionStream(body)
-
-        async def on_event(event: JSON) -> None:
-            for chunk in stream.event(event):
-                await on_chunk(chunk)
-
-        return response_to_chat(await self.stream_responses(chat_to_params(body), on_event), body)
+        async with closing(self.stream_responses(chat_to_params(body))) as events:
+            async for event in events:
+                for chunk in stream.event(event):
+                    yield chunk
 
 
 def _shown(response: JSON) -> JSON:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import msgspec
 
-__all__ = ["CallContext", "Emit", "current", "use"]
+from gym_serve.servers.deadline import time_limit
 
-Emit = Callable[[bytes], Awaitable[None]]
-"""Takes a part of an answer that is being made; waits while whoever reads it is behind."""
+__all__ = ["CallContext", "closing", "current", "stream_in", "use"]
+
+T = TypeVar("T")
 
 
 class CallContext(msgspec.Struct, frozen=True):
@@ -27,15 +30,12 @@ class CallContext(msgspec.Struct, frozen=True):
         session: session id that the caller sent, if any.
         affinity: key of the episode; calls with one key go to one model replica or endpoint.
         deadline: `time.monotonic()` moment after which nobody waits for the answer, or None.
-        emit: takes the answer in parts, for a caller that wants a stream; it is not passed on to further
-            calls. The reply follows the parts, and is the same as without them.
     """
 
     request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     session: str | None = None
     affinity: str | None = None
     deadline: float | None = None
-    emit: Emit | None = None
 
     def timeout(self, at_most: float | None = None) -> float | None:
         """Seconds left (0.0 when past the deadline), capped by ``at_most``; None for no limit."""
@@ -51,7 +51,7 @@ class CallContext(msgspec.Struct, frozen=True):
         moment = time.monotonic() + seconds
         if self.deadline is not None and self.deadline <= moment:
             return self
-        return CallContext(self.request_id, self.session, self.affinity, moment, self.emit)
+        return CallContext(self.request_id, self.session, self.affinity, moment)
 
 
 _CURRENT: ContextVar[CallContext | None] = ContextVar("gym_serve_call", default=None)
@@ -79,3 +79,34 @@ class use:
 
     def __exit__(self, *exc_info: object) -> None:
         _CURRENT.reset(self._token)
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T], None]:
+    """Close an async iterator at the end of the block, so that leaving a stream early ends its work at once.
+
+    As `contextlib.aclosing`, but also for iterators that have nothing to close.
+    """
+    try:
+        yield items
+    finally:
+        if (close := getattr(items, "aclose", None)) is not None:
+            await close()
+
+
+async def stream_in(context: CallContext, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """The items of an async iterator, each of which is produced in a context and by its deadline.
+
+    The reader keeps its own context: a generator would leave the one that it sets behind at every ``yield``.
+
+    Raises:
+        asyncio.TimeoutError: an item was not there by the deadline.
+    """
+    async with closing(items):
+        while True:
+            with use(context), time_limit(context.timeout()):
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            yield item

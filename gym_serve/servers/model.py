@@ -8,16 +8,16 @@ same calls are recorded for an external harness (`gym_serve.servers.captures`).
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from gym_serve.servers.answering import PROTOCOLS
 from gym_serve.servers.base import Operation, Server, place_of_class
 from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
-from gym_serve.servers.streaming import OnEvent
+from gym_serve.servers.protocols import PROTOCOLS, Model
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
@@ -99,29 +99,26 @@ class ModelServer(Server):
         """
         raise BadRequest(f"{self.name} takes no weights: its engine runs elsewhere, or is told not to")
 
-    async def stream_responses(self, body: JSON, on_event: OnEvent) -> JSON:
-        """`responses`, with the events of its stream passed on as they come.
+    async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
+        """`responses` as a stream: an async generator of OpenAI's events for the body of `responses`.
 
-        Args:
-            body: as for `responses`.
-            on_event: takes each event; the stream waits for it.
+        The last event has the finished Response, the same as `responses` returns. The generator is closed
+        when the client goes away.
 
-        Raises: as `responses`, also when events were passed on already.
+        Raises: as `responses`, also after the first event.
         """
-        response = await self.responses(body)
-        for event in response_events(response):
-            await on_event(event)
-        return response
+        for event in response_events(await self.responses(body)):
+            yield event
 
-    async def stream_chat(self, body: JSON, on_chunk: OnEvent) -> JSON:
-        """`chat_completions`, with the chunks of its stream passed on as they come.
+    async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
+        """`chat_completions` as a stream: an async generator of OpenAI's chunks.
 
-        Args and raises: as `stream_responses`.
+        The chunks add up to what `chat_completions` returns; one of them has the ``usage``.
+
+        Raises: as `chat_completions`, also after the first chunk.
         """
-        completion = await self.chat_completions(body)
-        for chunk in chat_chunks(completion, include_usage=False):
-            await on_chunk(chunk)
-        return completion
+        for chunk in chat_chunks(await self.chat_completions(body), include_usage=True):
+            yield chunk
 
     async def count_tokens(self, body: JSON) -> int:
         """How many tokens the prompt of a body of ``POST /v1/responses`` has.
@@ -141,12 +138,7 @@ class ModelServer(Server):
         id_ = {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}}
         recorded = RecordedModel(self, self.captures)
         return {
-            **{
-                op: Operation(
-                    partial(protocol.answer, self), protocol.summary, protocol.request, protocol.response
-                )
-                for op, protocol in PROTOCOLS.items()
-            },
+            **{op: _protocol(op, self) for op in PROTOCOLS},
             **{op: self._counting() for op in (COUNT_TOKENS, f"{OPEN}/{COUNT_TOKENS}")},
             **{
                 op: Operation(answer, "The models of this server", None, schemas.MODELS, "GET")
@@ -158,15 +150,7 @@ class ModelServer(Server):
             OPEN: Operation(self._op_open, "Record the calls of an external harness", None, id_),
             TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, RECORDED, "GET"),
             CLOSE: Operation(self._op_close, "Drop what was recorded", None, done, "DELETE"),
-            **{
-                f"{OPEN}/{op}": Operation(
-                    partial(protocol.answer, recorded),
-                    f"{protocol.summary}, recorded",
-                    protocol.request,
-                    protocol.response,
-                )
-                for op, protocol in PROTOCOLS.items()
-            },
+            **{f"{OPEN}/{op}": _protocol(op, recorded, ", recorded") for op in PROTOCOLS},
         }
 
     @property
@@ -207,3 +191,14 @@ class ModelServer(Server):
     async def _op_close(self, body: Any) -> JSON:
         self.captures.close()
         return {}
+
+
+def _protocol(op: str, model: Model, note: str = "") -> Operation:
+    protocol = PROTOCOLS[op]
+    return Operation(
+        partial(protocol.answer, model),
+        f"{protocol.summary}{note}",
+        protocol.request,
+        protocol.response,
+        stream=partial(protocol.stream, model),
+    )

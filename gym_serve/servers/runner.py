@@ -12,12 +12,14 @@ import gc
 import logging
 import secrets
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from gym_serve.observe.catalogue import record_call
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.context import CallContext, current, use
+from gym_serve.servers.context import CallContext, closing, current, stream_in, use
 from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.snapshots import RESTORE
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
@@ -56,23 +58,37 @@ class ServerRunner:
 
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time. Failures are in the reply: only cancellation is raised."""
-        context = CallContext(
-            request_id=call.request_id or secrets.token_hex(16),
-            session=call.session,
-            affinity=call.affinity,
-            deadline=None if call.timeout is None else time.monotonic() + call.timeout,
-            emit=call.emit,
-        )
         begun = time.monotonic()
         try:
-            with use(context), time_limit(call.timeout):
+            with use(_context_of(call)), time_limit(call.timeout):
                 reply = await self._answer(call)
         except (asyncio.TimeoutError, TimeoutError):
-            message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
-            reply = Reply.failed(DeadlineExceeded(message, server=self.server.name), call.session)
-        op = call.op if call.op in self.operations else "unknown"
-        record_call(self.server.name, op, reply.status, time.monotonic() - begun)
+            reply = Reply.failed(self._too_late(call), call.session)
+        self._record(call, reply.status, begun)
         return reply
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Run a call and yield its answer as server-sent events; see `Transport.stream`.
+
+        An operation without a stream answers whole, in one chunk.
+
+        Raises:
+            GymError: the call failed, possibly after the first event.
+        """
+        begun = time.monotonic()
+        failure: GymError
+        try:
+            async with closing(stream_in(_context_of(call), self._events(call))) as events:
+                async for chunk in events:
+                    yield chunk
+            self._record(call, 200, begun)
+            return
+        except (asyncio.TimeoutError, TimeoutError):
+            failure = self._too_late(call)
+        except GymError as error:
+            failure = error
+        self._record(call, failure.status, begun)
+        raise failure
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""
@@ -93,18 +109,48 @@ class ServerRunner:
 
     async def _answer(self, call: Call) -> Reply:
         try:
-            operation = self.operations.get(call.op) or self.server.operation(call.op)
-            if operation is None:
-                raise NotFound(self._unknown(call.op))
-            result = await operation.handler(_body_of(call))
+            result = await self._operation(call.op).handler(_body_of(call))
             return result if isinstance(result, Reply) else Reply.of(result, call.session)
-        except GymError as error:
-            error.server = error.server or self.server.name
-            return Reply.failed(error, call.session)
         except Exception as error:
-            logger.exception("%s of %s failed [%s]", call.op, self.server.name, current().request_id)
-            message = f"{call.op} failed in {self.server.name}: {type(error).__name__}: {error}"
-            return Reply.failed(Unavailable(message, server=self.server.name), call.session)
+            return Reply.failed(self._failure(call, error), call.session)
+
+    async def _events(self, call: Call) -> AsyncGenerator[bytes, None]:
+        try:
+            operation, body = self._operation(call.op), _body_of(call)
+            if operation.stream is not None:
+                async with closing(operation.stream(body)) as events:
+                    async for event in events:
+                        yield event
+            elif call.op in PROTOCOLS:
+                yield finished_stream(call.op, body, await operation.handler(without_stream(body)))
+            else:
+                raise BadRequest(f"{call.op} of {self.server.name} has no stream")
+        except Exception as error:
+            if (failure := self._failure(call, error)) is error:
+                raise
+            raise failure from error
+
+    def _record(self, call: Call, status: int, begun: float) -> None:
+        op = call.op if call.op in self.operations else "unknown"
+        record_call(self.server.name, op, status, time.monotonic() - begun)
+
+    def _operation(self, op: str) -> Operation:
+        operation = self.operations.get(op) or self.server.operation(op)
+        if operation is None:
+            raise NotFound(self._unknown(op))
+        return operation
+
+    def _failure(self, call: Call, error: Exception) -> GymError:
+        if isinstance(error, GymError):
+            error.server = error.server or self.server.name
+            return error
+        logger.error("%s of %s failed [%s]", call.op, self.server.name, current().request_id, exc_info=error)
+        message = f"{call.op} failed in {self.server.name}: {type(error).__name__}: {error}"
+        return Unavailable(message, server=self.server.name)
+
+    def _too_late(self, call: Call) -> DeadlineExceeded:
+        message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
+        return DeadlineExceeded(message, server=self.server.name)
 
     def _unknown(self, op: str) -> str:
         prefix = "tools/" if op.startswith("tools/") else ""
@@ -124,6 +170,15 @@ def relax_garbage_collection() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def _context_of(call: Call) -> CallContext:
+    return CallContext(
+        request_id=call.request_id or secrets.token_hex(16),
+        session=call.session,
+        affinity=call.affinity,
+        deadline=None if call.timeout is None else time.monotonic() + call.timeout,
+    )
 
 
 def _body_of(call: Call) -> Any:

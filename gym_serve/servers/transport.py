@@ -7,11 +7,11 @@ Bodies cross as JSON bytes that are encoded once. A failure crosses as a value t
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from gym_serve.servers.context import Emit
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.exact import any_json
 
@@ -46,7 +46,6 @@ class Call(NamedTuple):
         session: id of the session it belongs to; pins the call to the replica that holds it.
         request_id, affinity: see `CallContext`.
         timeout: seconds that the caller still waits, None for no limit.
-        emit: see `CallContext`.
     """
 
     op: str
@@ -55,7 +54,6 @@ class Call(NamedTuple):
     request_id: str = ""
     affinity: str | None = None
     timeout: float | None = None
-    emit: Emit | None = None
 
 
 class Reply(NamedTuple):
@@ -116,6 +114,17 @@ class Transport(Protocol):
             SessionLost: the replica that held ``call.session`` is gone.
             Unavailable: the call was not delivered, or its answer was lost.
             DeadlineExceeded: ``call.timeout`` passed.
+        """
+        ...
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Deliver a call and yield its answer as server-sent events, while the server produces them.
+
+        The events arrive in chunks of any size. The server waits for a slow reader, and closing the
+        generator cancels the call.
+
+        Raises:
+            GymError: as `call`, and every failure of the server itself, also after the first event.
         """
         ...
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.engine_model import EngineModel
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, encode
@@ -21,13 +23,15 @@ class Echo(EngineModel):
         self.done: list[Any] = []
         self.fails: Exception | None = None
 
-    async def complete(
-        self, chat: dict[str, Any], prompt: list[int] | None, on_chunk: Any
-    ) -> dict[str, Any] | None:
+    async def stream(self, chat: dict[str, Any], prompt: list[int] | None) -> AsyncIterator[Any]:
+        completion = await self.complete(chat, prompt)
+        for piece in ("se", "ven") if completion else ():
+            yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+        yield Whole(completion)
+
+    async def complete(self, chat: dict[str, Any], prompt: list[int] | None) -> dict[str, Any] | None:
         if chat.get("overflow"):
             return None
-        for piece in ("se", "ven") if on_chunk else ():
-            await on_chunk({"choices": [{"index": 0, "delta": {"content": piece}}]})
         message = {"role": "assistant", "content": "seven"}
         logprobs = {"content": [{"token": "seven", "logprob": -1.0}]}
         choice = {
@@ -136,30 +140,20 @@ async def test_an_aborted_generation_is_retryable_and_an_overflow_an_answer() ->
 
 async def test_streams_say_what_the_answer_says() -> None:
     engine = Echo(weight_version="3")
-    events: list[dict[str, Any]] = []
-
-    async def on_event(event: dict[str, Any]) -> None:
-        events.append(event)
-
     body = {"input": [{"role": "user", "content": "a"}]}
-    item = (await engine.stream_responses(body, on_event))["output"][-1]
+    events = [event async for event in engine.stream_responses(body)]
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
     assert deltas == ["se", "ven"]
-    assert events[-1]["response"]["output"][-1] == item
+    item = events[-1]["response"]["output"][-1]
     plain = (await engine.responses(body))["output"][-1]
     assert {**item, "id": None} == {**plain, "id": None}
-    events.clear()
-    chat = {"messages": body["input"]}
-    assert await engine.stream_chat(chat, on_event) == await engine.chat_completions(chat)
-    assert [chunk["weight_version"] for chunk in events] == ["3", "3"]
+    chunks = [chunk async for chunk in engine.stream_chat({"messages": body["input"]})]
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == ["se", "ven"]
+    assert [chunk["weight_version"] for chunk in chunks] == ["3", "3"]
 
 
 async def test_a_stream_over_the_context_is_an_empty_one() -> None:
-    chunks: list[dict[str, Any]] = []
-
-    async def on_chunk(chunk: dict[str, Any]) -> None:
-        chunks.append(chunk)
-
-    messages = [{"role": "user", "content": "a"}]
-    await Echo().stream_chat({"messages": messages, "overflow": True}, on_chunk)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    body = {"messages": [{"role": "user", "content": "a"}], "overflow": True}
+    *_, last, usage = [chunk async for chunk in Echo().stream_chat(body)]
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.vllm_engine.transport import InProcess
 from gym_serve.types.errors import BadRequest, Unavailable
 
@@ -77,12 +78,13 @@ async def test_a_cancelled_call_hangs_up() -> None:
 async def test_a_stream_is_read_while_it_comes_and_hung_up() -> None:
     app, seen, second = App(), [], asyncio.Event()
 
-    async def on_event(event: Any) -> None:
-        seen.append(event)
-        if len(seen) == 2:
-            second.set()
+    async def read() -> None:
+        async for event in InProcess(app).stream("/stream", {}):
+            seen.append(event)
+            if len(seen) == 2:
+                second.set()
 
-    call = asyncio.create_task(InProcess(app).post("/stream", {}, on_event))
+    call = asyncio.create_task(read())
     await second.wait()
     assert not app.hung_up.is_set()
     call.cancel()
@@ -93,11 +95,11 @@ async def test_a_stream_is_read_while_it_comes_and_hung_up() -> None:
 
 
 async def test_a_stream_that_breaks_off_and_one_that_is_refused() -> None:
-    async def on_event(event: Any) -> None:
-        pass
+    async def read(path: str) -> list[Any]:
+        return [event async for event in InProcess(App()).stream(path, {})]
 
     with pytest.raises(Unavailable, match="no more memory"):
-        await InProcess(App()).post("/break", {}, on_event)
+        await read("/break")
     with pytest.raises(BadRequest, match="no such field"):
-        await InProcess(App()).post("/refuse", {}, on_event)
-    assert await InProcess(App()).post("/long", {}, on_event) is None
+        await read("/refuse")
+    assert await read("/long") == [Whole(None)]

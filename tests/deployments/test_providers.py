@@ -63,12 +63,8 @@ END = {**chunk({}), "choices": [], "usage": USAGE}
 
 async def streamed(server, body=ASK):
     """The response of a stream, and the kinds of its events."""
-    kinds = []
-
-    async def on_event(event):
-        kinds.append(event["type"])
-
-    return await server.stream_responses(body, on_event), kinds
+    events = [event async for event in server.stream_responses(body)]
+    return events[-1]["response"], [event["type"] for event in events]
 
 
 async def test_openai(at, backend):
@@ -243,10 +239,11 @@ async def test_a_stream_that_is_cut_short_is_no_answer(at, backend, kind):
     backend.replies = [sse(chunk({"content": "The answer is no"}))]
     got = []
 
-    async def on_chunk(made):
-        got.append(made)
+    async def read(server):
+        async for chunk in server.stream_chat(CHAT):
+            got.append(chunk)  # those before the failure as well
 
     async with at("/v1", kind, model="m", api_key="k") as server:
         with pytest.raises(Unavailable, match="in the middle of its answer"):
-            await server.stream_chat(CHAT, on_chunk)
+            await read(server)
     assert len(got) == len(backend.requests) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -242,8 +242,9 @@ def named(answers: list[Any]) -> Any:
     return pytest.mark.parametrize("answer", answers, ids=lambda answer: str(answer)[:60])
 
 
-async def nothing(event: JSON) -> None:
-    return None
+async def last_of(events: AsyncIterator[JSON]) -> JSON:
+    *_, last = [event async for event in events]
+    return last
 
 
 @pytest.fixture
@@ -257,7 +258,7 @@ async def ask(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         await server.start()
         started.append(server)
         asked = getattr(server, f"stream_{'chat' if 'chat' in method else method}" if streamed else method)
-        return await (asked(body, nothing) if streamed else asked(body))
+        return await (last_of(asked(body)) if streamed else asked(body))
 
     yield ask
     for server in started:

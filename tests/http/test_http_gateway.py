@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from gym_serve.graph.gateway import Gateway
 from gym_serve.graph.routes import find_route
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
 from gym_serve.interop.nemo_gym import head_server
+from gym_serve.servers.base import Operation, Server
+from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.tools import RESERVED
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GraphError, NotFound, Overloaded, SessionLost, Unauthorized
@@ -68,6 +71,10 @@ class Table:
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        (await self.call(call)).json()
+        yield b"data: {}\n\n"
 
     async def close(self) -> None:
         pass
@@ -197,12 +204,30 @@ def test_what_a_call_carries() -> None:
         assert (call.request_id, call.affinity, call.timeout) == ("r-1", affinity, 2.5)
 
 
-def test_the_keys_of_a_stream_reach_models_alone() -> None:
+def test_the_keys_of_a_stream_reach_no_agent_and_no_model() -> None:
     body = {"input": "hi", "stream": True, "stream_options": {"include_usage": True}, "model": "m"}
-    _, (call,) = ask(Reply.of({"output": []}), "/agent/v1/responses", orjson.dumps(body))
+    _, (call,) = ask(Reply.of({"output": []}), "/agent/v1/responses", orjson.dumps({**body, "stream": False}))
     assert orjson.loads(call.body) == {"input": "hi", "model": "m"}
     _, (call,) = ask(Reply.of({"output": []}), "/model/v1/responses", orjson.dumps(body))
-    assert orjson.loads(call.body) == body
+    assert orjson.loads(call.body) == body  # its runner reads them
+    seen: list[Any] = []
+
+    class Agent(Server):
+        kind = "agent"
+
+        def operations(self) -> dict[str, Operation]:
+            return {"v1/responses": Operation(self.respond, "")}
+
+        async def respond(self, body: Any) -> Any:
+            seen.append(body)
+            return {"output": [], "status": "completed"}
+
+    async def stream() -> bytes:
+        call = Call("v1/responses", orjson.dumps(body))
+        return b"".join([part async for part in ServerRunner(Agent()).stream(call)])
+
+    assert b"event: response.completed" in asyncio.run(stream())
+    assert seen == [{"input": "hi", "model": "m"}]
     _, (call,) = ask(OK, "/shop/buy", orjson.dumps(body))
     assert orjson.loads(call.body) == body
 

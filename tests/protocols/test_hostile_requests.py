@@ -226,15 +226,9 @@ async def test_any_request_to_a_server_is_answered_or_refused(
     host = ServerRunner(server(name="policy", replica="r"))
     capture = (await host.dispatch(Call(OPEN))).session
     body = json.dumps(data.draw(wrong(SAMPLES[protocol]))).encode()
-    parts: list[bytes] = []
-
-    async def emit(part: bytes) -> None:
-        parts.append(part)
-
-    for call in (
-        Call(f"v1/{protocol}", body),
-        Call(f"v1/{protocol}", body[:-1] + b', "stream": true}', emit=emit),
-        Call(f"{OPEN}/v1/{protocol}", body, capture),
-    ):
+    for call in (Call(f"v1/{protocol}", body), Call(f"{OPEN}/v1/{protocol}", body, capture)):
         reply = await host.dispatch(call)
         assert reply.status in (200, 400, 422), reply.body
+    with contextlib.suppress(BadRequest, InvalidRequest):
+        async for part in host.stream(Call(f"v1/{protocol}", body[:-1] + b', "stream": true}')):
+            assert part.endswith(b"\n\n")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.no_parts import no_parts
 
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.members import members_of
@@ -24,8 +25,8 @@ class Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.end = asyncio.Event()
-        self.admission = Admission(self._work, lambda: (1, 1))
-        self.listener = Listener(self.admission.dispatch, lambda: 0)
+        self.admission = Admission(self._work, no_parts, lambda: (1, 1))
+        self.listener = Listener(self.admission.dispatch, self.admission.stream, lambda: 0)
 
     async def _work(self, call: Call) -> Reply:
         await self.end.wait()
@@ -112,10 +113,10 @@ async def test_an_episode_moves_over_when_its_replica_is_full() -> None:
 async def test_over_the_wire_a_refused_call_is_told_from_a_failed_one() -> None:
     async def failing(call: Call) -> Reply:
         if call.op == "full":
-            raise Overloaded("3 calls wait already")
+            raise Busy("3 calls wait already")
         return Reply.failed(Overloaded("the endpoint says 429", retry_after=7.0))
 
-    listener = Listener(failing, lambda: 0)
+    listener = Listener(failing, no_parts, lambda: 0)
     channel = await Channel.open(await listener.start("127.0.0.1"))
     with pytest.raises(Busy, match="3 calls wait already"):
         await channel.call(Call("full"))

@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import pytest
 
 from gym_serve.routing.rpc import Address, Broken, Channel, Listener, Silent, Undelivered, Unreachable
-from gym_serve.routing.rpc.messages import LOAD, Notification
+from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification
 from gym_serve.routing.rpc.outbox import Outbox
 from gym_serve.servers.transport import Call, Reply
+from gym_serve.types.errors import Conflict, DeadlineExceeded
 
 Dispatch = Callable[[Call], Awaitable[Reply]]
+Stream = Callable[[Call], AsyncIterator[bytes]]
 
 
 async def echo(call: Call) -> Reply:
     return Reply(200, call.body, call.session)
 
 
+async def echo_parts(call: Call) -> AsyncIterator[bytes]:
+    """The lines of a body, one at a time."""
+    for line in call.body.splitlines(keepends=True):
+        yield line
+        await asyncio.sleep(0)
+
+
 @asynccontextmanager
-async def connected(dispatch: Dispatch, load: int = 0) -> AsyncIterator[tuple[Listener, Channel]]:
-    listener = Listener(dispatch, lambda: load)
+async def connected(
+    dispatch: Dispatch, load: int = 0, stream: Stream = echo_parts
+) -> AsyncIterator[tuple[Listener, Channel]]:
+    listener = Listener(dispatch, stream, lambda: load)
     channel = await Channel.open(await listener.start("127.0.0.1"))
     try:
         yield listener, channel
@@ -92,13 +103,13 @@ async def test_cancelling_a_call_cancels_it_over_there() -> None:
 
 
 async def test_calls_that_are_given_up_before_they_begin_over_there_leave_nothing() -> None:
-    async def emit(part: bytes) -> None:
-        raise AssertionError("nobody waits for it")
+    async def read() -> None:
+        async for _ in channel.stream(Call("op")):
+            raise AssertionError("nobody waits for it")
 
     async with connected(echo) as (listener, channel):
         for _ in range(20):
-            calls = [Call("op"), Call("op", emit=emit)]
-            tasks = [asyncio.create_task(channel.call(call)) for call in calls]
+            tasks = [asyncio.create_task(channel.call(Call("op"))), asyncio.create_task(read())]
             await asyncio.sleep(0)  # the request is written; it leaves together with what follows
             for task in tasks:
                 task.cancel()
@@ -182,7 +193,7 @@ async def test_nobody_there() -> None:
 
 
 async def test_only_who_knows_the_token_may_call() -> None:
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, echo_parts, lambda: 0)
     address = await listener.start("127.0.0.1")
     with pytest.raises(Unreachable, match="401"):
         await Channel.open(Address(address.host, address.port, "guessed"))
@@ -191,7 +202,7 @@ async def test_only_who_knows_the_token_may_call() -> None:
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\x01\x02", b"\x91\x93\x00\x01\x02"])
 async def test_a_frame_that_is_none_ends_only_its_connection(frame: bytes) -> None:
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, echo_parts, lambda: 0)
     address = await listener.start("127.0.0.1")
     channel = await Channel.open(address)
     headers = {"authorization": f"Bearer {address.token}"}
@@ -234,3 +245,82 @@ async def test_nobody_waits_for_what_a_broken_connection_will_never_take() -> No
     await asyncio.wait_for(stopping, 10)
     outbox.put(Notification(LOAD, [2]))
     await asyncio.wait_for(outbox.flush(), 10)
+
+
+async def test_the_parts_of_many_streams_come_in_their_order() -> None:
+    async def read(body: bytes) -> bytes:
+        return b"".join([part async for part in channel.stream(Call("op", body))])
+
+    async with connected(echo) as (listener, channel):
+        bodies = [b"".join(b"%d.%d\n" % (n, i) for i in range(5 * WINDOW)) for n in range(20)]
+        assert await asyncio.gather(*map(read, bodies)) == bodies
+        assert (channel.calls, listener.calls) == (0, 0)
+
+
+async def test_a_stream_waits_for_its_reader_and_for_no_other() -> None:
+    sent = 0
+
+    async def count(call: Call) -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"%d\n" % sent
+
+    async with connected(echo, stream=count) as (listener, channel):
+        async with aclosing(channel.stream(Call("op"))) as parts:
+            received = await anext(parts)
+            assert received.startswith(b"1\n")
+            await until(lambda: sent > WINDOW)
+            assert (await channel.call(Call("op", b"other"))).body == b"other"
+            assert sent == WINDOW + 1  # the last one waits for room
+            while b"\n%d\n" % (2 * WINDOW) not in received:
+                received += await anext(parts)
+        await until(lambda: listener.calls == 0)  # closing it has ended it over there
+
+
+async def test_a_stream_ends_in_its_failure() -> None:
+    async def fail(call: Call) -> AsyncIterator[bytes]:
+        yield b"begun"
+        raise Conflict("not now", server="far")
+
+    async with connected(echo, stream=fail) as (_, channel):
+        parts = channel.stream(Call("op"))
+        assert await anext(parts) == b"begun"
+        with pytest.raises(Conflict, match="not now") as told:
+            await anext(parts)
+    assert told.value.server == "far"
+
+
+async def test_a_stream_that_nobody_reads_ends_with_its_time() -> None:
+    ended = asyncio.Event()
+
+    async def endless(call: Call) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x"
+        finally:
+            ended.set()
+
+    async with connected(echo, stream=endless) as (listener, channel):
+        parts = channel.stream(Call("op", timeout=0.2))
+        await anext(parts)
+        await asyncio.wait_for(ended.wait(), 10)
+        await until(lambda: listener.calls == 0)
+        with pytest.raises(DeadlineExceeded):
+            async for _ in parts:
+                pass
+
+
+async def test_a_stream_breaks_with_its_connection() -> None:
+    async def endless(call: Call) -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.001)
+
+    async with connected(echo, stream=endless) as (_, channel):
+        parts = channel.stream(Call("op"))
+        await anext(parts)
+        await channel.close()
+        with pytest.raises(Broken):
+            async for _ in parts:
+                pass

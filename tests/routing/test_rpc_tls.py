@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
+from support.no_parts import no_parts
 
 from gym_serve.routing.rpc import Address, Channel, Listener, Silent
 from gym_serve.routing.rpc import tls as tls_module
@@ -70,7 +71,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], 
 
 async def test_calls_are_encrypted(certify: Certify, use: Callable[..., None]) -> None:
     use(certify(HERE))
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, no_parts, lambda: 0)
     address = await listener.start(HERE)
     channel = await Channel.open(address)
     body = b"x" * 5_000_000
@@ -85,7 +86,7 @@ async def test_a_plain_connection_is_refused(
     certify: Certify, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(certify(HERE))
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, no_parts, lambda: 0)
     address = await listener.start(HERE)
     monkeypatch.setenv("RAY_USE_TLS", "0")
     with pytest.raises(Silent):
@@ -99,7 +100,7 @@ async def test_a_caller_needs_a_certificate_of_the_cluster(
 ) -> None:
     """The token alone is not enough."""
     use(certify(HERE))
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, no_parts, lambda: 0)
     address = await listener.start(HERE)
     context = ssl.create_default_context()
     authority.configure_trust(context)
@@ -145,7 +146,7 @@ async def test_a_certificate_that_others_would_refuse_is_told_at_the_start(
     certify: Certify, use: Callable[..., None]
 ) -> None:
     use(certify("node.example"))
-    listener = Listener(echo, lambda: 0)
+    listener = Listener(echo, no_parts, lambda: 0)
     with pytest.raises(
         ConnectionError, match=r"must be signed by .*ca.pem and name the IP address 127.0.0.1"
     ):

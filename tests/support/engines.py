@@ -131,31 +131,30 @@ async def check_stream(engine: Any, body: dict[str, Any], running: Callable[[], 
     """
     events: list[dict[str, Any]] = []
     under_way: list[int] = []
-
-    async def on_event(event: dict[str, Any]) -> None:
+    async for event in engine.stream_responses(body):
         events.append(event)
         under_way.append(running())
-
-    response: dict[str, Any] = await engine.stream_responses(body, on_event)
+    response: dict[str, Any] = events[-1]["response"]
     plain = await engine.responses(body)
-    assert events[-1]["response"] == response
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert under_way[0] == 1
     assert _without_ids(response) == _without_ids(plain)
     one, other = (r["output"][-1]["generation_log_probs"] for r in (response, plain))
     assert one == pytest.approx(other, abs=1e-4)
     chunks = ChunkJoiner()
-
-    async def on_chunk(chunk: dict[str, Any]) -> None:
-        chunks.add(chunk)
-
     chat = responses_to_chat(body)
-    completion = await engine.stream_chat(chat, on_chunk)
-    bundle = completion_tokens(completion)
+    async for chunk in engine.stream_chat(chat):
+        chunks.add(chunk)
+    completion = await engine.chat_completions(chat)
+    bundle, whole = completion_tokens(chunks.completion()), completion_tokens(completion)
     assert bundle is not None
-    assert completion_tokens(chunks.completion()) == bundle
+    assert whole is not None
+    assert bundle["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert bundle["generation_token_ids"] == whole["generation_token_ids"]
+    assert bundle["generation_log_probs"] == pytest.approx(whole["generation_log_probs"], abs=1e-4)
     assert bundle["generation_token_ids"] == response["output"][-1]["generation_token_ids"]
     assert chunks.completion()["weight_version"] == completion["weight_version"]
+    assert chunks.completion()["usage"]["completion_tokens"] == completion["usage"]["completion_tokens"]
     return response
 
 
@@ -163,13 +162,14 @@ async def check_hanging_up(engine: Any, running: Callable[[], int]) -> None:
     """Somebody who leaves a stream frees its place in the engine; asserted."""
     begun = asyncio.Event()
 
-    async def on_event(event: dict[str, Any]) -> None:
-        if event["type"] == "response.output_text.delta":
-            begun.set()
+    async def read(body: dict[str, Any]) -> None:
+        async for event in engine.stream_responses(body):
+            if event["type"] == "response.output_text.delta":
+                begun.set()
 
     extra = json.dumps({"ignore_eos": True})
     body = {"input": "hi", "max_output_tokens": 1500, "metadata": {"extra_body": extra}}
-    call = asyncio.create_task(engine.stream_responses(body, on_event))
+    call = asyncio.create_task(read(body))
     await begun.wait()
     assert running() == 1
     call.cancel()

@@ -55,12 +55,8 @@ async def test_reasoning_is_an_item_of_its_own(thinking: VLLMEngine) -> None:
 
 
 async def test_reasoning_streams_as_such(thinking: VLLMEngine) -> None:
-    events: list[dict[str, Any]] = []
-
-    async def on_event(event: dict[str, Any]) -> None:
-        events.append(event)
-
-    response = await thinking.stream_responses(_ASK, on_event)
+    events = [event async for event in thinking.stream_responses(_ASK)]
+    response = events[-1]["response"]
     deltas: dict[str, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):

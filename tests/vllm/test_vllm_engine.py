@@ -160,13 +160,14 @@ async def test_a_stream_with_a_call(vllm: VLLMEngine) -> None:
 async def test_a_stream_that_is_refused_or_over_the_context(vllm: VLLMEngine) -> None:
     events: list[dict[str, Any]] = []
 
-    async def on_event(event: dict[str, Any]) -> None:
-        events.append(event)
+    async def read(body: dict[str, Any]) -> None:
+        async for event in vllm.stream_responses(body):
+            events.append(event)  # what came before a failure counts
 
     with pytest.raises(BadRequest):
-        await vllm.stream_responses({"input": "hi", "top_p": 7.0}, on_event)
+        await read({"input": "hi", "top_p": 7.0})
     assert events == []
-    await vllm.stream_responses({"input": "word " * 3000}, on_event)
+    await read({"input": "word " * 3000})
     assert events[-1]["type"] == "response.incomplete"
 
 

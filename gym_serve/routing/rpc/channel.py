@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import AsyncGenerator
 from itertools import count
 
 import aiohttp
@@ -18,6 +19,8 @@ from gym_serve.routing.rpc.directory import Address
 from gym_serve.routing.rpc.messages import (
     CANCEL,
     LOAD,
+    TAKEN,
+    WINDOW,
     Notification,
     Part,
     Request,
@@ -26,7 +29,6 @@ from gym_serve.routing.rpc.messages import (
     decode,
 )
 from gym_serve.routing.rpc.outbox import Outbox
-from gym_serve.routing.rpc.parts import Incoming
 from gym_serve.routing.rpc.sockets import notice_silence
 from gym_serve.routing.rpc.tls import caller_context
 from gym_serve.servers.transport import Call, Reply
@@ -36,6 +38,7 @@ __all__ = ["Broken", "Busy", "Channel", "Silent", "Undelivered", "Unreachable"]
 logger = logging.getLogger("gym_serve")
 
 _CONNECT_SECONDS = 5.0
+_REPORT_EVERY = WINDOW // 4  # parts that a reader has taken
 
 
 class Unreachable(Exception):
@@ -70,7 +73,7 @@ class Channel:
         self._outbox = Outbox(socket.send_bytes)
         self._ids = count()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._streams: dict[int, Incoming] = {}
+        self._streams: dict[int, asyncio.Queue[bytes | None]] = {}
         self._writer = asyncio.create_task(self._outbox.run())
         self._reader = asyncio.create_task(self._read())
 
@@ -121,25 +124,59 @@ class Channel:
         Raises:
             Undelivered, Busy, Broken: see there.
         """
+        number, reply = self._begin()
+        self._outbox.put(Request.of(number, call))
+        try:
+            return await reply
+        finally:
+            self._end(number, reply)
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Send a call and yield the parts of its answer; parts that wait for the reader are joined.
+
+        Closing the generator cancels the call over there.
+
+        Raises:
+            Undelivered, Busy, Broken: see there.
+            GymError: the call failed.
+        """
+        number, reply = self._begin()
+        parts = self._streams[number] = asyncio.Queue()
+        self._outbox.put(StreamRequest.of(number, call))
+        taken = 0
+        try:
+            while (part := await parts.get()) is not None:
+                ready = [part]
+                while not parts.empty() and (part := parts.get_nowait()) is not None:
+                    ready.append(part)
+                yield b"".join(ready)
+                if part is None:
+                    break
+                taken += len(ready)
+                if taken >= _REPORT_EVERY:
+                    self._outbox.put(Notification(TAKEN, [number, taken]))
+                    taken = 0
+            (await reply).json()
+        finally:
+            del self._streams[number]
+            self._end(number, reply)
+
+    def _begin(self) -> tuple[int, asyncio.Future[Reply]]:
+        """The number of a new call, and its reply."""
         if not self._open:
             raise Undelivered("the connection is closed")
         number = next(self._ids)
-        waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = waiting
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
         self.load += 1
-        try:
-            if call.emit is None:
-                self._outbox.put(Request.of(number, call))
-            else:
-                self._outbox.put(StreamRequest.of(number, call))
-                stream = self._streams[number] = Incoming(number, self._outbox, call.emit)
-                await stream.run()
-            return await waiting
-        finally:
-            if self._waiting.pop(number, None) and (waiting.cancelled() or not waiting.done()):
-                self._outbox.put(Notification(CANCEL, [number]))
-            if call.emit is not None:
-                del self._streams[number]
+        return number, reply
+
+    def _end(self, number: int, reply: asyncio.Future[Reply]) -> None:
+        """Forget a call; cancel it over there if it still runs."""
+        if self._waiting.pop(number, None) and (reply.cancelled() or not reply.done()):
+            self._outbox.put(Notification(CANCEL, [number]))
+        if reply.done() and not reply.cancelled():
+            reply.exception()  # a stream may be closed before it has read its failure
 
     async def close(self) -> None:
         """Close the connection; calls in progress are cancelled over there."""
@@ -156,7 +193,7 @@ class Channel:
                         self._answered(message)
                     elif isinstance(message, Part):
                         if (stream := self._streams.get(message.id)) is not None:
-                            stream.put(message.data)
+                            stream.put_nowait(message.data)
                     elif isinstance(message, Notification) and message.method == LOAD:
                         self.load = message.params[0]
         except msgspec.DecodeError as error:
@@ -174,7 +211,7 @@ class Channel:
         if waiting is None or waiting.done():
             return
         if (stream := self._streams.get(response.id)) is not None:
-            stream.end()
+            stream.put_nowait(None)
         if response.result is None:
             waiting.set_exception(Busy(response.error))
         else:
@@ -187,4 +224,4 @@ class Channel:
                 waiting.set_exception(Undelivered("the replica left") if left else Broken("it broke off"))
         self._waiting.clear()
         for stream in self._streams.values():
-            stream.end()
+            stream.put_nowait(None)

@@ -11,31 +11,35 @@ import asyncio
 import hmac
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
+from gym_serve.routing.rpc.channel import Busy
 from gym_serve.routing.rpc.directory import Address
 from gym_serve.routing.rpc.messages import (
     CANCEL,
     FULL,
     LOAD,
     TAKEN,
+    WINDOW,
     Message,
     Notification,
+    Part,
     Request,
     Response,
     StreamRequest,
     decode,
 )
 from gym_serve.routing.rpc.outbox import Outbox
-from gym_serve.routing.rpc.parts import Outgoing
 from gym_serve.routing.rpc.sockets import notice_silence
 from gym_serve.routing.rpc.tls import check_certificate, listener_context
+from gym_serve.servers.context import closing
+from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.transport import Call, Reply
-from gym_serve.types.errors import Overloaded
+from gym_serve.types.errors import DeadlineExceeded, GymError
 
 __all__ = ["Listener"]
 
@@ -47,7 +51,7 @@ class _Connection:
         self.socket = socket
         self.outbox = Outbox(socket.send_bytes)
         self.calls: dict[int, asyncio.Task[None]] = {}
-        self.streams: dict[int, Outgoing] = {}
+        self.streams: dict[int, asyncio.Semaphore] = {}  # room for parts on their way
         self.load = 0
 
     def cancel(self, id: int) -> None:
@@ -57,6 +61,12 @@ class _Connection:
             call.cancel()
             if inspect.getcoroutinestate(call.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
                 self.ended(id)  # it came together with its cancellation, and will never run
+
+    def taken(self, id: int, count: int) -> None:
+        """The reader of a stream has taken so many parts."""
+        if (room := self.streams.get(id)) is not None:
+            for _ in range(count):
+                room.release()
 
     def ended(self, id: int) -> None:
         """A call has ended."""
@@ -68,13 +78,21 @@ class Listener:
     """Answers the calls of other processes.
 
     Args:
-        dispatch: runs a call. A failure is a reply; what it raises is `Overloaded`, for a call that it
-            did not begin, and cancellation.
+        dispatch: runs a call. A failure is a reply.
+        stream: runs a call whose answer comes in parts. A failure is a `GymError`.
         load: how busy the replica is: its live sessions and calls in progress.
+
+    Both raise `Busy` for a call that they did not begin.
     """
 
-    def __init__(self, dispatch: Callable[[Call], Awaitable[Reply]], load: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        dispatch: Callable[[Call], Awaitable[Reply]],
+        stream: Callable[[Call], AsyncIterator[bytes]],
+        load: Callable[[], int],
+    ) -> None:
         self._dispatch = dispatch
+        self._stream = stream
         self._load = load
         self._token = secrets.token_urlsafe(32)
         self._runner: web.AppRunner | None = None
@@ -153,27 +171,40 @@ class Listener:
         for message in messages:
             if isinstance(message, Request):
                 if not self._stopping:
-                    call = message.call
                     if isinstance(message, StreamRequest):
-                        parts = connection.streams[message.id] = Outgoing(message.id, connection.outbox)
-                        call = call._replace(emit=parts.send)
-                    task = asyncio.create_task(self._run(connection, message.id, call))
+                        connection.streams[message.id] = asyncio.Semaphore(WINDOW)
+                    task = asyncio.create_task(self._run(connection, message))
                     connection.calls[message.id] = task
             elif isinstance(message, Notification) and message.method == CANCEL:
                 connection.cancel(message.params[0])
             elif isinstance(message, Notification) and message.method == TAKEN:
-                stream = connection.streams.get(message.params[0])
-                if stream is not None:
-                    stream.taken(message.params[1])
+                connection.taken(*message.params)
 
-    async def _run(self, connection: _Connection, id: int, call: Call) -> None:
+    async def _run(self, connection: _Connection, request: Request) -> None:
         try:
-            reply = await self._dispatch(call)
-            connection.outbox.put(Response(id, None, reply))
-        except Overloaded as error:
-            connection.outbox.put(Response(id, error.message, None))
+            if isinstance(request, StreamRequest):
+                reply = await self._send_parts(connection, request.id, request.call)
+            else:
+                reply = await self._dispatch(request.call)
+            connection.outbox.put(Response(request.id, None, reply))
+        except Busy as error:
+            connection.outbox.put(Response(request.id, str(error), None))
         finally:
-            connection.ended(id)
+            connection.ended(request.id)
+
+    async def _send_parts(self, connection: _Connection, id: int, call: Call) -> Reply:
+        room = connection.streams[id]
+        try:
+            with time_limit(call.timeout):  # also for a reader that takes nothing
+                async with closing(self._stream(call)) as parts:
+                    async for part in parts:
+                        await room.acquire()
+                        connection.outbox.put(Part(id, part))
+        except (asyncio.TimeoutError, TimeoutError):
+            return Reply.failed(DeadlineExceeded(f"{call.op} took over {call.timeout:.3g} s"), call.session)
+        except GymError as error:
+            return Reply.failed(error, call.session)
+        return Reply(200, b"", call.session)
 
     async def _report(self) -> None:
         """Tell idle callers, too, how busy this replica is; else they would keep to old news."""

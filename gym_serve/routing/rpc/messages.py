@@ -19,6 +19,7 @@ __all__ = [
     "FULL",
     "LOAD",
     "TAKEN",
+    "WINDOW",
     "Message",
     "Notification",
     "Part",
@@ -38,8 +39,12 @@ CANCEL = "cancel"
 LOAD = "load"
 """Told by the replica: it has ``params[0]`` live sessions and calls in progress."""
 
+WINDOW = 64
+"""Parts of an answer that the replica sends ahead of the caller's reader. All calls of two processes share a
+connection, which must not wait for a slow reader."""
+
 TAKEN = "taken"
-"""Told by the caller: it has passed on ``params[1]`` more parts of the answer to the call ``params[0]``."""
+"""Told by the caller: its reader took ``params[1]`` more parts of the answer to the call ``params[0]``."""
 
 Params = tuple[bytes, Union[str, None], str, Union[str, None], Union[float, None]]  # noqa: UP007  # on 3.10
 
@@ -54,7 +59,7 @@ class Request(msgspec.Struct, array_like=True, tag=0, gc=False):
     @classmethod
     def of(cls, id: int, call: Call) -> Request:
         """The message of a call."""
-        return cls(id, call[0], call[1:6])
+        return cls(id, call[0], call[1:])
 
     @property
     def call(self) -> Call:

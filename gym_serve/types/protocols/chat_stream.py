@@ -94,8 +94,9 @@ class CompletionStream:
         kind = str(event.get("type"))
         delta = event.get("delta")
         if kind in FINAL_EVENTS:
-            (choice,) = response_to_chat(event_object(event, "response"), self._chat)["choices"]
-            yield self._chunk({}, choice["finish_reason"])
+            completion = response_to_chat(event_object(event, "response"), self._chat)
+            yield self._chunk({}, completion["choices"][0]["finish_reason"])
+            yield {**self._head, "choices": [], "usage": completion.get("usage")}
         elif kind == "response.output_item.added":
             item = event_object(event, "item")
             if item.get("type") == "function_call":

@@ -1,0 +1,199 @@
+"""The protocols of models: OpenAI's Responses and Chat Completions, and Anthropic's Messages.
+
+Each answers the body of a request by asking a model, either whole or as server-sent events that are yielded
+while the model produces them. The model is whatever has the methods of `Model`: a `ModelServer`, or one whose
+calls are recorded for an external harness (`gym_serve.servers.captures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from gym_serve.servers.context import closing
+from gym_serve.types.errors import GymError, InvalidRequest, Unavailable
+from gym_serve.types.protocols import (
+    MessageStream,
+    chat_chunks,
+    chat_sse,
+    error_message,
+    message_events,
+    message_to_params,
+    response_events,
+    response_to_message,
+    responses_sse,
+    schemas,
+)
+from gym_serve.types.requests import JSON
+
+__all__ = ["PROTOCOLS", "Model", "WireProtocol", "error_event", "finished_stream", "without_stream"]
+
+
+class Model(Protocol):
+    """What a protocol asks of a model; `gym_serve.servers.model.ModelServer` describes the methods."""
+
+    async def responses(self, body: JSON) -> JSON:
+        """The Response for a body of ``POST /v1/responses``."""
+        ...
+
+    async def chat_completions(self, body: JSON) -> JSON:
+        """The ChatCompletion for a body of ``POST /v1/chat/completions``."""
+        ...
+
+    def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
+        """`responses` as a stream of events."""
+        ...
+
+    def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
+        """`chat_completions` as a stream of chunks."""
+        ...
+
+
+class WireProtocol(NamedTuple):
+    """A way to ask a model.
+
+    Attributes:
+        summary: its name.
+        request, response: JSON schemas of the body and the answer.
+        answer: the whole answer to a body.
+        stream: the answer to a body as server-sent events.
+    """
+
+    summary: str
+    request: JSON
+    response: JSON
+    answer: Callable[[Model, Any], Awaitable[JSON]]
+    stream: Callable[[Model, Any], AsyncGenerator[bytes, None]]
+
+
+def without_stream(body: Any) -> Any:
+    """A request without the keys that ask for a stream; models never see them."""
+    if not isinstance(body, dict):
+        return body
+    return {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+
+
+def finished_stream(op: str, body: Any, answer: Any) -> bytes:
+    """A finished answer as server-sent events.
+
+    Args:
+        op: the operation, one of `PROTOCOLS` or one that ends so.
+        body: the request.
+        answer: the answer to it.
+
+    Raises:
+        Unavailable: the answer is not what the protocol says.
+    """
+    try:
+        if op.endswith("v1/responses"):
+            return b"".join(responses_sse(response_events(answer)))
+        if op.endswith("v1/messages"):
+            return b"".join(responses_sse(message_events(answer)))
+        return b"".join(chat_sse(chat_chunks(answer, include_usage=_includes_usage(body))))
+    except (AttributeError, KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise Unavailable(f"the answer of {op} cannot be streamed: {problem}") from error
+
+
+def error_event(op: str, error: GymError) -> bytes:
+    """The event that ends a stream in a failure, as the protocol of ``op`` defines it."""
+    body = error.to_body()
+    if op.endswith("v1/messages"):
+        return b"".join(responses_sse([error_message(error.status, body["error"])]))
+    if op.endswith("v1/responses"):
+        event = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return b"".join(responses_sse([event]))
+    return next(chat_sse([body]))
+
+
+async def _responses(model: Model, body: Any) -> JSON:
+    _check_input(body)
+    return await model.responses(without_stream(body))
+
+
+async def _stream_responses(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
+    _check_input(body)
+    async with closing(model.stream_responses(without_stream(body))) as events:
+        async for event in events:
+            yield b"".join(responses_sse([event]))
+
+
+async def _chat(model: Model, body: Any) -> JSON:
+    _check_messages(body)
+    return await model.chat_completions(without_stream(body))
+
+
+async def _stream_chat(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
+    """The usage comes in a chunk of its own at the end, if the request asks for it."""
+    _check_messages(body)
+    include_usage = _includes_usage(body)
+    usage: Any = None
+    last: JSON = {}
+    async with closing(model.stream_chat(without_stream(body))) as chunks:
+        async for chunk in chunks:
+            last.update({key: chunk.get(key) for key in ("id", "object", "created", "model")})
+            usage = usage if chunk.get("usage") is None else chunk["usage"]
+            if chunk.get("choices"):
+                shown = {key: value for key, value in chunk.items() if key != "usage"}
+                yield _chunk({**shown, "usage": None} if include_usage else shown)
+    end = b"".join(chat_sse([]))
+    if include_usage:
+        end = _chunk({**last, "choices": [], "usage": usage}) + end
+    yield end
+
+
+async def _messages(model: Model, body: Any) -> JSON:
+    _check_messages(body)
+    return response_to_message(await model.responses(message_to_params(body)), body)
+
+
+async def _stream_messages(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
+    _check_messages(body)
+    stream = MessageStream(body)
+    async with closing(model.stream_responses(message_to_params(without_stream(body)))) as events:
+        async for event in events:
+            if made := b"".join(responses_sse(stream.event(event))):
+                yield made
+
+
+def _includes_usage(body: JSON) -> bool:
+    options: Any = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise InvalidRequest(f"`stream_options` must be an object, got {type(options).__name__}")
+    return bool(options.get("include_usage"))
+
+
+def _chunk(chunk: JSON) -> bytes:
+    return next(chat_sse([chunk]))
+
+
+def _check_input(body: Any) -> None:
+    given = body.get("input") if isinstance(body, dict) else None
+    if not isinstance(given, str):
+        _check_list(given, "input", "a string or a list of items")
+
+
+def _check_messages(body: Any) -> None:
+    _check_list(body.get("messages") if isinstance(body, dict) else None, "messages", "a list of messages")
+
+
+def _check_list(given: Any, key: str, wanted: str) -> None:
+    if not isinstance(given, list):
+        raise InvalidRequest(f"`{key}` must be {wanted}, got {type(given).__name__}")
+    for index, entry in enumerate(given):
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"`{key}[{index}]` must be an object, got {type(entry).__name__}")
+
+
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "v1/responses": WireProtocol(
+        "OpenAI Responses", schemas.PARAMS, schemas.RESPONSE, _responses, _stream_responses
+    ),
+    "v1/chat/completions": WireProtocol(
+        "OpenAI Chat Completions", schemas.CHAT, schemas.COMPLETION, _chat, _stream_chat
+    ),
+    "v1/messages": WireProtocol(
+        "Anthropic Messages", schemas.MESSAGES, schemas.MESSAGE, _messages, _stream_messages
+    ),
+}
+"""By operation. A stream raises its failures, also after the first event."""
