@@ -44,14 +44,16 @@ def proxy(answers: list[tuple[int, bytes]]) -> Iterator[str]:
         server.shutdown()
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Launch a graph that Serve runs at once."""
-    monkeypatch.setattr(deployed, "_run", lambda *_: None)
+def launch(monkeypatch: pytest.MonkeyPatch, url: str) -> list[str]:
+    """Launch a graph that Serve runs at once; the names of the applications that it was asked to run."""
+    run: list[str] = []
+    monkeypatch.setattr(deployed, "_run", lambda _, name, prefix: run.append(name))
     monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
     monkeypatch.setattr(deployed, "http_address", lambda: url)
     graph = resolve(load_graph({"models": {"m": {"type": "scripted_model"}}}).spec)
     deployed.launch(graph, "b", "/b")
+    return run
 
 
 def test_waits_for_its_route(
@@ -61,9 +63,10 @@ def test_waits_for_its_route(
     assert answers == [OTHERS]
 
 
+@pytest.mark.timeout(60)
 def test_waits_for_no_proxy_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployed, "_ROUTE_SECONDS", math.inf)  # if it did, it would not end
-    launch(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    assert launch(monkeypatch, f"http://127.0.0.1:{free_port()}") == ["b"]
 
 
 def test_does_not_wait_for_ever(

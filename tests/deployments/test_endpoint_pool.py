@@ -62,6 +62,7 @@ async def test_an_endpoint_that_only_fails_is_left_alone(model_at, backends):
     assert len(well.requests) == 40
 
 
+@pytest.mark.timeout(60)
 async def test_new_episodes_go_where_there_is_least_to_do(model_at, backends):
     busy, idle = backends
     busy.replies = idle.replies = ["hang"]
@@ -74,6 +75,7 @@ async def test_new_episodes_go_where_there_is_least_to_do(model_at, backends):
         busy, idle = idle, busy
     second = asyncio.create_task(ask(model, 1))
     await idle.waiting.wait()
+    assert [len(backend.requests) for backend in (busy, idle)] == [1, 1]
     first.cancel()
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
@@ -178,6 +180,7 @@ async def test_a_call_under_way_outlives_its_limits(model_at, backend, monkeypat
     monkeypatch.setattr(connections, "send", sent)
     await ask(model, 1)
     await ask(model, 2)
+    assert len(backend.requests) == 2
 
 
 @pytest.mark.parametrize("reply", [(503, b"down"), (429, {}), (400, {"message": "no"}), "drop"])

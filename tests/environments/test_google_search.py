@@ -277,4 +277,9 @@ def test_a_cassette_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_shipped_cassette_is_sound() -> None:
-    Cassette(EXAMPLE, record=False).close()
+    cassette = Cassette(EXAMPLE, record=False)
+    recorded = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
+    assert recorded
+    for call in recorded:
+        assert cassette.get(call["tool"], call["argument"]) == call["answer"]
+    cassette.close()

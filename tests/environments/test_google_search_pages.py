@@ -426,7 +426,8 @@ def test_a_character_set_is_guessed_where_a_page_names_none(text: str, charset: 
 
 @given(st.binary(max_size=80), st.sampled_from([None, "utf-16", "utf-7", "idna", "base64", "x" * 50]))
 def test_any_bytes_are_text(body: bytes, charset: str | None) -> None:
-    decoded(page(body, charset=charset)).encode()
+    text = decoded(page(body, charset=charset))
+    assert text.encode().decode() == text
 
 
 @given(st.lists(st.text(alphabet="ab ", min_size=1, max_size=9), max_size=40), st.integers(2, 12))

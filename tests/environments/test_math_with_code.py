@@ -318,10 +318,11 @@ def test_a_box_is_a_part_of_the_text(text: str) -> None:
     assert box is None or (box in text and box.count("{") == box.count("}"))
 
 
+@pytest.mark.timeout(60)  # quadratic time would be hours
 def test_long_texts_are_no_burden() -> None:
     for piece in ("\\boxed{", "{", "}", "\\boxed{}", "$", "\\text{"):
-        last_box(piece * 200_000)
-        same_text(piece * 200_000, "1")
+        assert last_box(piece * 200_000) is None
+        assert not same_text(piece * 200_000, "1")
 
 
 @LOOP

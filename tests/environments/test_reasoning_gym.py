@@ -95,9 +95,10 @@ async def test_any_text_has_an_answer(text: str) -> None:
     assert answer_in(text) in text
 
 
+@pytest.mark.timeout(60)  # quadratic time would be hours
 async def test_a_long_text_is_no_burden() -> None:
     for piece in ("<answer>", "</answer>", "\\boxed{", "x"):
-        answer_in(piece * 100_000)
+        assert answer_in(piece * 100_000) == piece * 100_000
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,17 @@ RESPONSE: JSON = {
 
 
 def in_other_protocols(response: JSON) -> None:
-    list(chat_chunks(response_to_chat(response), include_usage=True))
-    list(message_events(response_to_message(response, {})))
+    chunks = list(chat_chunks(response_to_chat(response), include_usage=True))
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    events = [event["type"] for event in message_events(response_to_message(response, {}))]
+    assert (events[0], events[-1]) == ("message_start", "message_stop")
 
 
 def in_other_streams(events: Iterable[JSON]) -> None:
     streams = CompletionStream({}), MessageStream({"tools": [{"name": "f"}]})
     for event in events:
         for stream in streams:
-            list(stream.event(event))
+            assert all(isinstance(sent, dict) for sent in stream.event(event))
 
 
 @given(wrong(COMPLETION))
@@ -134,9 +136,10 @@ def test_a_stream(stream: JSON) -> None:
 
 @given(wrong(RESPONSE))
 def test_a_response(response: JSON) -> None:
-    for convert in (response_to_chat, lambda given: response_to_message(given, {})):
-        with contextlib.suppress(Unavailable):
-            convert(response)
+    with contextlib.suppress(Unavailable):
+        assert response_to_chat(response)["object"] == "chat.completion"
+    with contextlib.suppress(Unavailable):
+        assert response_to_message(response, {})["type"] == "message"
 
 
 @given(wrong({"events": list(response_events(RESPONSE))}))

@@ -234,4 +234,5 @@ ITEM = st.fixed_dictionaries(
 @given(JSON_VALUE | st.lists(JSON_VALUE | ITEM), JSON_VALUE)
 def test_no_response_breaks_the_conversion(output, usage):
     with contextlib.suppress(GymError):
-        list(message_events(response_to_message({"output": output, "usage": usage}, {})))
+        events = list(message_events(response_to_message({"output": output, "usage": usage}, {})))
+        assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")

@@ -197,17 +197,21 @@ def test_no_answer_of_a_backend_breaks_the_conversion(completion, choice, messag
     answer = {**completion, "choices": [{**choice, "message": message}]}
     response = only_gym_errors(chat_to_response, answer, {"input": "x"}, parse_think=True)
     if response is not None:
-        list(response_events(response))
-        list(chat_chunks(response_to_chat(response), True))
+        events = [event["type"] for event in response_events(response)]
+        assert events[0] == "response.created"
+        chunks = list(chat_chunks(response_to_chat(response), True))
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
 @given(
     any_object("error", "incomplete_details", "usage", "created_at", "model"), JSON_VALUE | st.lists(ANY_ITEM)
 )
 def test_no_response_breaks_the_conversion(response, output):
-    only_gym_errors(response_to_chat, {**response, "output": output})
+    completion = only_gym_errors(response_to_chat, {**response, "output": output})
+    assert completion is None or completion["object"] == "chat.completion"
 
 
 @given(st.lists(st.none() | JSON_VALUE.filter(lambda v: v is None or isinstance(v, dict))))
 def test_no_usage_breaks_the_sum(usages):
-    usage_sum(usages)
+    total = usage_sum(usages)
+    assert (total is None) == (not any(usages))

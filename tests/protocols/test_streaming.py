@@ -230,5 +230,7 @@ def test_no_chunk_breaks_the_stream(chunks):
     with contextlib.suppress(GymError):
         for chunk in chunks:
             joiner.add(chunk)
-            stream.chunk(chunk)
-        stream.finish(chat_to_response(joiner.completion(), {"input": "x"}, parse_think=True))
+            assert all(event["type"].startswith("response.") for event in stream.chunk(chunk))
+        whole = chat_to_response(joiner.completion(), {"input": "x"}, parse_think=True)
+        _, response = stream.finish(whole)
+        assert response["object"] == "response"

@@ -115,7 +115,7 @@ def test_every_event_fits_the_client_types():
     schema = TypeAdapter(ResponseStreamEvent)
     refusal = {**MESSAGE, "id": "msg_2", "content": [{"type": "refusal", "refusal": "No."}]}
     for event in response_events(response(REASONING, DEEP, MESSAGE, CALL, OUTPUT, refusal)):
-        schema.validate_python(event)
+        assert schema.validate_python(event).type == event["type"]
 
 
 def test_responses_create_stream():

@@ -243,6 +243,7 @@ async def test_nobody_waits_for_what_a_broken_connection_will_never_take() -> No
     stopping = asyncio.create_task(outbox.flush())
     writer.cancel()  # as a connection does when it breaks
     await asyncio.wait_for(stopping, 10)
+    assert writer.cancelled()
     outbox.put(Notification(LOAD, [2]))
     await asyncio.wait_for(outbox.flush(), 10)
 

@@ -451,11 +451,13 @@ async def test_pool_is_ready_before_it_is_asked(name: SandboxName) -> None:
 
 
 async def test_stop_while_one_is_starting(name: SandboxName) -> None:
+    before = children()
     pool = SandboxPool(sandbox_of(name), Limits(), size=1)
     await pool.start()
     python = await pool.take()
     await pool.stop()
     await python.stop()
+    assert children() <= before
 
 
 async def test_a_prelude_that_fails() -> None:

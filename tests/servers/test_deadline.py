@@ -26,7 +26,7 @@ class TestBoth:
     async def test_a_block_in_time_is_left_alone(self) -> None:
         with time_limit(0.01):
             pass
-        await asyncio.sleep(1.1)
+        assert await asyncio.sleep(1.1, "undisturbed") == "undisturbed"
 
     async def test_of_two_limits_at_once_the_outer_one_tells(self) -> None:
         async def inner() -> None:
@@ -90,4 +90,4 @@ def test_loops_one_after_the_other_in_one_thread(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("seconds", [None, float("inf")])
 async def test_no_limit(seconds: float | None) -> None:
     with time_limit(seconds):
-        await asyncio.sleep(0)
+        assert await asyncio.sleep(0, "undisturbed") == "undisturbed"
