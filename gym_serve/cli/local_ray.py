@@ -8,7 +8,7 @@ long as it lives. So `started` never takes another process for it, even if the p
 from __future__ import annotations
 
 import fcntl
-import importlib
+import gc
 import json
 import logging
 import os
@@ -26,7 +26,7 @@ from gym_serve.routing.ports import free_port
 from gym_serve.routing.starting import ENVIRONMENT, START_LOG, try_twice
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["LocalRay", "connect", "find", "logs_directory", "start", "started", "stop", "use"]
+__all__ = ["LocalRay", "connect", "find", "import_ray", "logs_directory", "start", "started", "stop", "use"]
 
 _log = logging.getLogger(START_LOG)
 
@@ -121,7 +121,7 @@ def _start() -> LocalRay:
         file.write(json.dumps(asdict(found)))
     try:
         os.environ.setdefault(_AUTH, mode)  # Ray reads it when it is imported
-        importlib.import_module("gym_serve.client.deployed")  # takes seconds, in which that Ray starts
+        import_ray()  # takes seconds, in which that Ray starts
         deadline = time.monotonic() + _START_SECONDS
         while not _is_written(found):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -187,10 +187,27 @@ def connect(address: str | None) -> None:
         Unauthorized, ClusterMismatch: see `gym_serve.client.cluster.join`.
     """
     address = find(address)
-    # Imported here: Ray reads the environment, which `find` sets, at import.
+    import_ray()
     from gym_serve.client.cluster import join
 
     join(address)
+
+
+def import_ray() -> None:
+    """Import Ray and Serve faster than usual. Call `find` first: Ray reads the environment at import.
+
+    Serve imports pandas if it is installed, but needs it for nothing that a command does.
+    """
+    blocked = "pandas" not in sys.modules
+    if blocked:
+        sys.modules["pandas"] = None  # type: ignore[assignment]  # `import pandas` raises ImportError
+    gc.disable()
+    try:
+        import gym_serve.client.deployed  # noqa: F401
+    finally:
+        gc.enable()
+        if blocked:
+            del sys.modules["pandas"]
 
 
 def logs_directory() -> Path:

@@ -173,8 +173,12 @@ class Target:
         if self.url is not None:
             return Gym.connect(self.url, self.token)
         if self.attach is not None:
-            return Gym.attach(self.attach, local_ray.find(self.address))
+            address = local_ray.find(self.address)
+            local_ray.import_ray()
+            return Gym.attach(self.attach, address)
         assert self.graph is not None
+        if self.ray:
+            local_ray.import_ray()
         return Gym.from_graph(
             self.graph, self.address, self.overrides, application=self.application, ray=self.ray
         )

@@ -1,7 +1,7 @@
-"""Joining a Ray cluster and leaving it as it was found.
+"""Joins a Ray cluster, and leaves it as it was.
 
-What this process started, it stops: a local Ray, a connection, a Serve instance. What was there
-before (a trainer's cluster, other graphs, other applications) stays.
+This process stops what it started: a local Ray, a connection, a Serve instance. Everything else stays (a
+trainer's cluster, other graphs, other applications).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
 
 _HAVE = (
-    "put that of the cluster (there: `ray get-auth-token`) into RAY_AUTH_TOKEN, or into the file "
-    "~/.ray/auth_token"
+    "put the cluster's token (`ray get-auth-token` prints it there) into RAY_AUTH_TOKEN, or into the "
+    "file ~/.ray/auth_token"
 )
 
 
@@ -40,14 +40,13 @@ class Cluster:
     """A connection to Ray with Serve running on it.
 
     Args:
-        address: None for this process's Ray or else a new local one, without Ray's dashboard (``ray.init()``
-            before starts one that has it); ``"auto"`` for the cluster on this machine; ``"host:port"`` for
-            any other.
+        address: None for this process's Ray, or else a new local one without a dashboard (call ``ray.init()``
+            first to have one); ``"auto"`` for the cluster on this machine; ``"host:port"`` for another one.
 
     Raises:
         ClusterMismatch: the cluster runs another version of Ray or Python.
         Unavailable: there is no cluster at the address, or Ray did not start.
-        Unauthorized: the cluster asks for a token that this process does not send.
+        Unauthorized: the cluster needs a token that this process does not have.
         BadRequest: the address cannot be used.
     """
 
@@ -83,7 +82,7 @@ class Cluster:
         return http_address()
 
     def leave(self) -> None:
-        """Stop what this object started; safe to call twice."""
+        """Stop what this object started. Safe to call twice."""
         if self._started_serve and not self._started_ray and ray.is_initialized():
             with suppress(RayServeException):  # the cluster may be gone already
                 if not serve.status().applications:
@@ -99,10 +98,13 @@ class Cluster:
 
 
 def start_ray() -> Reaper:
-    """Start a Ray that ends with this process; what sees to that is for whoever stops it to dismiss.
+    """Start a Ray that ends with this process.
+
+    Returns:
+        the process that ends Ray if this one is killed; dismiss it after ``ray.shutdown()``.
 
     Raises:
-        Unavailable: it did not start.
+        Unavailable: Ray did not start.
     """
 
     def undo() -> None:
@@ -122,10 +124,10 @@ def start_ray() -> Reaper:
 
 
 def start_serve(port: int) -> None:
-    """Start Serve on the connected cluster, its proxies at a port of the loopback interface.
+    """Start Serve on the connected cluster, with its proxies at a port of the loopback interface.
 
     Raises:
-        Unavailable: it did not start.
+        Unavailable: Serve did not start.
     """
 
     def undo() -> None:
@@ -151,7 +153,7 @@ def _init(address: str) -> None:
 
 
 def _is_own(error: Exception) -> bool:
-    """Whether Ray failed by itself. What it raises then has no class of its own."""
+    """Whether Ray itself failed. Such errors have no class of their own."""
     kinds = (RayError, RayServeException, RuntimeError, TimeoutError, ConnectionError)
     return isinstance(error, kinds) or type(error) is Exception
 
@@ -177,10 +179,10 @@ def join(address: str) -> None:
         ) from None
     except _NO_TOKEN:
         raise Unauthorized(
-            f"the Ray cluster at {address} asks for a token, and there is none: {_HAVE}"
+            f"the Ray cluster at {address} needs a token, and this process has none: {_HAVE}"
         ) from None
     except ConnectionError as error:
-        # The answer of the cluster is in the cause only, which holds it as the text of a traceback.
+        # Only the cause has the cluster's answer, as the text of a traceback.
         if _REFUSED in str(error.__cause__):
             raise Unauthorized(_refused(address)) from None
         raise Unavailable(
@@ -190,8 +192,8 @@ def join(address: str) -> None:
 
 def _refused(address: str) -> str:
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return f"the Ray cluster at {address} does not take this token: {_HAVE}"
+        return f"the Ray cluster at {address} refuses this token: {_HAVE}"
     return (
-        f"the Ray cluster at {address} asks for a token, which Ray sends to an explicit address only if "
-        "it is told to: set RAY_AUTH_MODE=token in the environment, before Python starts"
+        f"the Ray cluster at {address} needs a token, which Ray sends to an explicit address only with "
+        "RAY_AUTH_MODE=token: set it in the environment before Python starts"
     )

@@ -1,6 +1,6 @@
-"""`Connection`: how a `Gym` reaches its graph. There are three: on a Ray cluster, over HTTP, in this process.
+"""How a `Gym` reaches its graph: on a Ray cluster, over HTTP, or in this process.
 
-The one on a cluster is in `gym_serve.client.deployed`, which imports Ray.
+`ClusterConnection` is in `gym_serve.client.deployed`, which imports Ray.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["Connection", "HttpConnection", "LocalConnection"]
 
 
 class Connection:
-    """Reaches a graph. What a kind of connection cannot do raises `BadRequest`.
+    """A connection to a graph. Operations that a kind of connection does not support raise `BadRequest`.
 
     Args:
         name: name of the graph.
         public: the graph without secrets, as ``/graph`` shows it.
-        url: its address over HTTP; empty where it has none.
+        url: its address over HTTP; empty if it has none.
         default_agent: agent of the rows that name none.
-        graph: the graph itself, where this process deployed it.
+        graph: the resolved graph, if this process deployed it.
     """
 
-    kind = "a graph that was reached otherwise"
+    kind = "a graph"
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Connection:
         self.graph = graph
 
     def transport(self, server: str) -> Transport:
-        """A new transport to a server; whoever asked for it closes it."""
+        """A new transport to a server; the caller closes it."""
         raise NotImplementedError
 
     async def health(self) -> JSON:
@@ -59,7 +59,7 @@ class Connection:
         raise NotImplementedError
 
     async def pressure(self) -> JSON:
-        """How busy the graph is; see `Gym.pressure`."""
+        """The load of the graph; see `Gym.pressure`."""
         self._refuse("pressure")
 
     def handle(self, server: str) -> Any:
@@ -77,10 +77,10 @@ class Connection:
         self._refuse("update_weights")
 
     def close(self) -> None:
-        """Leave the graph; take it down, if this connection deployed it. Safe to call twice."""
+        """Disconnect, and take the graph down if this connection deployed it. Safe to call twice."""
 
     def again(self) -> Callable[[], Connection]:
-        """What reaches the same graph from another process, where it is unpickled and called."""
+        """A picklable function that connects another process to the same graph."""
         raise TypeError(f"a Gym over {self.kind} cannot be pickled")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -91,7 +91,7 @@ class LocalConnection(Connection):
     """A graph in this process.
 
     Raises:
-        GraphError: it needs a cluster.
+        GraphError: the graph needs a cluster.
         GymError: a server did not start.
     """
 
@@ -120,8 +120,8 @@ class HttpConnection(Connection):
         auth_token: its bearer token, if it has one.
 
     Raises:
-        Unavailable: no graph answers there.
-        GymError: the graph refuses.
+        Unavailable: no gym_serve graph answers at this URL.
+        GymError: the graph refuses the request, e.g. its token.
     """
 
     kind = "a graph that is reached over HTTP"
@@ -146,9 +146,10 @@ class HttpConnection(Connection):
 
 
 async def servers_health(url: str, headers: Mapping[str, str]) -> JSON:
-    """State of every server, by name, as the gateway at ``url`` tells it.
+    """State of every server, by name, from the gateway at ``url``.
 
-    Raises: as `page`.
+    Raises:
+        Unavailable, GymError: see `page`.
     """
     answer = await page(f"{url}/health", headers, fine=(200, 503))
     if not isinstance(states := answer.get("servers"), dict):
@@ -162,17 +163,17 @@ async def page(url: str, headers: Mapping[str, str], fine: tuple[int, ...] = (20
     Args:
         url: the page.
         headers: headers of the request.
-        fine: statuses that come with one.
+        fine: the HTTP statuses whose body is that object.
 
     Raises:
-        Unavailable: nothing answers there, or something else does.
-        GymError: the gateway's failure.
+        Unavailable: no gym_serve graph answers at this URL.
+        GymError: the failure that the gateway answers.
     """
     try:
         async with httpx.AsyncClient(timeout=30.0) as client:
             answer = await client.get(url, headers=dict(headers))
     except httpx.HTTPError as error:
-        raise Unavailable(f"no graph answers at {url}: {type(error).__name__}: {error}") from error
+        raise Unavailable(f"no gym_serve graph answers at {url}: {type(error).__name__}: {error}") from error
     try:
         body = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
@@ -180,5 +181,5 @@ async def page(url: str, headers: Mapping[str, str], fine: tuple[int, ...] = (20
     if answer.status_code not in fine:
         raise error_from_body(answer.status_code, body)
     if not isinstance(body, dict):
-        raise Unavailable(f"{url} is no gym_serve graph: it answered {str(body)[:200]!r}")
+        raise Unavailable(f"no gym_serve graph answers at {url}; the answer there is {str(body)[:200]!r}")
     return body

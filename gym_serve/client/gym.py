@@ -19,7 +19,6 @@ from typing import Any
 from typing_extensions import Self, Unpack
 
 from gym_serve.client import loop
-from gym_serve.client.awaitables import awaitables
 from gym_serve.client.connection import Connection, HttpConnection, LocalConnection
 from gym_serve.client.rollout_client import RolloutClient, RolloutOptions
 from gym_serve.graph import GraphSource, GraphSpec, load_graph, resolve
@@ -187,7 +186,7 @@ class Gym:
         """
         groups = list(expand(examples, self._driver.expansion(options), problem=raise_problem))
         pairs = self._stream(iter(groups), "completion", options)
-        return awaitables(pairs, sum(map(len, groups)))
+        return loop.awaitables(pairs, sum(map(len, groups)))
 
     async def groups(
         self,

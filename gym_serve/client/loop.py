@@ -1,11 +1,11 @@
-"""The event loop on which all handles of this process live, whoever calls.
+"""The event loop on which all transports of this process live, whichever loop or thread calls.
 
-A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but
-it belongs to that loop; a trainer calls from its own loop, from none, or from several. The loop
-runs in a daemon thread for the rest of the process, as Serve's own: handles cannot move.
+A Serve handle whose router runs on the caller's loop is the cheap kind (see `serve_compat`), but it belongs
+to that loop; a trainer calls from its own loop, from none, or from several. The loop runs in a daemon thread
+until the process ends, because handles cannot move.
 
-What one loop has for another waits in a queue, and is done in one go when that loop looks: a wake-up from
-another thread and a thread-safe future for every call cost the driver a fifth more CPU and memory.
+Calls between two loops are queued and handled in batches: a wake-up from another thread and a thread-safe
+future for every call cost the driver a fifth more CPU and memory.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["run", "wait"]
+__all__ = ["awaitables", "run", "wait"]
 
 T = TypeVar("T")
 
 
 class _Queue:
-    """What is to be done in one loop, put from any thread."""
+    """Work for one loop, put by any thread."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
@@ -35,18 +35,17 @@ class _Queue:
         self._waiting.append(work)
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
                 loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
-        self._woken = False  # first: what is put from now on wakes the loop again
+        self._woken = False  # first: later work must wake the loop again
         while self._waiting:
             self._waiting.popleft()()
 
 
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
-
-
+_pumps: set[asyncio.Future[None]] = set()  # event loops keep no strong references to their tasks
 _starting = threading.Lock()
 
 
@@ -63,7 +62,7 @@ def _started() -> asyncio.AbstractEventLoop:
 
 
 async def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine there and await it from any other loop; cancelling cancels it."""
+    """Run a coroutine on that loop and await it from any other; cancelling the call cancels the coroutine."""
     there, running = _loop(), _Running(work)
     _put(there, running.start)
     try:
@@ -74,10 +73,10 @@ async def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """The same, blocking; an interrupt cancels the work.
+    """Like `run`, but blocking; an interrupt cancels the coroutine.
 
     Raises:
-        RuntimeError: called on that loop itself, which would wait for itself.
+        RuntimeError: called on that loop itself, which would deadlock.
     """
     there = _loop()
     if _here() is there:
@@ -99,7 +98,7 @@ def _here() -> asyncio.AbstractEventLoop | None:
 
 
 class _Running(Generic[T]):
-    """A coroutine that runs there, and its answer here. (In closures the same takes 1 KB more, per call.)"""
+    """A coroutine on that loop, and its result on the caller's. (Closures would take 1 KB more per call.)"""
 
     __slots__ = ("_task", "_work", "answer")
 
@@ -131,3 +130,35 @@ class _Running(Generic[T]):
 def _put(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
     queue = _queues.get(loop) or _queues.setdefault(loop, _Queue())
     queue.put(loop, work)
+
+
+def awaitables(items: AsyncIterator[T], count: int) -> Iterator[Awaitable[T]]:
+    """Awaitables of the items of a stream, in their order, as `asyncio.as_completed` has them.
+
+    Call it inside a running event loop.
+
+    Args:
+        items: the stream; it is read from the first step on, whether its items are awaited or not.
+        count: the number of its items.
+    """
+    done: asyncio.Queue[T | Exception] = asyncio.Queue()
+
+    async def pump() -> None:
+        try:
+            async for item in items:
+                done.put_nowait(item)
+        except Exception as error:
+            for _ in range(count):
+                done.put_nowait(error)
+
+    async def take() -> T:
+        item = await done.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    pumping = asyncio.ensure_future(pump())
+    _pumps.add(pumping)
+    pumping.add_done_callback(_pumps.discard)
+    for _ in range(count):
+        yield take()

@@ -1,8 +1,8 @@
-"""A process that ends the local Ray of this one, should this one be killed.
+"""A process that ends this process's local Ray if this process is killed.
 
-Ray's first processes die with the one that started them, but not all of theirs: an agent that a raylet has
-just started waits for a dead GCS for minutes, or for ever. What belongs to this Ray, and to nobody else, has
-a random mark in its environment, which it inherits.
+Ray's first processes die with their parent, but not all of their children do: an agent that a raylet has
+just started may wait for a dead GCS for minutes, or for ever. All processes of this Ray, and no others, have
+a random mark in their environment, which they inherit.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _GRACE_SECONDS = 5.0  # in which Ray's processes notice by themselves that they 
 
 
 class Reaper:
-    """Waits for the end of this process. Where there is no ``/proc``, Ray has a reaper of its own.
+    """Waits for the end of this process. On systems without ``/proc``, Ray's own reaper must do.
 
     Args:
-        environment: further variables for what has the mark.
+        environment: further variables for the marked processes.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._mark = f"{_VARIABLE}={uuid4().hex}"
         # Ray's processes give themselves titles, which otherwise overwrite their environment.
         self._environment = {**environment, "SPT_NOENV": "1"}
-        # -S -E: it needs nothing but the standard library. A session of its own: Ctrl-C is not for it.
+        # -S -E: the standard library is enough. A new session: Ctrl-C must not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", __file__, str(os.getpid()), self._mark],
             stdin=subprocess.DEVNULL,
@@ -44,7 +44,7 @@ class Reaper:
 
     @contextmanager
     def marking(self) -> Iterator[None]:
-        """What this process starts in the block has the mark, with all that they start in turn."""
+        """Processes started in the block have the mark, and so do their descendants."""
         variables = dict([self._mark.split("=")]) | dict(self._environment)
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -57,26 +57,26 @@ class Reaper:
                     os.environ[name] = value
 
     def reap(self) -> None:
-        """End what has the mark, at once: what is left of a Ray that did not start."""
+        """Kill all marked processes, e.g. the remains of a Ray that did not start."""
         while left := marked(self._mark):
             _kill(left)
             time.sleep(0.05)
 
     def dismiss(self) -> None:
-        """End the reaper: this process has stopped its Ray."""
+        """End the reaper, after this process has stopped its Ray."""
         self._process.kill()
         self._process.wait()
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The processes with a variable in their environment, by id, with their command lines.
+    """Command lines, by process id, of the processes with a variable in their environment.
 
     Args:
         mark: ``NAME=value``.
     """
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
@@ -92,7 +92,7 @@ def _main(parent: int, mark: str) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     died, misses = time.monotonic(), 0
-    while misses < 2:  # the first of a pair may be starting the second while this one looks
+    while misses < 2:  # a process may be starting a child during the first look
         left = marked(mark)
         misses = 0 if left else misses + 1
         if time.monotonic() > died + _GRACE_SECONDS:

@@ -54,7 +54,7 @@ def test_a_graph_with_problems_and_a_graph_that_is_not_there(tmp_path: Path) -> 
     assert "simple_agent" in result.stderr
     result = runner.invoke(main, ["collect", "rows.jsonl", "--url", "http://127.0.0.1:9", "-o", "o.jsonl"])
     assert result.exit_code == 1
-    assert "no graph answers at http://127.0.0.1:9" in result.stderr
+    assert "no gym_serve graph answers at http://127.0.0.1:9" in result.stderr
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:

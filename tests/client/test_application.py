@@ -43,7 +43,7 @@ def test_the_chosen_one(file: Path) -> None:
 
 
 def test_none_or_a_wrong_one(file: Path) -> None:
-    with pytest.raises(GraphError, match=r"a, b are graphs: choose one with application=NAME"):
+    with pytest.raises(GraphError, match=r"several graphs \(a, b\); choose one with application=NAME"):
         Gym.from_graph(file)
-    with pytest.raises(GraphError, match=r"no graph is named 'c'; known: a, b"):
+    with pytest.raises(GraphError, match=r"unknown graph 'c'; known: a, b"):
         Gym.from_graph(file, application="c")

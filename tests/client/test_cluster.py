@@ -28,9 +28,9 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str | None =
 @pytest.mark.parametrize(
     ("mode", "advice"),
     [
-        (None, "set RAY_AUTH_MODE=token in the environment"),
-        ("disabled", "set RAY_AUTH_MODE=token in the environment"),
-        ("token", "does not take this token"),
+        (None, "RAY_AUTH_MODE=token: set it in the environment"),
+        ("disabled", "RAY_AUTH_MODE=token: set it in the environment"),
+        ("token", "refuses this token"),
     ],
 )
 def test_a_refused_token(monkeypatch: pytest.MonkeyPatch, mode: str | None, advice: str) -> None:
