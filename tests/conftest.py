@@ -47,11 +47,11 @@ THOROUGH = (
     *(f"environments/test_{name}" for name in ("code_gen", "every_verifier", "instruction_following")),
     *(
         f"environments/test_{name}"
-        for name in ("math_", "mcp_", "reasoning_gym", "same_rewards", "text_to_sql")
+        for name in ("math_with", "mcp_", "reasoning_gym", "same_rewards", "text_to_sql")
     ),
-    *("sandbox/", "servers/test_sessions_many", "workers/"),
+    *("grading/", "sandbox/", "servers/test_sessions_many", "workers/"),
 )
-"""Tests that need no Ray and yet long: sandboxes, pools of workers, generated requests."""
+"""Tests that need no Ray and take long: sandboxes, pools of workers, generated requests."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
