@@ -1,9 +1,9 @@
 """Who may call a graph over HTTP.
 
-Whoever reaches a graph spends the key of its model. So one without a token answers this machine alone, unless
-its file says ``insecure: true``. Web pages that a browser on this machine shows are refused as well: those of
-another origin, and those whose name was made to lead here (DNS rebinding). Of several tokens each lets in, so
-that a new one can be handed out before the old one goes.
+A client of a graph spends the API key of its model. So a graph without a token answers only this machine,
+unless its file says ``insecure: true``. Web pages in a browser on this machine are refused too: those of
+another origin, and those whose host name was pointed here (DNS rebinding). A graph may have several tokens,
+each of which is accepted, so that a new one can be handed out before the old one is removed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PORTS = {"http": ":80", "https": ":443"}
 
 
 class Access:
-    """Lets requests in.
+    """Checks whether a request may be answered.
 
     Args:
-        tokens: bearer tokens, any of which lets in; none for an open graph.
-        insecure: whether an open graph may be called by any name and from anywhere.
+        tokens: bearer tokens, each of which is accepted; none for an open graph.
+        insecure: whether an open graph may be called by any host name and from anywhere.
     """
 
     def __init__(self, tokens: Sequence[SecretStr], *, insecure: bool) -> None:
@@ -41,33 +41,31 @@ class Access:
         return bool(self._tokens)
 
     def check_origin(self, request: Request) -> None:
-        """Refuse the requests of web pages, other than the graph's own.
+        """Refuse requests of web pages other than the graph's own.
 
         Raises:
-            Forbidden: the page is of another origin, or calls an open graph by a name of its own.
+            Forbidden: the page has another origin, or calls an open graph by a foreign host name.
         """
         host = request.headers.get("host", "").lower()
         for origin in request.headers.getlist("origin"):
             if not _is_same(origin.lower(), host):
-                raise Forbidden(
-                    f"the graph answers no web page of another origin, and this one is of {origin[:100]!r}"
-                )
+                raise Forbidden(f"the web page's origin must be the graph's own, got {origin[:100]!r}")
         if not self._tokens and not self._insecure and not _is_local_name(host):
             raise Forbidden(
-                "a graph without auth_token is called by its IP address or as localhost, not as "
+                "a graph without auth_token must be called by IP address or as localhost, got "
                 f"{host[:100]!r}; give it an auth_token, or write insecure: true into its file"
             )
 
     def is_anonymous(self, request: Request) -> bool:
-        """Whether a request shows no token, where one is needed."""
+        """Whether a request has no token, although one is needed."""
         headers = request.headers
         return self.secured and "authorization" not in headers and "x-api-key" not in headers
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without one of the tokens.
+        """Refuse a request without a valid token.
 
         Raises:
-            Unauthorized: it has none, or another one.
+            Unauthorized: it has none, or a wrong one.
         """
         if not self._tokens:
             return
@@ -76,14 +74,14 @@ class Access:
             scheme, token = "bearer", key
         # Header values are Latin-1 to Starlette: this restores the bytes that were sent.
         given = token.strip().encode("latin-1")
-        # All of them are compared, so that the time does not tell which one it was.
+        # All tokens are compared, so that the time does not reveal which one matched.
         known = sum(hmac.compare_digest(given, token) for token in self._tokens)
         if scheme.lower() != "bearer" or not known:
             raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
 
 
 def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -> str | None:
-    """What is wrong with answering at an address; None if nothing is.
+    """Why a graph must not answer at an address; None if it may.
 
     Args:
         host: where Serve listens; None if it does not.
@@ -92,7 +90,7 @@ def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -
     if host is None or tokens or insecure or is_loopback(host):
         return None
     return (
-        f"auth_token: Serve listens on {host}, where other machines reach it, and the graph has no token. "
+        f"auth_token: Serve listens on {host}, which other machines reach, and the graph has no token. "
         'Give it one (auth_token: "${GYM_TOKEN}"), or start Serve with http_options: {host: 127.0.0.1}; or '
         "write insecure: true, if anyone who reaches it may use the graph and the key of its model"
     )
@@ -116,7 +114,7 @@ def _is_same(origin: str, host: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """Whether a ``Host`` is one that no other machine's page can have: an address, or localhost."""
+    """Whether no web page of another machine can have this ``Host``: an address, or localhost."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

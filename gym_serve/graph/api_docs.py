@@ -1,7 +1,7 @@
 """The API documentation of a graph: one OpenAPI 3.1 document of all servers, and a page to read it.
 
-The page needs nothing from the network: clusters often have none. A server that does not describe
-itself (it is down, or has these routes without gym_serve) is listed without its routes.
+The page loads nothing from the network, which clusters often lack. A server that does not describe itself
+(it is down, or does not run gym_serve) is listed without its routes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT: dict[str, Any] = {"type": "string"}
 
 
 def _named(properties: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """An object that has these properties; ``others`` is what further ones are."""
+    """Schema of an object with these properties; ``others`` is the schema of further ones."""
     schema = {"type": "object", "required": [*properties], "properties": properties}
     return schema if others is None else {**schema, "additionalProperties": others}
 
@@ -115,10 +115,10 @@ _MCP: dict[str, dict[str, Any]] = {
     },
     "mcp/close": {"method": "DELETE", "summary": "Close the session of an MCP client", "response": _OBJECT},
 }
-"""What the gateway itself answers for a resources server, by operation."""
+"""What the gateway itself answers for an environment, by operation."""
 
 _CODES: dict[int, list[str]] = {errors.GymError.status: [errors.GymError.code]}
-"""Codes of the failures by their status; those of classes that only gather others are left out."""
+"""Codes of the failures by status, without those of base classes."""
 for _name in errors.__all__:
     _error = getattr(errors, _name)
     if isinstance(_error, type) and issubclass(_error, errors.GymError) and not _error.__subclasses__():
@@ -235,14 +235,14 @@ def page(document: Mapping[str, Any]) -> str:
     return (
         "<!doctype html><meta charset=utf-8><title>gym_serve</title>"
         "<style>body{font:16px system-ui;max-width:60rem;margin:2rem auto}pre{overflow:auto}</style>"
-        f"<h1>gym_serve</h1><p>All routes stand below <code>{prefix}</code>; "
-        f"the same as <a href=openapi.json>OpenAPI</a>.</p><ul>{servers}</ul>{''.join(parts)}"
+        f"<h1>gym_serve</h1><p>All routes are below <code>{prefix}</code>. "
+        f"As <a href=openapi.json>OpenAPI</a>.</p><ul>{servers}</ul>{''.join(parts)}"
         f"<details><summary>Schemas</summary><pre>{shared}</pre></details>"
     )
 
 
 def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
-    """A row, whose agent has to be one of the graph's."""
+    """Schema of a row, whose agent must be one of the graph's."""
     agent = {"type": "object", "properties": {"name": {"enum": [*agents]}}}
     if default_agent is not None:
         return {**ROW, "properties": {**ROW["properties"], "agent_ref": agent}}
@@ -263,7 +263,7 @@ def _tag(node: Node, described: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _route(op: str) -> str:
-    """The path of an operation below its server; see `gym_serve.graph.routes`."""
+    """The path of an operation below its server; see `gym_serve.graph.wire`."""
     if op in (TRAJECTORIES, CLOSE):
         return f"{OPEN}/{{id}}"
     if op in _MCP:
@@ -303,7 +303,7 @@ def _path_item(
 
 
 def _failures(node: Node | None, op: str, *, with_body: bool) -> dict[str, Any]:
-    """The answers of an operation that failed, by status."""
+    """The failed answers of an operation, by status."""
     if op == "mcp":
         refused = _answer(
             "refused, by the graph or by the protocol", {"$ref": "#/components/schemas/McpError"}
@@ -316,7 +316,7 @@ def _failures(node: Node | None, op: str, *, with_body: bool) -> dict[str, Any]:
     own = _referred((*_OF_EVERYONE, *_OF_A_SERVER, *((413,) if with_body else ())))
     if node.url is None:
         return own
-    return {**own, "default": _answer("what the remote server says", {})}
+    return {**own, "default": _answer("the answer of the remote server", {})}
 
 
 def _referred(statuses: Iterable[int]) -> dict[str, Any]:

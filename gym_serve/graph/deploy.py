@@ -39,7 +39,7 @@ _GATEWAY_DEFAULTS = {
 _SERVER_DEFAULTS = {
     **_GATEWAY_DEFAULTS,
     "num_cpus": 0.1,  # Serve's default of 1 would not fit a graph of eight light servers on a laptop
-    "max_queued_requests": 16_384,  # Serve has no limit; a queue that nobody serves must not take all memory
+    "max_queued_requests": 16_384,  # Serve has no limit; a stuck queue must not take all memory
 }
 _ROUTER = RequestRouterConfig(
     request_router_class="gym_serve.routing.router:MemberRouter"  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
         user_configs: settings to change in running servers, by server (`Server.reconfigure`).
 
     Raises:
-        GraphError: Serve listens where others reach it, and the graph has no token.
+        GraphError: other machines reach Serve, and the graph has no token.
     """
     if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
         raise GraphError(problem)
@@ -131,7 +131,7 @@ def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:
 
 
 def deployed_options(node: Node) -> dict[str, Any]:
-    """Serve options of a server as they hold: gym_serve's defaults, the file's, and what its class adds."""
+    """Serve options of a server: gym_serve's defaults, overridden by the file's and by its class's."""
     given = _given(node.options, _SERVER_DEFAULTS)
     added = node.cls.deployment_options(node.settings, given) if node.cls is not None else {}
     return {key: value for key, value in {**given, **added}.items() if value is not None}

@@ -1,12 +1,12 @@
-"""`Gateway`: the HTTP face of a graph, and the ingress of its application.
+"""`Gateway`: answers HTTP for a graph; the ingress of its application.
 
-It knows names and transports, nothing of what servers do and none of their classes, so that it runs
-where their packages are not installed. A call is passed on as bytes and its reply is passed back
+It knows the names of servers and the transports to them, but none of their classes, so it runs where their
+packages are not installed. It passes calls on as bytes, and their replies back
 (`gym_serve.graph.wire`). What it adds is HTTP: routes, bearer tokens, request ids, deadlines,
 sessions, streams, the API documentation, and further pages (`Page`) of installed packages.
 
-Every failure is a JSON body with an ``error.code``; nothing that a client sends makes it raise. Serve sees an
-ASGI application (`application`), as it asks only such a one about WebSockets.
+Every failure is a JSON body with an ``error.code``; no request makes the gateway raise. To Serve it is an
+ASGI application (`application`), as Serve passes WebSockets only to those.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.pressure import pressure, reports_of
 from gym_serve.graph.replica import transport_to
-from gym_serve.graph.routes import Route, find_route
 from gym_serve.graph.spec import Graph, Node, nearest
-from gym_serve.graph.streams import open_stream
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Reply, Transport
@@ -54,7 +52,7 @@ from gym_serve.types.errors import (
 __all__ = ["Gateway", "Page", "application"]
 
 _DESCRIBE_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # for which the state of the servers is not asked for again
+_PROBE_SECONDS = 1.0  # for which the state of the servers is remembered
 _SEED = "seed_session"
 _PAGES_GROUP = "gym_serve.pages"
 
@@ -93,12 +91,12 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a WebSocket's handshake: with the reason where the server can send one, else with a bare 403."""
+    """Refuse a WebSocket's handshake: with the reason if the server can send one, else with a bare 403."""
     await receive()  # the handshake
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
-    refusal = BadRequest("the graph has no WebSockets; send an HTTP request")
+    refusal = BadRequest("WebSockets are not supported; send an HTTP request")
     response = JSONResponse(refusal.to_body(), refusal.status)
     start = {"type": "websocket.http.response.start", "status": response.status_code}
     await send({**start, "headers": response.raw_headers})
@@ -122,7 +120,7 @@ class Gateway:
         handles: the deployments of its servers, by name.
 
     Raises:
-        GraphError: Serve listens where others reach it, and the graph has no token.
+        GraphError: other machines reach Serve, and the graph has no token.
     """
 
     def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
@@ -134,8 +132,8 @@ class Gateway:
         self._transports: dict[str, Transport] = {
             n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()
         }
-        self._look: asyncio.Task[dict[str, dict[str, Any]]] | None = None
-        self._looked = 0.0
+        self._probing: asyncio.Task[dict[str, dict[str, Any]]] | None = None
+        self._probed = 0.0
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
 
     async def answer(self, request: Request) -> Response:
@@ -157,15 +155,15 @@ class Gateway:
         return response
 
     def reconfigure(self, public: Mapping[str, Any]) -> None:
-        """Serve's hook for ``user_config``: the answer of ``/graph``, which settings change often."""
+        """Serve's hook for ``user_config``: the answer of ``/graph``."""
         self._public = public
 
     async def describe(self) -> tuple[dict[str, Any], str | None]:
-        """The graph without secrets and its default agent, for a driver that joins it."""
+        """The graph without secrets and its default agent, for a client that attaches to it."""
         return dict(self._public), self._graph.default_agent
 
     async def states(self) -> dict[str, dict[str, Any]]:
-        """The state of every server, for whoever asks by the handle."""
+        """The state of every server, for callers with a handle."""
         return await health(self._graph.nodes)
 
     async def _route(self, request: Request, request_id: str) -> Response:
@@ -179,7 +177,7 @@ class Gateway:
             if wrong := _wrong_method(request, "POST"):
                 return wrong
             body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
-            return await self._call(request, request_id, Route(self._agent_of(body), "run"), body)
+            return await self._call(request, request_id, wire.Route(self._agent_of(body), "run"), body)
         server, _, op = path.partition("/")
         if server not in self._graph.nodes and (added := (await _added_pages()).get(path)):
             if wrong := _wrong_method(request, "GET"):
@@ -187,24 +185,24 @@ class Gateway:
             return wire.answer(Reply.of(added.answer(request, self._graph.nodes)))
         if op == "mcp" and server in self._graph.nodes and self._graph.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
-        route = find_route(request.method, path, self._graph.nodes)
+        route = wire.find_route(request.method, path, self._graph.nodes)
         if wrong := _wrong_method(request, *filter(None, (route.method, route.beside))):
             return wrong
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         return await self._call(request, request_id, route, body)
 
-    async def _call(self, request: Request, request_id: str, route: Route, body: bytes) -> Response:
+    async def _call(self, request: Request, request_id: str, route: wire.Route, body: bytes) -> Response:
         server, op = route.server, route.op
         timeout = wire.timeout_of(request)
         session = wire.session_of(request) if route.in_session or op == _SEED else route.session
         affinity = request.headers.get("x-session-affinity")
         if op in _OPENS or (route.in_session and session is None):
-            affinity = None  # what opens a session with such a key is an episode of this graph
+            affinity = None  # only episodes of this graph open sessions with such a key
         body, streams = wire.stream_of(op, body)
         call = Call(op, body, session, request_id, affinity, timeout)
         transport, remote = self._transports[server], self._graph.nodes[server].url is not None
         if streams:
-            return await open_stream(transport, call)
+            return await wire.open_stream(transport, call)
         reply = await _reply_of(transport, call)
         path = f"{_root(request)}/{server}"
         if reply.status >= 400:
@@ -212,7 +210,7 @@ class Gateway:
             if route.in_session and reply.session and reply.session != session:  # it moved to another replica
                 wire.keep_session(response, reply.session, path)
             return response
-        if op == "verify" and not remote:  # a remote server speaks the contract: it has merged them
+        if op == "verify" and not remote:  # a remote server has merged them itself
             reply = wire.merged(body, reply)
         response = wire.answer(reply)
         if op in ("close_session", "close"):
@@ -229,9 +227,11 @@ class Gateway:
         if request.method == "DELETE":
             if not named:
                 raise BadRequest("`mcp-session-id` is missing; send the session to close")
-            return await self._call(request, request_id, Route(server, "close_session", session=named), b"")
+            return await self._call(
+                request, request_id, wire.Route(server, "close_session", session=named), b""
+            )
         try:
-            # In a thread, as it takes a second, and at its first use: graphs run without the library.
+            # At its first use, as the library is optional; in a thread, as importing it takes a second.
             endpoint = await asyncio.to_thread(importlib.import_module, "gym_serve.graph.mcp_endpoint")
         except ModuleNotFoundError as error:
             raise NotFound(f"{error}: MCP needs pip install 'gym-serve[mcp]' on the cluster") from error
@@ -245,7 +245,7 @@ class Gateway:
         return response
 
     def _agent_of(self, body: bytes) -> str:
-        """The agent that a row of ``/run`` names, else the default agent."""
+        """The agent that the row of ``/run`` names, else the default agent."""
         name = self._graph.default_agent
         if b'"agent_ref"' in body:
             try:
@@ -278,10 +278,10 @@ class Gateway:
 
         Anybody may ask, so Serve is asked once a second at most.
         """
-        old = time.monotonic() > self._looked + _LOOK_SECONDS
-        if self._look is None or (self._look.done() and old):
-            self._look, self._looked = asyncio.create_task(self.states()), time.monotonic()
-        states = (await asyncio.shield(self._look)).values()
+        old = time.monotonic() > self._probed + _PROBE_SECONDS
+        if self._probing is None or (self._probing.done() and old):
+            self._probing, self._probed = asyncio.create_task(self.states()), time.monotonic()
+        states = (await asyncio.shield(self._probing)).values()
         if all(state["state"] == "ready" for state in states):
             return wire.answer(Reply.of({"status": "ok"}))
         error = Unavailable("not ready")
@@ -350,7 +350,7 @@ def _load_pages() -> Mapping[str, Page]:
 
 
 async def _reply_of(transport: Transport, call: Call) -> Reply:
-    """The reply to a call; seeding a session that is lost opens another one."""
+    """The reply to a call; seeding a lost session opens another one."""
     try:
         return await transport.call(call)
     except SessionLost:
@@ -366,17 +366,17 @@ def _root(request: Request) -> str:
 
 
 def _wrong_method(request: Request, *methods: str) -> Response | None:
-    """The refusal of a request that comes by none of ``methods``."""
+    """The refusal of a request whose method is none of ``methods``."""
     if request.method in methods or (request.method == "HEAD" and "GET" in methods):
         return None
     path, use = request.scope["path"][:100], " or ".join(methods)
-    response = wire.failed(MethodNotAllowed(f"{request.method[:20]} {path} is no route; use {use}"))
+    response = wire.failed(MethodNotAllowed(f"the method of {path} must be {use}, got {request.method[:20]}"))
     response.headers["allow"] = ", ".join((*methods, "HEAD") if "GET" in methods else methods)
     return response
 
 
 def _typed(server: str, op: str, reply: Reply) -> Reply:
-    """A failure of a remote server as one of the error tree; what a tool said is left as it is."""
+    """A failure of a remote server as one of the error tree; a tool's own error is left unchanged."""
     if op.startswith("tools/"):
         return reply
     try:

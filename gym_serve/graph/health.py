@@ -1,11 +1,12 @@
 """State of every server of the running application, for ``/health``.
 
-A server is ready when its calls are answered now: at least one replica runs, or the deployment is
-scaled to zero and starts one when it is called. Serve learns of a replica that died at its next
-health check (``health_check_period_s``, 10 seconds by default).
+A server is ready if its calls are answered now: at least one replica runs, or the deployment is scaled to
+zero and starts one on a call. Serve notices a dead replica at its next health check
+(``health_check_period_s``, 10 seconds by default).
 
-What counts is the replicas, not the last deploy. After one of a file that Serve cannot build, Serve names no
-deployment of the application any more, while those of the version before go on: they are asked themselves.
+The replicas count, not the last deploy. If Serve cannot build a new version of the file, it lists no
+deployments of the application, although those of the previous version still run: then they are asked
+directly.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gym_serve.graph.spec import Node
 __all__ = ["health", "reason"]
 
 _REMOTE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-_MESSAGE = 1000  # characters; of a traceback the end says most
+_MESSAGE = 1000  # characters; the end of a traceback says most
 _UNKNOWN = "no replica runs, and Serve starts none: the last deploy failed, or the graph is being taken down"
 _GONE = frozenset({502, 503, 504})  # what a proxy answers for a server that is not there
 
@@ -38,7 +39,7 @@ async def health(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
 
 
 async def _own(servers: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The servers of this application, as Serve sees them, or else as they answer."""
+    """The servers of this application, as Serve sees them, else by asking their replicas."""
     application = serve.get_replica_context().app_name
     deployments = await asyncio.to_thread(_deployments, application)
     states = {name: _state(deployments[name]) for name in servers if name in deployments}
@@ -77,7 +78,7 @@ async def _reached(remote: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
 
 
 async def _reach(client: aiohttp.ClientSession, node: Node) -> dict[str, Any]:
-    """Any answer will do: the base URL of a server need not be a route."""
+    """The state of a remote server; any answer is fine, as its base URL need not be a route."""
     headers = {name: value.get_secret_value() for name, value in node.headers.items()}
     try:
         async with client.get(str(node.url), headers=headers, allow_redirects=False) as answer:
@@ -94,7 +95,7 @@ _EXCEPTION = re.compile(r"\n[ ]+[^\n]*\n(?=[^ \n])")
 
 
 def reason(message: str) -> str:
-    """Why a deploy has failed, in a line: of a message that ends in a traceback, the exception itself.
+    """Why a deploy failed, in one line: the exception, if the message ends in a traceback.
 
     Args:
         message: of an application or of a deployment.

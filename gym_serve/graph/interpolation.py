@@ -1,9 +1,8 @@
 """Variables in graph files: ``${NAME}``, ``${NAME:-default}``, and ``$${`` for a literal ``${``.
 
-As in a shell, ``:-`` takes the default for a variable that is not set or empty. ``${NAME}``
-alone refuses both, so that an empty variable never turns a setting off unnoticed. A value made
-of variables that comes out empty is *not given*: its key is left out, and the default holds.
-Values of variables are not looked into again.
+As in a shell, ``:-`` gives the default of a variable that is unset or empty. ``${NAME}`` alone refuses both,
+so that an empty variable never turns a setting off unnoticed. If a value with variables becomes empty, its
+key is left out and the setting's default applies. Variables inside the values of variables are not replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def environment(base_dir: Path) -> dict[str, str]:
 
 
 class Variables:
-    """Fills in variables, and keeps the problems of those that it could not.
+    """Replaces variables by their values, and keeps the problems of those that have none.
 
     Args:
         env: values by name.
@@ -61,9 +60,9 @@ class Variables:
         """Path and message of every problem so far."""
 
     def fill(self, value: Any, path: str) -> Any:
-        """``value`` with its variables filled in, at any depth; as it was where that failed.
+        """``value`` with its variables replaced, at any depth; unchanged where that failed.
 
-        None for a text that is not given.
+        None for a text that becomes empty.
         """
         filled = self._fill(value, path)
         return None if filled is _ABSENT else filled

@@ -1,8 +1,8 @@
 """`LocalGraph`: a graph in this process, without Ray.
 
-Every server has one `ServerRunner`, as it has in a replica, and is reached by the inline transport; a
-server of ``type: http`` is reached by its URL. So an episode runs the same code as on a cluster, and gives
-the same trajectory. What it has not: replicas, autoscaling, GPUs that are set aside, and HTTP routes.
+Every server has one `ServerRunner`, as in a replica, and is called by the inline transport; a server of
+``type: http`` is called by its URL. So an episode runs the same code as on a cluster, and gives the same
+trajectory. A local graph has no replicas, autoscaling, reserved GPUs or HTTP routes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["LocalGraph"]
 
 _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "placement_group_bundles")
-"""Options whose promise only a cluster keeps. The others say how many replicas run, how large."""
+"""Options that only a cluster can fulfil. The others set the number and size of replicas."""
 
 
 class LocalGraph:
@@ -29,10 +29,10 @@ class LocalGraph:
 
     Args:
         graph: the graph.
-        around: wraps the transport to each server, for one who watches the calls.
+        around: wraps the transport to each server, e.g. to watch the calls.
 
     Raises:
-        GraphError: servers have options that need a cluster; names all of them.
+        GraphError: options of servers need a cluster; names all of them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalGraph:
         """Start the servers, each after those that it calls.
 
         Raises:
-            GymError: a server did not start; those that had are stopped.
+            GymError: a server did not start; those before it are stopped.
         """
         try:
             for name, runner in self._runners.items():

@@ -1,13 +1,12 @@
 """An environment as an MCP server: its tools by streamable HTTP, at ``/{server}/mcp`` of the gateway.
 
-Nothing is kept between requests, so any replica of the gateway answers any of them. What lasts is the session
-with the environment, which a client names in ``X-Session-Id`` (it opened it by ``/seed_session``, and
-will have it verified), in ``Mcp-Session-Id``, or in its cookie. A client of a version with a handshake that
-names none is given a session, seeded with an empty row, as its ``Mcp-Session-Id``; the client's ``DELETE``
-closes it.
+Nothing is kept between requests, so any replica of the gateway answers any of them. Only the session with
+the environment lasts. A client names it in ``X-Session-Id`` (if it opened it by ``/seed_session`` and will
+verify it), in ``Mcp-Session-Id``, or in its cookie. If a client begins with MCP's handshake and names none,
+it gets a session, seeded with an empty row, as its ``Mcp-Session-Id``; its ``DELETE`` closes it.
 
-A tool's own error is a result that the model reads (``isError``); a server that cannot be had is an error of
-the protocol. Source: https://modelcontextprotocol.io/specification, to version 2026-07-28.
+A tool's own error is a result that the model reads (``isError``); an unavailable server is an error of the
+protocol. Source: https://modelcontextprotocol.io/specification, to version 2026-07-28.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from gym_serve.types.errors import BadRequest, GymError, NotFound, Retryable, Se
 __all__ = ["MCP_SESSION", "McpExchange"]
 
 MCP_SESSION = "mcp-session-id"
-"""The header with the session that MCP's own handshake opened."""
+"""The header with the session that MCP's handshake opened."""
 
 _DESCRIBE_SECONDS = 10.0
 
@@ -50,14 +49,14 @@ class McpExchange:
     """One request of an MCP client, and its answer.
 
     Args:
-        server: name of the resources server.
-        transport: how to reach it.
-        session: the session that the request belongs to, if it names one.
+        server: name of the environment.
+        transport: to it.
+        session: the session that the request names, if any.
         request_id: names the request in logs.
         timeout: seconds that the client waits, None for no limit.
 
     Attributes:
-        session: the session that it belongs to now.
+        session: the session that the request belongs to, opened by it or not.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class McpExchange:
         """Answer a ``POST`` with this body.
 
         Raises:
-            SessionNotFound: the session that it names is no more; open another.
+            SessionNotFound: the session that it names has ended; open another.
             GymError: no session could be opened for the client.
         """
         opened = self.session is None and _begins(body)
@@ -88,9 +87,9 @@ class McpExchange:
         return response
 
     async def _respond(self, request: Request, body: bytes) -> Response:
-        """What the protocol's own library makes of the request."""
+        """The answer of the protocol's own library."""
         server: Server[Any] = Server(self._server, on_list_tools=self._list, on_call_tool=self._call)
-        # The gateway has looked at Host and Origin.
+        # The gateway has checked Host and Origin.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, security_settings=security
@@ -119,7 +118,7 @@ class McpExchange:
         reply = await self._transport.call(self._to("seed_session", b"{}"))
         if reply.status >= 500 or reply.status == 429:
             reply.json()  # raises
-        # A server that needs a row refuses: its tools can be looked at all the same.
+        # An environment that needs a row refuses; its tools can be listed all the same.
         self.session = reply.session if reply.status < 400 else None
 
     async def _list(

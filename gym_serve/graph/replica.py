@@ -3,9 +3,9 @@
 It constructs the server from its node, gives it a client for every reference, and passes calls to
 its `ServerRunner`. Servers named in ``inline`` are constructed in the same process, each with its own runner.
 
-Calls come by the replica's own `Listener`, not through Serve. A replica that Serve stops (scale-in,
-a redeploy) *drains*: it takes no new work, and ends when its calls and sessions have ended, or its
-``graceful_shutdown_timeout_s`` is over.
+Calls arrive at the replica's own `Listener`, not through Serve. A replica that Serve stops (scale-in, a
+redeploy) *drains*: it takes no new work, and ends when its calls and sessions have ended, or after
+``graceful_shutdown_timeout_s``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from gym_serve.types.errors import GraphError
 
 __all__ = ["Replica", "transport_to"]
 
-_DRAIN_SECONDS = 0.5  # between two looks whether a draining replica is done
+_DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done
 
 
 def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
     """The transport to a server that is not inline."""
     if node.url is not None:
-        # Here, as most replicas have no such transport: its HTTP client is a tenth of their start-up.
+        # Imported here, as few replicas need it: its HTTP client is a tenth of their start-up.
         from gym_serve.routing.http import HttpTransport
 
         headers = {key: value.get_secret_value() for key, value in node.headers.items()}
@@ -92,7 +92,7 @@ class Replica:
         self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
-            await self._weights.fetch()  # of an update that did not find it a moment ago
+            await self._weights.fetch()  # of an update that came before the address was there
         self._publisher = RayPublisher(
             {"graph": self._application, "replica": self._replica}, self._set_gauges
         )
@@ -108,7 +108,7 @@ class Replica:
             await runner.server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook for what its autoscaling goes by."""
+        """Serve's hook for the load that its autoscaling uses."""
         calls = self._admission.running + self._admission.waiting
         return {CALLS: calls, SESSIONS: self._runner.server.live_sessions + self._admission.unbound}
 
@@ -119,11 +119,11 @@ class Replica:
 
     async def __del__(self) -> None:
         """Serve's hook for a graceful stop."""
-        # The constructor may have failed half way; the server stops before what it uses.
+        # The constructor may have failed half way. A server stops before those that it uses.
         if hasattr(self, "_directory"):
             self._draining = True
             await self._drain()
-            # At once: a session that a caller with old news opened meanwhile would be lost.
+            # At once: a session that a caller with an old directory opens meanwhile would be lost.
             await self._listener.stop()
             await self._directory.remove(self._replica)
         if hasattr(self, "_publisher"):
@@ -134,7 +134,7 @@ class Replica:
             await transport.close()
 
     def _dispatch(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        if call.op == PRESSURE:  # answered at once: it is asked for when the queue is full
+        if call.op == PRESSURE:  # answered at once, also when the queue is full
             return self._pressure()
         if self._weights.takes(call):
             return self._weights.dispatch(call)
@@ -161,7 +161,7 @@ class Replica:
     async def _drain(self) -> None:
         while self._load():
             if await is_being_deleted(self._application):
-                return  # nobody will come back for the sessions
+                return  # the sessions end with the application
             await asyncio.sleep(_DRAIN_SECONDS)
 
     def _construct(self, name: str) -> ServerRunner:

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from gym_serve.graph import api_docs, deploy, resolve, wire
 from gym_serve.graph import gateway as gateway_module
 from gym_serve.graph.gateway import Gateway
-from gym_serve.graph.routes import find_route
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
+from gym_serve.graph.wire import find_route
 from gym_serve.interop.nemo_gym import head_server
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.runner import ServerRunner
