@@ -30,6 +30,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
 
 import gym_serve
 import gym_serve.testing
@@ -297,7 +298,18 @@ environment](writing-an-environment.md), [writing an agent](writing-an-agent.md)
 model](writing-a-model.md).
 """
 API_SECTIONS = {
-    "Rollouts": ("Gym", "Budget", "Group", "Progress", "PromptTemplate", "Report", "merge"),
+    "Rollouts": (
+        "Gym",
+        "Budget",
+        "Row",
+        "Rollout",
+        "Failure",
+        "Group",
+        "Progress",
+        "PromptTemplate",
+        "Report",
+        "merge",
+    ),
     "Servers": ("ResourcesServer", "tool", "AgentServer", "Episode", "ModelServer", "ServerRunner"),
     "Requests and results": ("Response", "VerifyRequest", "Verdict", "CompareRequest", "Comparison"),
     "Clients": ("ModelClient", "EnvironmentClient", "AgentClient"),
@@ -367,6 +379,8 @@ def _documented(value: Any) -> Iterator[str]:
     if inspect.isfunction(value):
         prefix = "async " if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) else ""
         yield f"`{prefix}{value.__name__}{_signature(value)}`\n"
+    elif issubclass(value, dict):
+        yield f"`class {value.__name__}({'TypedDict' if is_typeddict(value) else 'dict[str, Any]'})`\n"
     elif not issubclass(value, BaseModel) and not hasattr(value, "__dataclass_fields__"):
         yield f"`class {value.__name__}{_signature(value.__init__)}`\n"
     yield f"{_text(value)}\n"
@@ -430,8 +444,11 @@ def _text(value: Any) -> str:
 
 
 def _fields(cls: type) -> list[str]:
-    """Rows of a table: the fields of a data class or pydantic model, with the docstrings below them."""
-    named = cls.model_fields if issubclass(cls, BaseModel) else getattr(cls, "__dataclass_fields__", {})
+    """Rows of a table: the fields of a class, with the docstrings below them."""
+    if is_typeddict(cls):
+        named = cls.__annotations__
+    else:
+        named = cls.model_fields if issubclass(cls, BaseModel) else getattr(cls, "__dataclass_fields__", {})
     rows, meanings_above = [], _attributes(cls)
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("gym_serve"):

@@ -55,6 +55,7 @@ from gym_serve.types.errors import (
     VerifierFailed,
     VerifyFailed,
 )
+from gym_serve.types.rows import Failure, Rollout, Row
 
 if TYPE_CHECKING:
     __version__: str
@@ -80,6 +81,7 @@ __all__ = [
     "EndpointMisconfigured",
     "EnvironmentClient",
     "Episode",
+    "Failure",
     "Graph",
     "GraphError",
     "GraphSpec",
@@ -100,6 +102,8 @@ __all__ = [
     "ResourcesServer",
     "Response",
     "Retryable",
+    "Rollout",
+    "Row",
     "SeedFailed",
     "ServerRunner",
     "SessionLost",

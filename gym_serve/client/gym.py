@@ -45,6 +45,7 @@ from gym_serve.servers.model import PauseMode
 from gym_serve.servers.transport import Call, Transport, encode
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import Rollout
 
 __all__ = ["Gym"]
 
@@ -146,7 +147,7 @@ class Gym:
 
     async def rollouts(
         self, rows: Rows, *, order: Order = "completion", **options: Unpack[RolloutOptions]
-    ) -> AsyncIterator[JSON]:
+    ) -> AsyncIterator[Rollout]:
         """Rollouts of rows.
 
         Args:
@@ -167,15 +168,15 @@ class Gym:
         """
         async with aclosing(self._pairs(rows, order, options)) as pairs:
             async for _, rollout in pairs:
-                yield rollout
+                yield Rollout(rollout)
 
-    def run(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[JSON]:
+    def run(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[Rollout]:
         """The same as a list, in the order of the rows, blocking; also inside a running event loop."""
         return loop.wait(self.arun(rows, **options))
 
-    async def arun(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[JSON]:
+    async def arun(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[Rollout]:
         """The same, to be awaited."""
-        return [rollout async for _, rollout in self._pairs(rows, "row", options)]
+        return [Rollout(rollout) async for _, rollout in self._pairs(rows, "row", options)]
 
     def run_examples(
         self, examples: Sequence[JSON], **options: Unpack[RolloutOptions]

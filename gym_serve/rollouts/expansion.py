@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -422,7 +422,8 @@ class Inputs:
             return self.rows
         self._digest = hashlib.blake2b(digest_size=16)
         self._drawn = 0
-        return map(self._seen, self.rows)
+        rows: Iterable[Any] = self.rows
+        return map(self._seen, rows)
 
     def _seen(self, row: JSON) -> JSON:
         try:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.types.errors import GymError, InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON, input_items
+from gym_serve.types.rows import Rollout
 
 __all__ = [
     "VERIFY_REWARD",
@@ -71,9 +72,9 @@ class Group:
 
     row: JSON
     """The row as its first rollout ran it."""
-    rollouts: list[JSON]
+    rollouts: list[Rollout]
     """The scored ones, by rollout index; at most as many as asked for."""
-    failures: list[JSON]
+    failures: list[Rollout]
     """Those that failed for good, by rollout index."""
     usable: bool
     """Whether there are as many rollouts as the quorum, and `compare` worked where it was called."""
@@ -173,8 +174,8 @@ class GroupBook:
 
     def _settled(self, number: int, *, late: bool = False) -> tuple[Group, list[Job]]:
         group = self._open.pop(number)
-        rollouts = [group.rollouts[key] for key in sorted(group.rollouts)]
-        failures = [group.failures[key] for key in sorted(group.failures)]
+        rollouts = [Rollout(group.rollouts[key]) for key in sorted(group.rollouts)]
+        failures = [Rollout(group.failures[key]) for key in sorted(group.failures)]
         reason = None
         if len(rollouts) < self._options.size:
             reason = self._reason(group, late)
@@ -223,11 +224,11 @@ def with_comparison(group: Group, answer: JSON) -> Group:
     """
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(group.rollouts):
-        raise VerifierFailed(f"compare answered no {len(group.rollouts)} rewards: {str(answer)[:200]}")
+        raise VerifierFailed(f"`compare` must answer {len(group.rollouts)} rewards, got {str(answer)[:200]}")
     if not all(isinstance(reward, int | float) and math.isfinite(reward) for reward in rewards):
-        raise VerifierFailed(f"compare answered rewards that are no finite numbers: {str(rewards)[:200]}")
+        raise VerifierFailed(f"the rewards of `compare` must be finite numbers, got {str(rewards)[:200]}")
     rollouts = [
-        {**rollout, "reward": float(reward), VERIFY_REWARD: rollout["reward"]}
+        Rollout({**rollout, "reward": float(reward), VERIFY_REWARD: rollout["reward"]})
         for rollout, reward in zip(group.rollouts, rewards, strict=True)
     ]
     return replace(group, rollouts=rollouts, comparison=answer)

@@ -39,6 +39,7 @@ from gym_serve.rollouts.tables import FloatTable, IntTable
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import Rollout
 
 __all__ = [
     "Compare",
@@ -271,7 +272,7 @@ class GroupStage:
             group.append(record)
             if len(group) == size:
                 group.sort(key=rollout_index)
-                yield Group(group[0], group, [], usable=True)
+                yield Group(group[0], [Rollout(rollout) for rollout in group], [], usable=True)
                 del open_groups[task]
 
     def _left(self) -> int:

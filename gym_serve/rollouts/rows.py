@@ -21,6 +21,7 @@ from gym_serve.rollouts.files import CORRUPT, MAX_ROW_BYTES, open_decompressed
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import Row
 
 __all__ = [
     "MAX_ROLLOUT_INDEX",
@@ -95,7 +96,7 @@ def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
     return value
 
 
-Rows = Iterable[JSON] | str | Path
+Rows = Iterable[JSON] | Iterable[Row] | str | Path
 """Rows, or the path of a JSONL file (plain, ``.gz`` or ``.zst``)."""
 
 _BOM = b"\xef\xbb\xbf"

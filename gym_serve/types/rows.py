@@ -1,11 +1,16 @@
-"""Rows and rollouts (docs/formats.md), and the rollout of a failed episode."""
+"""Rows and rollouts (docs/formats.md): their types, their checks, and the rollout of a failed episode.
+
+Inside the library they are plain dicts, on which nothing is validated twice. `Row` and `Failure` are the
+types of these dicts; `Rollout` is a dict with properties for the keys that every rollout has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
 
 from gym_serve.types.errors import (
     DeadlineExceeded,
@@ -16,15 +21,24 @@ from gym_serve.types.errors import (
     OperatorError,
     Unauthorized,
 )
-from gym_serve.types.protocols import schemas
-from gym_serve.types.requests import JSON, parse
+from gym_serve.types.protocols import TOKEN_KEYS, schemas
+from gym_serve.types.requests import JSON, Response, parse
+
+if TYPE_CHECKING:  # importing the SDK takes longer than all of gym_serve
+    from openai.types.responses import Response as OpenAIResponse
+    from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 
 __all__ = [
     "ROLLOUT",
     "ROW",
     "ROW_PARAMS",
     "VERIFIED",
+    "AgentRef",
+    "Failure",
     "ResponsesParams",
+    "Rollout",
+    "Row",
+    "TokenBundle",
     "agent_name",
     "check_params",
     "check_reward",
@@ -34,6 +48,134 @@ __all__ = [
     "with_prompt",
     "without_failure",
 ]
+
+
+class AgentRef(TypedDict):
+    """The agent that runs a row."""
+
+    name: str
+
+
+class Row(TypedDict, total=False):
+    """A row: a prompt, and keys of its own. Subclass it to type those; plain dicts are accepted as well.
+
+    One of ``prompt`` and ``responses_create_params`` is required.
+    """
+
+    prompt: str | list[JSON]
+    """A text, or input items of OpenAI's Responses API."""
+    responses_create_params: ResponseCreateParamsNonStreaming
+    """The whole body of ``POST /v1/responses`` instead."""
+    agent_ref: AgentRef
+    """Which agent of the graph; it may be left out if there is one."""
+
+
+class Failure(TypedDict):
+    """Why a rollout has no reward (docs/formats.md, Failures)."""
+
+    kind: str
+    """The error's code, or ``{stage}_timeout`` if time ran out."""
+    stage: str
+    """``seed``, ``model``, ``tool``, ``verify``, ``close`` or ``episode``."""
+    status: int
+    """HTTP status of the error."""
+    retryable: bool
+    """Whether another attempt may succeed."""
+    detail: str
+    """The message."""
+    server: NotRequired[str]
+    """The server of the graph that failed, if known."""
+    retry_after: NotRequired[float]
+    """Seconds to wait, if the server says so."""
+
+
+class TokenBundle(TypedDict):
+    """The tokens of one model call (docs/formats.md, Training tokens)."""
+
+    prompt_token_ids: list[int]
+    generation_token_ids: list[int]
+    generation_log_probs: list[float]
+    """Natural logarithms, one per generated token."""
+
+
+class Rollout(dict[str, Any]):
+    """A rollout: a dict of the row, the response, the reward and the verifier's fields.
+
+    The properties read the keys that every rollout has (docs/formats.md, Rollouts). The keys of the row and
+    of the verifier are read as of any dict: ``rollout["extracted_answer"]``.
+    """
+
+    @property
+    def reward(self) -> float:
+        """The reward; 0 for a failed rollout, which is masked."""
+        return float(self["reward"])
+
+    @property
+    def rollout_id(self) -> str:
+        """Unique in a run: ``"{task}-{rollout}"``; a retry has its attempt behind it."""
+        return str(self["_ng_rollout_id"])
+
+    @property
+    def task_index(self) -> int:
+        """Number of the task, from 0; the repeats of a row share it."""
+        return int(self["_ng_task_index"])
+
+    @property
+    def rollout_index(self) -> int:
+        """Number of the repeat, from 0."""
+        return int(self["_ng_rollout_index"])
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, from 0."""
+        return int(self.get("_ng_attempt_index", 0))
+
+    @property
+    def latency(self) -> float:
+        """Duration of the attempt in seconds."""
+        return float(self["_ng_latency_s"])
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed; None for a rollout with a reward."""
+        return self.get("failure") if self.get("_ng_failure_class") else None
+
+    @property
+    def masked(self) -> bool:
+        """Whether it must not be trained on: it failed, or the environment says so."""
+        return bool(self.get("mask_sample"))
+
+    @property
+    def output(self) -> list[JSON]:
+        """The items of the episode, in order: messages, reasoning, calls and their outputs."""
+        response = self.get("response")
+        items: list[JSON] = response.get("output") or [] if isinstance(response, dict) else []
+        return items
+
+    @property
+    def output_text(self) -> str:
+        """The text of the assistant's messages, joined as in OpenAI's SDK."""
+        return Response(output=self.output).output_text
+
+    @property
+    def response(self) -> OpenAIResponse:
+        """The response as a model of OpenAI's SDK, made at each access; unknown fields are kept.
+
+        Raises:
+            KeyError: a failed rollout may have none.
+        """
+        from openai.types.responses import Response as OpenAIResponse
+
+        return OpenAIResponse.construct(**self["response"])
+
+    @property
+    def tokens(self) -> list[TokenBundle]:
+        """The tokens of each model call, in order; empty if the model sends none."""
+        found: list[Any] = [
+            {key: item[key] for key in TOKEN_KEYS} for item in self.output if item.get(TOKEN_KEYS[0])
+        ]
+        return found
+
 
 _LARGEST_REWARD = 1e100  # sums of squares stay finite
 
@@ -87,7 +229,7 @@ class ResponsesParams(BaseModel):
     user: Any = None
 
 
-class _Row(BaseModel):
+class _RowModel(BaseModel):
     responses_create_params: ResponsesParams
 
 
@@ -122,7 +264,7 @@ VERIFIED: JSON = {
 }
 """JSON schema of the body of ``/aggregate_metrics``."""
 
-_ROW: TypeAdapter[Any] = TypeAdapter(_Row)
+_ROW: TypeAdapter[Any] = TypeAdapter(_RowModel)
 _PARAMS: TypeAdapter[Any] = TypeAdapter(ResponsesParams)
 
 

@@ -2,7 +2,18 @@
 
 from pydantic import BaseModel
 
-from gym_serve import AgentServer, Episode, Gym, ResourcesServer, Response, Verdict, VerifyRequest, tool
+from gym_serve import (
+    AgentServer,
+    Episode,
+    Failure,
+    Gym,
+    ResourcesServer,
+    Response,
+    Row,
+    Verdict,
+    VerifyRequest,
+    tool,
+)
 
 
 class Account(ResourcesServer):
@@ -42,10 +53,26 @@ class Twice(AgentServer):
             await episode.generate()
 
 
+class Opening(Row):
+    opening: int
+    closing: int
+
+
+def explain(failure: Failure) -> str:
+    return f"{failure['stage']}: {failure['kind']} ({failure['detail']})"
+
+
 async def train() -> None:
+    rows: list[Opening] = [{"prompt": "Spend it all.", "opening": 100, "closing": 0}]
     with Gym.from_graph("graph.yaml", ray=False) as gym:
         async for rollout in gym.rollouts([{"prompt": "Hi"}], repeats=8):
             reward: float = rollout["reward"]
             print(reward)
+        for rollout in gym.run(rows, repeats=8):
+            print(rollout.rollout_id, rollout.reward, rollout["closing"], rollout.response.output_text)
+            if rollout.failure is not None:
+                print(explain(rollout.failure))
+            ids: list[list[int]] = [call["generation_token_ids"] for call in rollout.tokens]
+            print(ids)
         async for group in gym.groups("rows.jsonl", size=8):
-            print([r["reward"] for r in group.rollouts])
+            print([r.reward for r in group.rollouts])
