@@ -1,7 +1,8 @@
 """`AgentServer` owns the episode: seed, act, verify, close. A subclass writes `act` alone.
 
-A rollout always comes back: with a reward, or as a failure record that no trainer will mistake
-for a zero. The session is closed on every way out, cancellation included.
+An episode always ends with a rollout: with a reward, or with a failure that no trainer mistakes for a zero.
+    Its
+session is closed in any case, also if the episode is cancelled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gym_serve.types.rows import (
 
 __all__ = ["AgentServer"]
 
-_GRACE_SECONDS = 1.0  # in which the stage that is under way notices first, and says so
+_GRACE_SECONDS = 1.0  # lets the running stage report its own time-out first
 
 logger = logging.getLogger("gym_serve")
 
@@ -67,16 +68,17 @@ class AgentServer(Server):
         close_timeout: float = 30.0
         """Deadline of closing the session."""
         max_tool_calls_per_turn: int = Field(Limits().max_tool_calls_per_turn, ge=0)
-        """Tool calls that are run of one turn at most; the model reads of the others that they were not."""
+        """Maximum tool calls that run per turn; the model reads that the others did not run."""
         max_tool_calls: int = Field(Limits().max_tool_calls, ge=0)
-        """Likewise in an episode."""
+        """The same per episode."""
         max_argument_bytes: int = Field(Limits().max_argument_bytes, ge=2)
-        """Longest arguments of a tool call; one with longer ones is not run, and the model reads why."""
+        """Maximum length of a tool call's arguments; a call with longer ones does not run, and the model
+        reads why."""
         max_answer_bytes: int = Field(Limits().max_answer_bytes, ge=1024)
-        """Longest answer of the policy, its tokens and log-probabilities not counted. A longer one is cut, as
-        by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
+        """Maximum length of one model answer, without its tokens and log-probabilities. A longer one is cut,
+        as by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
         max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
-        """Longest episode, counted likewise, tool outputs included. A longer one ends, and is verified."""
+        """Maximum length of an episode, tool outputs included. A longer episode ends and is verified."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -93,7 +95,7 @@ class AgentServer(Server):
         self._closing: set[asyncio.Task[None]] = set()
 
     async def act(self, episode: Episode) -> None:
-        """Drive an episode until it is over: model calls and tool calls, nothing else.
+        """Drive an episode to its end: model calls and tool calls, nothing else.
 
         Raises:
             GymError: the episode failed.
@@ -101,10 +103,10 @@ class AgentServer(Server):
         raise NotImplementedError
 
     async def verdict(self, episode: Episode) -> JSON:
-        """The verdict on an episode that is over: ``reward`` and the verifier's own fields.
+        """The verdict on a finished episode: ``reward`` and the verifier's own fields.
 
         Raises:
-            GymError: there is no reward.
+            GymError: no reward could be computed.
         """
         return await episode.verify()
 
@@ -112,7 +114,7 @@ class AgentServer(Server):
         """One episode of a row: the row, its response, the reward and the verifier's fields.
 
         Raises:
-            InvalidRequest: the row does not follow the contract. Any other failure is a value.
+            InvalidRequest: the row is malformed. Any other failure is part of the rollout.
         """
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
@@ -130,7 +132,7 @@ class AgentServer(Server):
         return rollout
 
     async def responses(self, params: JSON) -> JSON:
-        """A whole episode as one Response, so that an agent can stand where a model does.
+        """A whole episode as one Response, so that an agent can take the place of a model.
 
         Raises:
             GymError: the episode failed.
@@ -174,7 +176,7 @@ class AgentServer(Server):
             await self._close(episode)
 
     async def _act(self, episode: Episode) -> None:
-        """`act`, ended also where it waits for something else than a stage of the episode."""
+        """Run `act`, which the deadline also ends while it waits for something other than a stage."""
         left = current().timeout()
         try:
             with time_limit(None if left is None else left + _GRACE_SECONDS):
@@ -182,13 +184,13 @@ class AgentServer(Server):
         except EpisodeOver:
             pass  # it is verified as it stands
         except (asyncio.TimeoutError, TimeoutError):
-            if current().timeout():  # it is a time-out of the agent's own
+            if current().timeout():  # a time-out of the agent's own
                 raise
             limit = self.config.episode_timeout
             raise DeadlineExceeded(f"the episode ran out of time (its limit is {limit:.6g} s)") from None
 
     async def _within_deadline(self, row: JSON, work: Any) -> Any:
-        """Run an episode within its deadline; whatever breaks becomes a `GymError`."""
+        """Run an episode within its deadline. Any exception becomes a `GymError`."""
         key = row.get("_ng_rollout_id")
         affinity = current().affinity or (str(key) if key is not None else uuid.uuid4().hex)
         context = replace(current().within(self.config.episode_timeout), affinity=affinity)
@@ -201,7 +203,7 @@ class AgentServer(Server):
                 raise author_error(AgentFailed, self.name, self.act, error) from error
 
     async def _close(self, episode: Episode) -> None:
-        """Close the session, also where nobody waits for that."""
+        """Close the session, also if the caller stops waiting."""
         session = episode.session
         try:
             await self._close_quietly(episode)
@@ -213,14 +215,14 @@ class AgentServer(Server):
             raise
 
     async def _close_quietly(self, episode: Episode) -> None:
-        # The reward is in; a session that cannot be closed now expires by its time to live.
+        # The reward is known. A session that cannot be closed now expires after its time to live.
         try:
             with use(replace(current(), deadline=None)):
                 await episode.close()
         except GymError as error:
             if not isinstance(error, Rejected):
-                logger.warning("a session of %s was not closed: %s", self.name, error.message)
+                logger.warning("cannot close a session of %s: %s", self.name, error.message)
 
     async def aggregate(self, body: Any) -> Any:
-        """``POST /aggregate_metrics``: metrics over many rollouts, which the environment computes."""
+        """``POST /aggregate_metrics``: metrics over many rollouts, computed by the environment."""
         return await self.config.resources.fetch("aggregate_metrics", body)

@@ -40,17 +40,17 @@ __all__ = [
 logger = logging.getLogger("gym_serve")
 
 _OF_A_SERVICE = (asyncio.TimeoutError, TimeoutError, ConnectionError)
-"""What an author did not catch, but a service or the network caused."""
+"""Exceptions that a service or the network caused, although the author did not catch them."""
 
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that a server can be asked to do, on every transport and over HTTP.
+    """An operation of a server, available on every transport and over HTTP.
 
     Attributes:
-        handler: takes the decoded body, returns something that JSON can hold, or a `Reply`.
+        handler: takes the decoded body; returns a value that JSON can hold, or a `Reply`.
         summary: one line for the API documentation.
         request, response: JSON schemas of the body and the answer.
         method: HTTP method of its route.
@@ -67,20 +67,20 @@ class Operation:
 
 
 def missing_package(module: str, package: str) -> Iterator[str]:
-    """A sentence for `Server.preflight` if a module cannot be imported here.
+    """A problem for `Server.preflight` if a module is not installed here.
 
     Args:
-        module: its name.
-        package: what to install for it.
+        module: name of the module.
+        package: the requirement to install.
     """
     if find_spec(module) is None:
         yield f"{module} is not installed where its replicas run: pip install '{package}'"
 
 
 def missing_path(setting: str, path: str | Path) -> Iterator[str]:
-    """A sentence for `Server.preflight` if a setting names a file or a folder that is not here."""
+    """A problem for `Server.preflight` if a setting names a file or folder that does not exist here."""
     if not Path(path).exists():
-        yield f"{setting}: there is no {path} where its replicas run"
+        yield f"{setting}: {path} does not exist where its replicas run"
 
 
 class Server:
@@ -91,7 +91,7 @@ class Server:
         **settings: the fields of `Config`.
 
     Raises:
-        pydantic.ValidationError: settings that do not fit `Config`.
+        pydantic.ValidationError: the settings do not fit `Config`.
     """
 
     kind: ClassVar[Kind]
@@ -111,57 +111,57 @@ class Server:
         self.config = type(self).Config(**settings)
 
     requires: ClassVar[Mapping[str, str]] = {}
-    """Modules that it imports when it starts, with what to install: ``{"math_verify": "gym-serve[math]"}``.
-    Those that its own module imports need not be named."""
+    """Modules that the server imports when it starts, with the requirement that brings each:
+    ``{"math_verify": "gym-serve[math]"}``. Modules that its own module imports need no entry."""
 
     @classmethod
     def preflight(cls, config: Any) -> Iterable[str]:
-        """What this machine lacks to run a server with these settings: packages, programs, files.
+        """Problems that would keep the server from starting here: missing packages, programs or files.
 
-        Called before a graph is deployed, where replicas would run, so that what cannot start takes the place
-        of nothing that runs. It only looks; by default for `requires`.
+        It is called before a graph is deployed, where replicas would run, so that a graph that cannot start
+        does not replace one that runs. It must not change anything. By default it checks `requires`.
 
         Args:
             config: the settings, an object of `Config`.
 
         Returns:
-            a sentence for each thing, with the next step.
+            a sentence for each problem, with the next step.
         """
         for module, package in cls.requires.items():
             yield from missing_package(module, package)
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Serve options that follow from the settings: they replace those that are given.
+        """Options of Ray Serve that follow from the settings; they replace the given ones.
 
         Args:
-            settings: of the server, as in the graph file; those that are not given are missing.
-            options: Serve options, gym_serve's defaults included.
+            settings: the settings that the graph file gives.
+            options: the options, gym_serve's defaults included.
         """
         return {}
 
     async def start(self) -> None:
-        """Acquire what the server needs (connections, worker processes); called before any call."""
+        """Acquire resources (connections, worker processes); called before any other call."""
 
     async def stop(self) -> None:
-        """Release it; called once, after the last call."""
+        """Release them; called once, after the last call."""
 
     async def check_health(self) -> None:
-        """Raise where the server cannot recover by itself: its replica is then replaced."""
+        """Raise an exception if the server cannot recover by itself; its replica is then replaced."""
 
     @property
     def live_sessions(self) -> int:
-        """Sessions that the server holds."""
+        """Number of open sessions."""
         return 0
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Change settings while running.
 
         Args:
-            settings: a part of `Config`'s fields; the others keep their values.
+            settings: some of `Config`'s fields; the others keep their values.
 
         Raises:
-            pydantic.ValidationError: settings that do not fit `Config`; nothing is changed.
+            pydantic.ValidationError: the settings do not fit `Config`; nothing has changed.
         """
         fields = {name: getattr(self.config, name) for name in self.config.model_fields_set}
         self.config = type(self).Config(**{**fields, **settings})
@@ -171,22 +171,22 @@ class Server:
         raise NotImplementedError
 
     def operation(self, op: str) -> Operation | None:
-        """An operation that is not listed, as its name is known only when it is called; None for none."""
+        """An operation that `operations` cannot list, because only the call names it; None if unknown."""
         return None
 
 
 def author_error(
     cls: type[AuthorError], server: str, method: Callable[..., Any], error: Exception
 ) -> GymError:
-    """The failure of an author's method, which is also logged with its traceback.
+    """The failure of an author's method; it is also logged with the traceback.
 
-    It is terminal, unless a time-out or a lost connection caused it: that is a service's, and `Unavailable`.
+    It is terminal, unless a time-out or a lost connection caused it: then a service failed (`Unavailable`).
 
     Args:
-        cls: what has failed.
+        cls: the kind of failure.
         server: name of the server in the graph.
         method: the method that raised, or whose result is wrong.
-        error: what it raised, or what is wrong with its result.
+        error: the exception, or the problem with the result.
     """
     name = getattr(method, "__name__", str(method))
     message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {error}"
@@ -201,7 +201,7 @@ def place_of(method: Callable[..., Any]) -> str:
 
 
 def place_of_class(cls: type) -> str:
-    """Where a class that is being defined stands: ``"file:line"``."""
+    """Where a class is being defined: ``"file:line"``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") != cls.__module__:
         frame = frame.f_back
@@ -214,14 +214,14 @@ def _code_of(method: Callable[..., Any]) -> types.CodeType:
 
 
 def _place(method: Callable[..., Any], error: Exception) -> str:
-    """The last line of the author's own code that ran; else where the method begins."""
+    """The last line of the author's own code that ran; by default, where the method begins."""
     folder = os.path.dirname(_code_of(method).co_filename)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of(folder, frame.filename)]
     return f"{_shown(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else place_of(method)
 
 
 def _is_of(folder: str, file: str) -> bool:
-    """Whether a file stands in the author's folder; packages that are installed below it do not."""
+    """Whether a file is in the author's folder, and not in a package that is installed below it."""
     inside = file.startswith(folder + os.sep)
     return inside and _INSTALLED not in file[len(folder) :]
 

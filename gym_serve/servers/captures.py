@@ -43,7 +43,7 @@ from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["CLOSE", "OPEN", "RECORDED", "TRAJECTORIES", "Captures", "RecordedModel", "Recording"]
 
-_MAX_CALLS = 10_000  # of one capture: a harness that runs wild must not take all memory
+_MAX_CALLS = 10_000  # per capture, so that a harness in a loop cannot take all memory
 
 OPEN = "rollouts"
 TRAJECTORIES = "rollouts/trajectories"
@@ -58,7 +58,7 @@ RECORDED: JSON = {
         "trajectories": {"type": "array", "items": {"type": "object"}},
     },
 }
-"""JSON schema of what was recorded."""
+"""JSON schema of a capture's contents."""
 
 
 @dataclass
@@ -90,8 +90,8 @@ class Captures:
     Args:
         replica: name of this instance, without a dot.
         ttl: seconds without a call after which a capture is dropped.
-        most: how many may be open.
-        clock: gives the moment, in seconds.
+        most: maximum number of open captures.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -102,30 +102,30 @@ class Captures:
         self._clock = clock
 
     def __len__(self) -> int:
-        """How many captures are open."""
+        """Number of open captures."""
         self._expire()
         return len(self._table)
 
     def open(self) -> str:
-        """Open a capture; its id. The model calls in it have the affinity of this call.
+        """Open a capture and return its id. Its model calls have the affinity key of this call.
 
         Raises:
             Overloaded: too many are open.
         """
         self._expire()
         if len(self._table) >= self._most:
-            raise Overloaded(f"{self._most} captures are open (max_captures): close some, or wait")
+            raise Overloaded(f"{self._most} captures are open (`max_captures`); close some, or wait")
         return self._table.open(_Capture(current().affinity), self._clock()).id
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
-        """The Response for a call of the current session, once it is recorded.
+        """Make a model call in the current capture and record it.
 
         Args:
             params: the Responses body of the call.
-            ask: the model: Response for a Responses body.
+            ask: the model: returns the Response for a Responses body.
 
         Raises:
-            SessionLost, SessionNotFound: there is no such capture (any more).
+            SessionLost, SessionNotFound: the capture does not exist, or not any more.
             BadRequest: the request relies on state of the server, or the capture is full.
             GymError: the model failed; the call is not recorded.
         """
@@ -169,9 +169,9 @@ class Captures:
         capture = session.state
         tree = capture.tree
         if len(tree.nodes) + session.running >= _MAX_CALLS:
-            raise BadRequest(f"a capture holds {_MAX_CALLS} calls at most")
+            raise BadRequest(f"a capture can hold {_MAX_CALLS} calls")
         if params.get("previous_response_id") is not None:
-            raise BadRequest("previous_response_id: send the whole conversation, this server keeps none")
+            raise BadRequest("`previous_response_id` is not supported: send the whole conversation")
         instructions = params.get("instructions")
         head: list[JSON] = [{"role": "system", "content": str(instructions)}] if instructions else []
         items = [*head, *_items(params["input"])]
@@ -196,10 +196,10 @@ class Captures:
             session.used = self._clock()
 
     def trajectories(self) -> JSON:
-        """What the capture of the current session holds; see `trajectories_of`.
+        """The contents of the current capture; see `trajectories_of`.
 
         Raises:
-            SessionLost, SessionNotFound: there is no such capture (any more).
+            SessionLost, SessionNotFound: the capture does not exist, or not any more.
         """
         session = self._current()
         nodes, failure = session.state.tree.nodes, session.state.failure
@@ -212,22 +212,22 @@ class Captures:
         }
 
     def check(self) -> None:
-        """Whether the capture of the current session is there.
+        """Check that the current capture exists.
 
         Raises:
-            SessionLost, SessionNotFound: there is no such capture (any more).
+            SessionLost, SessionNotFound: the capture does not exist, or not any more.
         """
         self._current()
 
     def close(self) -> None:
-        """Drop the capture of the current session; safe to call twice."""
+        """Drop the current capture; safe to call twice."""
         self._table.pop(current().session or "")
 
     def _current(self) -> OpenSession[_Capture]:
         self._expire()
         session_id = current().session
         if session_id is None:
-            raise BadRequest("the path names no rollout: POST /{model}/rollouts opens one and tells its id")
+            raise BadRequest("the path names no rollout; POST /{model}/rollouts opens one and returns its id")
         return self._table.get(session_id, self._clock())
 
     def _expire(self) -> None:
@@ -236,16 +236,16 @@ class Captures:
 
 
 def _items(given: str | list[Any]) -> list[JSON]:
-    """The input as items; a harness has no token ids to give."""
+    """The input as items, without token ids, which no harness has."""
     items = input_items(given)
     for index, item in enumerate(items):
         if not isinstance(item, dict):
-            raise BadRequest(f"input[{index}]: an item is an object, not {type(item).__name__}")
+            raise BadRequest(f"`input[{index}]` must be an object, got {type(item).__name__}")
     return list(map(without_tokens, items))
 
 
 class RecordedModel:
-    """A model as a harness sees it: without token ids, which are for trainers.
+    """A model as a harness sees it. Its answers have no token ids, which are for trainers.
 
     Args:
         model: the model.
@@ -293,7 +293,7 @@ def _shown_event(event: JSON) -> JSON:
 
 
 class Recording:
-    """A capture at a model server.
+    """A capture at a model server, as the agent sees it that runs the harness.
 
     Args:
         model: the server.
@@ -303,17 +303,16 @@ class Recording:
     def __init__(self, model: ModelClient, id: str) -> None:
         self.id = id
         self.failure: GymError | None = None
-        """What the last model call failed with, if it did and the request was not at fault; known once
-        `trajectories` were asked for."""
+        """The failure of the last model call, unless the request was at fault; known after `trajectories`."""
         self._model = model
 
     @classmethod
     async def open(cls, model: ModelClient) -> Recording:
-        """Open one; the model calls in it have the affinity of the current context.
+        """Open a capture; its model calls have the affinity key of the current context.
 
         Raises:
-            Unavailable: the server opens none.
-            GymError: it could not be reached.
+            Unavailable: the server did not open one.
+            GymError: the server could not be reached.
         """
         reply = await model.call(OPEN, {})
         model.decode(reply)
@@ -323,11 +322,11 @@ class Recording:
 
     @property
     def path(self) -> str:
-        """Where the harness finds the model, below the graph's address: the protocols' ``/v1``."""
+        """Path of the model for the harness, below the address of the graph; it ends with ``/v1``."""
         return f"/{self._model.transport.server}/rollouts/{self.id}/v1"
 
     async def trajectories(self) -> list[JSON]:
-        """What was captured; see `trajectories_of`.
+        """The recorded trajectories; see `trajectories_of`.
 
         Raises:
             SessionLost: the replica that held it died.
@@ -340,5 +339,5 @@ class Recording:
         return found
 
     async def close(self) -> None:
-        """Drop it; safe to call twice."""
+        """Drop the capture; safe to call twice."""
         await self._model.fetch(CLOSE, {}, session=self.id)

@@ -1,8 +1,8 @@
 """The other servers of a graph, as a server sees them: `ModelClient`, `EnvironmentClient` and `AgentClient`.
 
-A setting annotated with one of these types is a *reference*. In a graph file its value is the
-name of a server of that kind; the server is constructed with a client over the transport to it. In a
-unit test it is any object with the same methods, wrapped by nothing.
+A setting that is annotated with one of these types is a *reference*. In a graph file its value is the name of
+a server of that kind, and the server is constructed with a client of it. In a unit test the value may be any
+object with the same methods.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Client:
         """Call an operation in the current context, within its deadline.
 
         Raises:
-            GymError: where the transport could not deliver the call; a failure of the server itself
-                is in the reply.
+            GymError: the transport could not deliver the call. A failure of the server itself is in the
+                reply.
         """
         context = current()
         return await self.transport.call(
@@ -58,14 +58,22 @@ class Client:
         )
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
-        """`call`, decoded; a failure of the server is raised with its name."""
+        """`call`, with the reply decoded.
+
+        Raises:
+            GymError: the call or the server failed; the error names the server.
+        """
         reply = await self.call(op, body, session=session)
         answer = self.decode(reply)
         self._answered(op, answer)
         return answer
 
     def decode(self, reply: Reply) -> Any:
-        """The JSON body of ``reply``; its failure is raised with this server's name."""
+        """The JSON body of ``reply``.
+
+        Raises:
+            GymError: the failure that the reply carries; it names this server.
+        """
         try:
             return reply.json()
         except GymError as error:
@@ -73,7 +81,7 @@ class Client:
             raise
 
     def _answered(self, op: str, answer: Any) -> None:
-        """Take note of an answer."""
+        """Hook that sees each decoded answer."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -92,7 +100,7 @@ class Client:
         # Any object with the client's methods will do: fakes of unit tests are not subclasses.
         methods = [m for m in vars(cls) if not m.startswith("_") and callable(getattr(cls, m))]
         if not all(callable(getattr(value, method, None)) for method in methods):
-            raise ValueError(f"expected the name of a {cls.kind} server, or an object like {cls.__name__}")
+            raise ValueError(f"must be the name of a {cls.kind} server, or an object like {cls.__name__}")
         return value
 
 
@@ -106,8 +114,8 @@ class ModelClient(Client):
 
         Raises:
             Rejected: the model refused the request.
-            Retryable: it is overloaded, unavailable or too slow, or its answer is none.
-            OperatorError: a setting is wrong: the key or the address of an endpoint, or a name.
+            Retryable: it is overloaded, unavailable or too slow, or its answer is malformed.
+            OperatorError: a setting is wrong, such as the key or the address of an endpoint.
         """
         return await self._checked("v1/responses", params, check_response)
 
@@ -135,18 +143,22 @@ class ModelClient(Client):
 
 
 class EnvironmentClient(Client):
-    """A resources server: the tools and the verifier of an environment, with sessions."""
+    """An environment: its tools, its verifier and its sessions."""
 
     kind = "resources"
 
     async def seed_session(self, row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-        """Open a session for a row: its id, and the environment's own fields."""
+        """Open a session for a row.
+
+        Returns:
+            the session's id, and the fields of the environment's answer.
+        """
         reply = await self.call("seed_session", row)
         fields = self.decode(reply)
         return reply.session, fields if isinstance(fields, dict) else {}
 
     async def call_tool(self, name: str, arguments: Any, session: str | None) -> Reply:
-        """Run a tool; the reply's body is what the model sees, also when the tool failed."""
+        """Run a tool. The reply's body is the output that the model sees, also if the tool failed."""
         return await self.call(f"tools/{name}", arguments, session=session)
 
     async def verify(
@@ -154,12 +166,12 @@ class EnvironmentClient(Client):
     ) -> dict[str, Any]:
         """Score a response: ``reward`` and the verifier's own fields.
 
-        What models used for it is counted as if they had been called here.
+        The usage of the verifier's model calls is recorded as if they had been made here.
         """
         verdict = await self.fetch("verify", {**row, "response": response}, session=session)
         if not isinstance(verdict, dict) or not isinstance(verdict.get("reward"), int | float):
             raise Unavailable(
-                f"the verifier answered no reward: {str(verdict)[:200]}", server=self.transport.server
+                f"the verifier's answer has no reward: {str(verdict)[:200]}", server=self.transport.server
             )
         merge_usage(verdict.pop(USAGE_FIELD, None))
         return verdict
@@ -167,7 +179,7 @@ class EnvironmentClient(Client):
     async def close_session(self, session: str) -> None:
         """Free a session; safe to call twice.
 
-        What models used for it, and no verdict has told, is counted as if they had been called here.
+        Usage of the session's model calls that no verdict reported is recorded as if they had been made here.
         """
         answer = await self.fetch("close_session", {}, session=session)
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
@@ -179,7 +191,7 @@ class AgentClient(Client):
     kind = "agent"
 
     async def run(self, row: dict[str, Any]) -> dict[str, Any]:
-        """``POST /run``: one episode of a row, as a rollout (a failed one is a value as well)."""
+        """``POST /run``: one episode of a row, as a rollout, also if it failed."""
         rollout: dict[str, Any] = await self.fetch("run", row)
         return rollout
 

@@ -40,7 +40,11 @@ from gym_serve.types.requests import JSON, input_items
 
 __all__ = ["Episode", "EpisodeOver", "Limits", "shortened", "written_bytes"]
 
-_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version")  # what the last item tells of the whole call
+_AT_END = (
+    *TOKEN_KEYS,
+    "routed_experts",
+    "weight_version",
+)  # keys of the last item that belong to the whole call
 _NOT_WRITTEN = frozenset({*_AT_END, "logprobs", "encrypted_content"})
 _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
@@ -52,7 +56,7 @@ _NOT_THE_TOOL = frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
 
 
 class EpisodeOver(Exception):
-    """The policy has reached a limit that ends the episode; it is verified as it stands."""
+    """The policy has reached a limit that ends the episode, which is verified as it stands."""
 
 
 class Limits(NamedTuple):
@@ -66,7 +70,7 @@ class Limits(NamedTuple):
 
 
 def written_bytes(value: Any, depth: int = 0) -> int:
-    """About the bytes of JSON that the texts of an item have, its tokens and log-probabilities left out."""
+    """The approximate size of an item as JSON, in bytes, without its tokens and log-probabilities."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if depth < _DEEPEST and isinstance(value, dict):
@@ -77,9 +81,9 @@ def written_bytes(value: Any, depth: int = 0) -> int:
 
 
 def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
-    """The items of one model call cut to about ``limit`` bytes; None where they are within it.
+    """The items of one model call cut to about ``limit`` bytes; None if they are within it.
 
-    The tokens that the model produced stay whole: they stand on the last item, whichever that is.
+    The tokens that the model produced are kept whole, on the last item.
     """
     left = limit
     for at, item in enumerate(output):
@@ -92,7 +96,7 @@ def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
 
 
 def _cut(value: Any, left: int) -> tuple[Any, int]:
-    """``value`` with its long texts cut to what is left of the bytes, and what is left then."""
+    """``value`` with its long texts cut to ``left`` bytes, and the bytes that are left then."""
     if isinstance(value, str):
         size = written_bytes(value)
         if size > max(left, _SHORT):
@@ -123,7 +127,7 @@ class Episode:
         model: the policy.
         resources: tools and verifier.
         timeouts: seconds by stage (seed, model, tool, verify, close).
-        limits: how much the policy may do.
+        limits: limits of what the policy may do.
 
     Raises:
         InvalidRequest: the row's ``metadata`` cannot take its ``extra_body`` or ``chat_template_kwargs``.
@@ -131,9 +135,9 @@ class Episode:
     Attributes:
         row: the row, never changed.
         items: every output item so far, in order.
-        session: id of the session with the resources server, once there is one.
-        meter: the model calls of the episode, those of its environment included.
-        fields: what the agent adds to the rollout, beside its response; the verdict's fields go before them.
+        session: id of the session with the environment, once it is open.
+        meter: the usage of the episode's model calls, those of its environment included.
+        fields: further fields of the rollout, from the agent; fields of the verdict take precedence.
     """
 
     def __init__(
@@ -173,7 +177,7 @@ class Episode:
 
     @property
     def used(self) -> JSON:
-        """The field of the rollout that tells what its model calls used; none if nothing is known."""
+        """The rollout's field with the usage of its model calls; empty if none is known."""
         return {USAGE_FIELD: self.meter.to_json()} if self.meter else {}
 
     @property
@@ -184,8 +188,9 @@ class Episode:
     async def seed(self) -> None:
         """Open the session of this episode.
 
-        An environment answers the tools of its class to a row that has no ``tools``, and those that it finds
-        at run time to every row: the model gets them where the row brings none of its own.
+        If the row has no tools of its own, the model is offered those that the environment returns: the tools
+            of
+        its class, or tools that it finds at run time.
         """
         row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
         self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(row))
@@ -195,12 +200,12 @@ class Episode:
             self._declared = _names(tools)
 
     async def generate(self) -> list[JSON]:
-        """One model call with everything so far; the items of its turn.
+        """Make a model call with everything so far and return the items of its turn.
 
-        An answer over the limit is cut, and like any that is cut off (`incomplete`) it is the last one.
+        An answer that exceeds the limit is cut (`incomplete`), and is the last one.
 
         Raises:
-            EpisodeOver: the episode is at its limit; nobody need catch it but `AgentServer`.
+            EpisodeOver: the episode is at its limit. `AgentServer` catches it.
         """
         if self._over or self._bytes >= self._limits.max_episode_bytes:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
@@ -209,7 +214,7 @@ class Episode:
         response = await self.stage("model", lambda: self._model.responses(body))
         turn: list[JSON] = response["output"]
         if any(not isinstance(item, dict) for item in turn):
-            raise Unavailable("the model answered output items that are no objects", stage="model")
+            raise Unavailable("the model answered with output items that are not objects", stage="model")
         if (cut := shortened(turn, self._limits.max_answer_bytes)) is not None:
             turn, self._over = cut, True
             response = {
@@ -256,11 +261,10 @@ class Episode:
     async def run_tools(self, calls: list[JSON], *, parallel: bool = False) -> list[JSON]:
         """Run function calls and append their outputs, in the order of the calls.
 
-        Calls over a limit are not run: their output says so.
+        Calls over a limit do not run, and their output says so. If a tool fails, its error is its output.
 
         Raises:
-            Retryable: a tool could not be reached. A tool that fails is no exception: its error
-                is its output.
+            Retryable: a tool could not be reached.
         """
         limits, outputs = self._limits, list[JSON]()
         room = max(0, min(limits.max_tool_calls_per_turn, limits.max_tool_calls - self._tool_calls))
@@ -308,7 +312,7 @@ class Episode:
             except (asyncio.TimeoutError, TimeoutError):
                 raise self._late(name) from None
             except GymError as error:
-                # Who was asked has the same deadline, and may be the first one to say that it has passed.
+                # The server has the same deadline, and may report first that it has passed.
                 if isinstance(error, DeadlineExceeded) and context.timeout() == 0.0:
                     raise self._late(name) from None
                 error.stage = error.stage or name
@@ -319,7 +323,7 @@ class Episode:
         return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit})", stage=stage)
 
     def _shorten(self, outputs: list[JSON]) -> None:
-        """Put an error in the place of an output for which the episode has no room."""
+        """Replace outputs for which the episode has no room by an error."""
         left = self._limits.max_episode_bytes - self._bytes
         for output in outputs:
             size = len(output["output"])
@@ -331,7 +335,7 @@ class Episode:
         return _output(call, await self._tool_output(call.get("name"), call.get("arguments")))
 
     async def _tool_output(self, name: Any, arguments: Any) -> str:
-        # Everything here was written by the model: nothing of it is trusted.
+        # The model wrote all of this: nothing is trusted.
         known = isinstance(name, str) and is_tool_name(name)
         if not known or (self._declared is not None and name not in self._declared):
             return _error(f"There is no tool named {str(name)[:100]!r}.")
@@ -348,7 +352,7 @@ class Episode:
             return _error(f"Invalid tool call arguments: expected a JSON object, got {type(values).__name__}")
         try:
             reply: Reply = await self.stage("tool", lambda: self._call_tool(name, values))
-        except RecursionError:  # what can be read is not always shallow enough to be written
+        except RecursionError:  # JSON that can be decoded may be too deep to be encoded
             return _error("Invalid tool call arguments: nested too deeply")
         return reply.body.decode("utf-8", "replace")
 

@@ -1,8 +1,8 @@
 """`ModelServer`: anything that answers OpenAI's Responses and Chat Completions, and Anthropic's Messages.
 
-A subclass writes `responses` or `chat_completions`; the others follow by conversion. Streams are made from
-finished answers unless it writes `stream_responses` and `stream_chat` as well. Below ``rollouts`` the
-same calls are recorded for an external harness (`gym_serve.servers.captures`).
+A subclass writes `responses` or `chat_completions`; the other protocols are converted. Streams are made from
+finished answers unless it also writes `stream_responses` and `stream_chat`. Below ``rollouts`` the same calls
+are recorded for an external harness (`gym_serve.servers.captures`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["COUNT_TOKENS", "ModelServer", "PauseMode"]
 
 PauseMode = Literal["keep", "abort"]
-"""What becomes of the generations that run: they go on with the new weights, or end as failed (retryable)."""
+"""What happens to running generations: they continue with the new weights, or fail (retryable)."""
 
 COUNT_TOKENS = "v1/messages/count_tokens"
 """The operation that counts the tokens of a prompt."""
@@ -51,12 +51,12 @@ class ModelServer(Server):
         """Settings of every model."""
 
         prices: Prices | None = None
-        """What a million of its tokens costs: ``{input, output, cached_input?}``. Runs then tell what they
-        cost, and can have a limit (``gym-serve collect --max-cost``)."""
+        """Price of a million of its tokens: ``{input, output, cached_input?}``. Runs then report their cost,
+        and can be limited (``gym-serve collect --max-cost``)."""
         capture_ttl: float = Field(3600.0, gt=0)
         """Seconds without a call after which the capture of an external harness is dropped."""
         max_captures: int = Field(10_000, ge=0)
-        """Most captures, per replica, that are open; a further one is refused (429)."""
+        """Maximum number of open captures per replica; a further one is refused (429)."""
 
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -73,8 +73,8 @@ class ModelServer(Server):
         """OpenAI's Response for a body of ``POST /v1/responses`` (without ``stream``).
 
         Raises:
-            Rejected: the model refuses the request; names the reason.
-            Retryable: it is overloaded, unavailable, or too slow.
+            Rejected: the model refuses the request, with the reason.
+            Retryable: it is overloaded, unavailable or too slow.
         """
         completion = await self.chat_completions(responses_to_chat(body))
         return chat_to_response(completion, body, parse_think=True)
@@ -91,13 +91,13 @@ class ModelServer(Server):
 
         Args:
             weights: a folder or file of safetensors, or the bytes of such a file.
-            version: its name; calls say with which version they began.
-            mode: what becomes of the generations that run.
+            version: name of the version; calls report the version with which they began.
+            mode: what happens to running generations.
 
         Raises:
-            BadRequest: this server takes no weights, or not these.
+            BadRequest: this server takes no weights, or these are wrong.
         """
-        raise BadRequest(f"{self.name} takes no weights: its engine runs elsewhere, or is told not to")
+        raise BadRequest(f"{self.name} takes no weights: its engine runs elsewhere, or updates are off")
 
     async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
         """`responses` as a stream: an async generator of OpenAI's events for the body of `responses`.
@@ -121,13 +121,13 @@ class ModelServer(Server):
             yield chunk
 
     async def count_tokens(self, body: JSON) -> int:
-        """How many tokens the prompt of a body of ``POST /v1/responses`` has.
+        """Number of tokens in the prompt of a body of ``POST /v1/responses``.
 
         Raises:
             NotFound: this server cannot count them.
             Rejected, Retryable: as `responses`.
         """
-        raise NotFound(f"{self.name} cannot count tokens: only models whose engine is at hand can")
+        raise NotFound(f"{self.name} cannot count tokens: only models with an engine in the graph can")
 
     def model_names(self) -> list[str]:
         """Names for ``GET /v1/models``; the server's own name by default."""

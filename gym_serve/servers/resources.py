@@ -1,12 +1,12 @@
 """`ResourcesServer`: the tools, the verifier and the per-episode state of an environment.
 
-An author writes tools, `verify`, and where needed `seed`, `close` and `aggregate`; routes,
-sessions, validation and schemas are done here. A call without a session id gets a fresh session:
-a tool call's stays open if the call succeeds (its id is in the reply), a verify call's lives for that
-call only. Methods may be plain functions: those run in a thread, one at a time per session.
+An author writes tools, `verify`, and if needed `seed`, `close` and `aggregate`; this class adds routes,
+sessions, validation and schemas. A call without a session id gets a new session: that of a tool call stays
+open if the call succeeds (its id is in the reply), that of a verify call lives for the call only. Methods may
+be plain functions, which run in a thread, one at a time per session.
 
-Where sessions are `ResourcesServer.restorable`, the calls of one session run one after the other, and every
-reply that a caller may have to build on, a failed tool's included, carries the state it left behind.
+If sessions are `ResourcesServer.restorable`, the calls of one session run one after the other, and every
+reply that a caller may have to continue from, a failed tool's included, carries the state that the call left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _NoState(BaseModel):
 
 
 class _AnyRow(BaseModel):
-    """The row of an environment that does not type its keys: all are readable as attributes."""
+    """The row of an environment that does not type its keys: every key is an attribute."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,39 +78,40 @@ class ResourcesServer(Server):
     """Whether a stored response can be scored again: ``stateless`` if `verify` reads no session."""
 
     restorable: ClassVar[bool] = False
-    """Whether a session goes on in another replica, from its last acknowledged state, when its own dies.
+    """Whether a session continues on another replica, from its last acknowledged state, if its replica dies.
 
-    Set it where `Session` is a pydantic model whose fields are all of the state. A class with `snapshot`
-    and `restore` of its own has it set."""
+    Set it if `Session` is a pydantic model whose fields are the whole state. It is set for a class that
+    defines `snapshot` and `restore`."""
 
     metrics: ClassVar[MetricSpec] = STATISTICS_ONLY
-    """What ``/aggregate_metrics`` computes: scores, the extracted answer, breakdowns."""
+    """The metrics of ``/aggregate_metrics``: scores, the extracted answer, breakdowns."""
 
     extra_arguments: ClassVar[Extra] = "ignore"
-    """What becomes of an argument that a tool does not have: it is left out, as in NeMo Gym's servers, or
-    with ``forbid`` the call is refused, and the model is told. Schemas forbid it either way."""
+    """What happens to an argument that a tool does not have: ``ignore`` drops it, as NeMo Gym's servers do;
+    ``forbid`` refuses the call, and the model reads why. Schemas forbid it either way."""
 
     tools: ClassVar[dict[str, ToolSpec]] = {}
     """The tools by name, collected from the methods marked with `tool`."""
 
     class Config(Server.Config):
-        """Settings of every resources server."""
+        """Settings of every environment."""
 
         session_ttl: float = 3600.0
         """Seconds without a call after which a session is closed."""
         unavailable_tools: UnavailableTools = "fail"
-        """What a tool that is unavailable (429, 502, 503 or 504) does: ``fail`` ends the attempt, which is
-        masked and tried again; ``show`` gives the model the tool's error, as NeMo Gym does."""
+        """What happens if a tool is unavailable (429, 502, 503 or 504): ``fail`` ends the attempt, which is
+        masked and retried; ``show`` gives the model the tool's error, as NeMo Gym does."""
         max_client_sessions: int = Field(10_000, ge=0)
-        """Most sessions, per replica, that are open without an episode: those that clients open over HTTP,
-        and may never close. A further one is refused (429) until one is closed or has expired."""
+        """Maximum number of open sessions per replica that clients opened over HTTP and may never close. A
+        further one is refused (429) until one is closed or has expired."""
 
     Session: ClassVar[type[Any]] = _NoState
-    """State of one episode: a subclass defines a class of this name, constructed without arguments."""
+    """State of one episode. A subclass defines a class of this name, which is constructed without
+    arguments."""
 
     Row: ClassVar[type[BaseModel]] = _AnyRow
-    """The row's own keys, typed once: a subclass defines a pydantic model of this name, and a parameter
-    ``row: Row`` of `seed`, `verify` or a tool gets them."""
+    """The row's own keys. A subclass defines a pydantic model of this name; a parameter ``row: Row`` of
+    `seed`, `verify` or a tool receives them."""
 
     _row: ClassVar[TypeAdapter[Any]]
     _seed_takes_row: ClassVar[bool]
@@ -142,7 +143,7 @@ class ResourcesServer(Server):
         hook = None if type(self).close is ResourcesServer.close else self.close
         self._offered: list[JSON] = [spec.openai() for spec in self.tools.values()]
         self.takes_snapshots = self.restorable
-        """Off where the server runs inside its caller's process, which its sessions cannot outlive."""
+        """Off if the server runs inside its caller's process, which its sessions cannot outlive."""
         self.sessions: LiveSessions[Any] = LiveSessions(
             replica,
             self.config.session_ttl,
@@ -153,10 +154,10 @@ class ResourcesServer(Server):
 
     @classmethod
     def check_row(cls, row: JSON) -> None:
-        """Check the row's own keys against `Row`, where a method of the class reads them.
+        """Check the row's own keys against `Row`, if a method of the class reads them.
 
         Raises:
-            InvalidRequest: keys are missing or of another type; all of them.
+            InvalidRequest: keys are missing or have a wrong type; names all of them.
         """
         if cls._seed_takes_row or cls._tools_take_row or "row" in cls._verify_parameters:
             parse(cls._row, row, "row")
@@ -164,47 +165,52 @@ class ResourcesServer(Server):
     # What an author writes
 
     async def seed(self, row: Any, session: Any) -> JSON | None:
-        """Prepare the state of an episode from its row: a `Row` if it is annotated so, else a dict.
+        """Prepare the state of an episode from its row (optional); called once per session.
 
-        It is called once per session.
+        Args:
+            row: the row: a `Row` if the parameter is annotated so, else a dict.
+            session: the state to prepare.
 
         Returns:
-            fields for the answer of ``/seed_session``, or None. ``tools`` are those that the model gets
-            where the row's list of tools is missing or empty. Without that field, a row whose list is missing
-            gets those of the class.
+            fields for the answer of ``/seed_session``, or None. The field ``tools`` has the tools that the
+            model is offered if the row's list of tools is missing or empty. Without that field, a row without
+            a list is offered the tools of the class.
         """
         return None
 
     def verify(self, *args: Any, **kwargs: Any) -> Any:
         """Score a response: ``verify(self, row: Row, response: Response, session: Session) -> float``.
 
-        ``async`` or not. Each parameter may be left out, and is known by its name; ``request``, a
-        `VerifyRequest`, is row and response in one. Returns a number, or a `Verdict` with further fields.
+        ``async`` or not. Parameters are passed by name, and each may be left out; ``request``, a
+        `VerifyRequest`, is row and response in one.
+
+        Returns:
+            the reward as a number, or a `Verdict` with further fields.
 
         Raises:
-            Rejected: the row lacks what the verifier needs.
-            Retryable: no reward could be found now; never answer 0 instead.
+            Rejected: the row lacks a value that the verifier needs.
+            Retryable: no reward can be computed now; never return 0 instead.
         """
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
     async def compare(self, request: CompareRequest) -> Comparison:
         """Score the rollouts of a group against one another (optional).
 
-        The collector calls it once per group, when all rollouts of it are in or its deadline has
-        passed; there is no session.
+        Called once per group, after all of its rollouts have ended or its deadline has passed; without a
+        session.
 
         Raises:
-            Retryable: no rewards could be found now.
+            Retryable: no rewards can be computed now.
         """
         raise NotImplementedError
 
     async def close(self, session: Any) -> None:
-        """Release what a session holds; called exactly once per session, after its last call."""
+        """Release what a session holds (optional); called exactly once per session, after its last call."""
 
     async def snapshot(self, session: Any) -> Any:
         """The state of a session, for `restore` in another replica (optional; see `restorable`).
 
-        Called after every call that may have changed the state; no other call of the session runs meanwhile.
+        Called after every call that may have changed the state. No other call of the session runs meanwhile.
 
         Returns:
             bytes, or anything that JSON can hold.
@@ -212,20 +218,20 @@ class ResourcesServer(Server):
         return json.dumps(session.model_dump(mode="json", by_alias=True, round_trip=True)).encode()
 
     async def restore(self, state: Any) -> Any:
-        """A session from what `snapshot` gave: bytes, or decoded JSON.
+        """A session from the state that `snapshot` returned: bytes, or decoded JSON.
 
-        The replica that took the snapshot has died, or it was stopped and has called `close`: acquire
-        again what the session needs.
+        The replica that took the snapshot has died, or was stopped and has called `close`, so acquire again
+        what the session needs.
 
         Raises:
-            Exception: the session cannot go on; the episode fails with `SessionLost`.
+            Exception: the session cannot continue; the episode fails with `SessionLost`.
         """
         session = type(self).Session
         assert issubclass(session, BaseModel)  # checked with the class
         return session.model_validate_json(state)
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
-        """Metrics of the environment's own over many rollouts; None for those of `metrics`."""
+        """Metrics of the environment's own over many rollouts (optional); None for those of `metrics`."""
         return None
 
     # Operations
@@ -285,7 +291,9 @@ class ResourcesServer(Server):
 
     async def _op_seed(self, body: Any) -> Reply:
         if not isinstance(body, dict):
-            raise InvalidRequest("the body of /seed_session is the row, a JSON object")
+            raise InvalidRequest(
+                f"the body of /seed_session must be the row, an object, got {type(body).__name__}"
+            )
 
         offered = {"tools": self._offered} if body.pop(WANTS_TOOLS, False) and self._offered else {}
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
@@ -368,7 +376,7 @@ class ResourcesServer(Server):
         except GymError as error:
             error.server = error.server or self.name
             reply = Reply.failed(error)
-        # What models used is told in any case: there is no session to keep the counts of a failure.
+        # Usage is reported in any case: there is no session that could keep the counts of a failure.
         if not meter:
             return reply
         return reply._replace(body=encode({**orjson.loads(reply.body), USAGE_FIELD: meter.to_json()}))
@@ -389,13 +397,13 @@ class ResourcesServer(Server):
     async def _op_close(self, body: Any) -> JSON:
         session_id = current().session
         session = None if session_id is None else await self.sessions.close(session_id)
-        # What no verdict has told: of a verifier that failed, or of tools without a verdict after them.
+        # Usage that no verdict reported: of a verifier that failed, or of tools with no verdict after them.
         return {USAGE_FIELD: session.meter.take()} if session is not None and session.meter else {}
 
     async def _op_aggregate(self, body: Any) -> JSON:
         rollouts = body.get("verify_responses") if isinstance(body, dict) else None
         if not isinstance(rollouts, list):
-            raise InvalidRequest("verify_responses: a list of verified rollouts is missing")
+            raise InvalidRequest("`verify_responses` must be a list of verified rollouts")
         own = await self.aggregate(rollouts)
         if own is not None:
             return own
@@ -436,7 +444,7 @@ class ResourcesServer(Server):
 
     def _row_of(self, tool: str, session: OpenSession[Any]) -> Any:
         if session.row is None:
-            raise InvalidRequest(f"tool {tool} reads the row: open the session with /seed_session first")
+            raise InvalidRequest(f"tool {tool} reads the row; open the session with /seed_session first")
         return session.row
 
     # Sessions
@@ -444,12 +452,12 @@ class ResourcesServer(Server):
     async def in_session(
         self, session_id: str, work: Callable[[SessionCall[Any]], Awaitable[Reply]], *, touches: bool = True
     ) -> Reply:
-        """Run a call of an open session: what operations of a subclass's own do as well.
+        """Run a call of an open session, also for a subclass's own operations.
 
         Args:
             session_id: the session.
-            work: the call; runs the author's methods by `SessionCall.run`.
-            touches: whether it gets hold of the state.
+            work: the call; it runs the author's methods by `SessionCall.run`.
+            touches: whether it can change the state.
 
         Raises:
             SessionLost, SessionNotFound: see `LiveSessions.get`. A failure of ``work`` is in the reply.
@@ -463,9 +471,9 @@ class ResourcesServer(Server):
             return await self._acknowledged(call, reply, touches)
 
     async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
-        """Run a call in the caller's session where that is open, else in a new one, which stays open.
+        """Run a call in the caller's session if that is open, else in a new one, which stays open.
 
-        So a client that seeds twice keeps the state that it has.
+        So a client that seeds twice keeps its state.
         """
         session_id = current().session
         try:
@@ -477,7 +485,7 @@ class ResourcesServer(Server):
         return await self._open_and_call(type(self).Session(), work)
 
     async def _open_and_call(self, state: Any, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
-        """Run the first call in a new session, which is closed again if the call fails."""
+        """Run the first call of a new session; the session is closed again if the call fails."""
         session = self.sessions.open(state, of_client=_is_of_client())
         try:
             async with SessionCall(self.sessions, session) as call:
@@ -487,7 +495,7 @@ class ResourcesServer(Server):
             raise
 
     async def _acknowledged(self, call: SessionCall[Any], reply: Reply, touched: bool = True) -> Reply:
-        """The reply with its session, and the state that its caller can go on from elsewhere."""
+        """The reply with its session, and with the state that its caller can restore on another replica."""
         session, state = call.session, None
         if touched and self.takes_snapshots:
             snapshot = await call.run(self.snapshot, session.state)
@@ -498,10 +506,10 @@ class ResourcesServer(Server):
 
 
 def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], type[VerifyRequest]]:
-    """What each parameter of `verify` gets, and the type of the request.
+    """What each parameter of `verify` receives, and the type of the request.
 
     Raises:
-        TypeError: nobody knows what a parameter gets.
+        TypeError: a parameter has an unknown name.
     """
     hints, gets, request = hints_of(cls, cls.verify), [], VerifyRequest
     for position, name in enumerate(list(inspect.signature(cls.verify).parameters)[1:]):
@@ -522,10 +530,10 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
 
 
 def _verdict(given: Any) -> Verdict:
-    """What `verify` returned, as a verdict.
+    """The value that `verify` returned, as a verdict.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is neither a number nor a verdict.
     """
     if isinstance(given, Real):  # numpy's numbers as well
         return Verdict(reward=float(given))
@@ -539,15 +547,15 @@ def _without_response(body: JSON) -> JSON:
 
 
 def _is_of_client() -> bool:
-    """Whether no episode makes the current call: those have a key, which the gateway lets nobody make up."""
+    """Whether a client makes the current call. An episode's has an affinity key, which no client can send."""
     return current().affinity is None
 
 
 def _is_restorable(cls: type[ResourcesServer]) -> bool:
-    """Whether sessions of a class have snapshots.
+    """Whether the sessions of a class have snapshots.
 
     Raises:
-        TypeError: the class says so, and they could not be complete.
+        TypeError: the class declares it, but a snapshot would be incomplete.
     """
     own = [getattr(cls, n) is not getattr(ResourcesServer, n) for n in ("snapshot", "restore")]
     if any(own):

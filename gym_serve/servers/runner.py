@@ -40,7 +40,7 @@ class ServerRunner:
     """Runs ``server``.
 
     Args:
-        server: the server; the host starts and stops it.
+        server: the server; the runner starts and stops it.
     """
 
     def __init__(self, server: Server) -> None:
@@ -48,7 +48,7 @@ class ServerRunner:
         self.operations = server.operations()
 
     async def start(self) -> None:
-        """Start the server; its operations may depend on what it found."""
+        """Start the server; its operations may change by that."""
         await self.server.start()
         self.operations = self._operations()
 
@@ -57,7 +57,7 @@ class ServerRunner:
         await self.server.stop()
 
     async def dispatch(self, call: Call) -> Reply:
-        """Run a call within its time. Failures are in the reply: only cancellation is raised."""
+        """Run a call within its time limit. Failures are in the reply; only cancellation is raised."""
         begun = time.monotonic()
         try:
             with use(_context_of(call)), time_limit(call.timeout):
@@ -149,7 +149,7 @@ class ServerRunner:
         return Unavailable(message, server=self.server.name)
 
     def _too_late(self, call: Call) -> DeadlineExceeded:
-        message = f"{call.op} of {self.server.name} took over {call.timeout:.3g} s"
+        message = f"{call.op} of {self.server.name} took longer than {call.timeout:.3g} s"
         return DeadlineExceeded(message, server=self.server.name)
 
     def _unknown(self, op: str) -> str:
@@ -186,4 +186,4 @@ def _body_of(call: Call) -> Any:
     try:
         return read(call.body) if call.body else {}
     except ValueError as error:
-        raise BadRequest(f"the body of {call.op} is no JSON: {error}") from None
+        raise BadRequest(f"the body of {call.op} must be JSON: {error}") from None

@@ -35,7 +35,7 @@ S = TypeVar("S")
 
 _SWEEP_SECONDS = 5.0
 _STOP_SECONDS = 10.0
-"""How long a stopping server waits for calls, before it closes their sessions under them."""
+"""Seconds that a stopping server waits for running calls before it closes their sessions."""
 
 logger = logging.getLogger("gym_serve")
 
@@ -47,16 +47,16 @@ class OpenSession(Generic[S]):
     Attributes:
         id: its id.
         state: the environment's own state.
-        used: moment of its last call, in the caller's clock (seconds).
-        seeded: the fields that seeding it gave; None for one that was not seeded here.
-        version: number of snapshots that were taken of it.
-        of_client: whether it was opened over HTTP, not by an episode.
-        running: calls in progress; such a session does not expire.
-        closed: whether it has left the table: no further call may begin.
-        turn: held by a call that has to be alone.
-        meter: the model calls that were made for it.
-        row: the row's own keys, where a tool of the environment reads them.
-        quiet: set, where somebody waits for it, when the last call of a closed session has ended.
+        used: time of its last call, in seconds of the caller's clock.
+        seeded: the fields that `seed` returned; None if it was not seeded here.
+        version: number of snapshots taken of it.
+        of_client: whether a client opened it over HTTP, not an episode.
+        running: number of calls in progress; a session with any does not expire.
+        closed: whether it has left the table, so that no further call may begin.
+        turn: lock of calls that must run alone.
+        meter: the usage of the model calls that were made for it.
+        row: the row's own keys, if a tool of the environment reads them.
+        quiet: event, if something waits for it, that the last call of a closed session has ended.
     """
 
     id: str
@@ -74,7 +74,7 @@ class OpenSession(Generic[S]):
 
 
 def replica_of(session_id: str) -> str:
-    """The replica that issued a session id; empty if it names none."""
+    """The replica that issued a session id; an empty text if the id names none."""
     return session_id.partition(".")[0] if "." in session_id else ""
 
 
@@ -88,18 +88,18 @@ class SessionTable(Generic[S]):
 
     def __init__(self, replica: str, ttl: float) -> None:
         if "." in replica:
-            raise ValueError(f"a replica's name has no dot: {replica!r}")
+            raise ValueError(f"a replica's name must not contain a dot, got {replica!r}")
         self.replica = replica
         self.ttl = ttl
         self._sessions: dict[str, OpenSession[S]] = {}
         self.of_clients = 0
-        """How many of them were opened over HTTP, not by an episode."""
+        """How many of them clients opened over HTTP."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, state: S, now: float, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
-        """Open a session with a fresh id; ``version`` is that of the snapshot it goes on from."""
+        """Open a session with a new id; ``version`` is that of the snapshot that it continues from."""
         session_id = f"{self.replica}.{secrets.token_urlsafe(16)}"
         session = OpenSession(session_id, state, now, version=version, of_client=of_client)
         self._sessions[session.id] = session
@@ -107,11 +107,11 @@ class SessionTable(Generic[S]):
         return session
 
     def get(self, session_id: str, now: float) -> OpenSession[S]:
-        """The live session of an id; its time to live starts again.
+        """The open session of an id; its time to live starts again.
 
         Raises:
-            SessionLost: another instance issued it: it died, or this call was misrouted.
-            SessionNotFound: it was closed, has expired, or never was.
+            SessionLost: another replica issued it, which died (or this call was misrouted).
+            SessionNotFound: it was closed, has expired, or never existed.
         """
         session = self._sessions.get(session_id)
         if session is not None:
@@ -120,10 +120,10 @@ class SessionTable(Generic[S]):
         owner = replica_of(session_id)
         if owner and owner != self.replica:
             raise SessionLost(f"session {session_id[:64]} lived on replica {owner}, which is gone")
-        raise SessionNotFound(f"no session {session_id[:64]}: it was closed, has expired, or never was")
+        raise SessionNotFound(f"no session {session_id[:64]}: it was closed, has expired, or never existed")
 
     def pop(self, session_id: str) -> OpenSession[S] | None:
-        """Take a session out; None if it is not live. Whoever gets it closes it, so: once."""
+        """Remove a session; None if it is not open. The caller closes it, so that happens once."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.closed = True
@@ -131,24 +131,24 @@ class SessionTable(Generic[S]):
         return session
 
     def ids(self) -> list[str]:
-        """Ids of all live sessions."""
+        """Ids of all open sessions."""
         return list(self._sessions)
 
     def expired(self, now: float) -> list[str]:
-        """Ids of the sessions that outlived their time to live and run no call."""
+        """Ids of the sessions whose time to live is over and that run no call."""
         return [s.id for s in self._sessions.values() if not s.running and now - s.used > self.ttl]
 
 
 class LiveSessions(Generic[S]):
-    """The sessions of one resources server.
+    """The sessions of one environment.
 
     Args:
         replica, ttl: see `SessionTable`.
-        close: hook that gets the state of every session at its end; a coroutine function, or a plain one.
-            None for sessions that hold nothing to release.
+        close: hook that receives the state of every session at its end, a coroutine function or a plain one;
+            None if sessions hold nothing to release.
         exclusive: whether the calls of one session run one after the other.
-        max_of_clients: most sessions that clients may have open over HTTP.
-        clock: gives the moment, in seconds.
+        max_of_clients: maximum number of sessions that clients may have open over HTTP.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -179,14 +179,14 @@ class LiveSessions(Generic[S]):
 
         Args:
             state, version: see `SessionTable.open`.
-            of_client: whether a client opens it over HTTP, who may never close it; an episode does.
+            of_client: whether a client opens it over HTTP, and may never close it.
 
         Raises:
-            Unavailable: the server stops.
-            Overloaded: clients have as many sessions open as they may.
+            Unavailable: the server is stopping.
+            Overloaded: clients have the maximum number of sessions open.
         """
         if self._stopped:
-            raise Unavailable(f"replica {self._table.replica} stops; it opens no more sessions")
+            raise Unavailable(f"replica {self._table.replica} is stopping and opens no more sessions")
         if of_client and self._max_of_clients is not None and self._table.of_clients >= self._max_of_clients:
             raise Overloaded(
                 f"clients have {self._table.of_clients} sessions open (max_client_sessions): close some, or "
@@ -198,36 +198,38 @@ class LiveSessions(Generic[S]):
         """The open session of an id.
 
         Raises:
-            SessionLost, SessionNotFound: see `SessionTable.get`; a server that stops has lost all of its.
+            SessionLost, SessionNotFound: see `SessionTable.get`; a stopped server has lost all sessions.
         """
         if self._stopped:
             raise self.gone(session_id)
         return self._table.get(session_id, self.clock())
 
     def gone(self, session_id: str) -> GymError:
-        """The error that tells of a session that was open before."""
+        """The error for a session that was open before."""
         if self._stopped:
-            return SessionLost(f"replica {self._table.replica}, which held session {session_id[:64]}, stops")
+            return SessionLost(
+                f"replica {self._table.replica}, which held session {session_id[:64]}, is stopping"
+            )
         return SessionNotFound(f"session {session_id[:64]} was closed while the call waited for its turn")
 
     async def close(self, session_id: str) -> OpenSession[S] | None:
-        """Close a session, if it is open; returns it when its hook has run."""
+        """Close a session if it is open; returns it after its hook has run."""
         session, task = self._close(session_id)
         if task is not None:
             await asyncio.shield(task)
         return session
 
     def sweep(self) -> None:
-        """Begin to close the sessions that have expired."""
+        """Start to close the expired sessions."""
         for session_id in self._table.expired(self.clock()):
             self._close(session_id)
 
     def start(self) -> None:
-        """Sweep from now on."""
+        """Start to close sessions as they expire."""
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Close all sessions and open no more."""
+        """Close all sessions; no more can be opened."""
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -245,7 +247,7 @@ class LiveSessions(Generic[S]):
             await asyncio.wait(self._closing)
 
     def _close(self, session_id: str) -> tuple[OpenSession[S] | None, asyncio.Task[None] | None]:
-        """The session, if it was open, and its end, if there is anything to wait for."""
+        """The session, if it was open, and the task that closes it, if there is anything to wait for."""
         session = self._table.pop(session_id)
         if session is None or not (self._hook or session.running):
             return session, None
@@ -282,7 +284,7 @@ class SessionCall(Generic[S]):
         session: the session.
 
     Raises:
-        SessionNotFound, SessionLost: on entry, where the session was closed before it was this call's turn.
+        SessionNotFound, SessionLost: on entry, if the session was closed while the call waited for its turn.
     """
 
     def __init__(self, sessions: LiveSessions[S], session: OpenSession[S]) -> None:
@@ -309,7 +311,7 @@ class SessionCall(Generic[S]):
             self._thread.add_done_callback(lambda thread: self._leave())
 
     async def run(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Await a coroutine function, or run a plain one in a thread, where it is alone in its session."""
+        """Await a coroutine function, or run a plain one in a thread, alone in its session."""
         if inspect.iscoroutinefunction(method):
             return await method(*args, **kwargs)
         if not self._has_turn:
@@ -325,7 +327,7 @@ class SessionCall(Generic[S]):
             raise
 
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # While it waited for a thread its caller may have gone.
+        # Its caller may have gone while it waited for a thread.
         return None if self._abandoned else method(*args, **kwargs)
 
     async def _take_turn(self) -> None:

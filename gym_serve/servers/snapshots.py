@@ -1,10 +1,10 @@
-"""Snapshots of sessions, sealed for their way to the caller and back to another replica.
+"""Snapshots of sessions, sealed for the way to the caller and on to another replica.
 
 A sealed state is bytes: the version (8 bytes, big-endian), the length of the row's own keys (4 bytes) and
-these keys as JSON, where tools read them, one byte that tells what follows, and the snapshot. The version
-counts the snapshots of a session, so that a caller to whom replies come out of order, or by several ways,
-knows the last one. JSON is written by the standard library, because it keeps what faster encoders do not:
-numbers that are not finite, and integers of any length.
+these keys as JSON, if tools read them, one byte for the form of the snapshot, and the snapshot. The version
+counts the snapshots of a session, so that a caller that gets replies out of order knows the latest one. JSON
+is written by the standard library, which unlike faster encoders keeps numbers that are not finite and
+integers of any length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gym_serve.types.errors import InvalidRequest
 __all__ = ["RESTORE", "restore_request", "seal", "state_of", "unseal", "version_of"]
 
 RESTORE = "restore_session"
-"""The operation that opens a session from a sealed state. It is no HTTP route: what a snapshot holds is
+"""The operation that opens a session from a sealed state. It has no HTTP route, because snapshots are
 trusted."""
 
 _BYTES, _JSON = b"b", b"j"
@@ -31,7 +31,7 @@ def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
     Args:
         version: number of the snapshot within its session.
         snapshot: bytes, or anything that JSON can hold.
-        row: the row's own keys; None where no tool reads them.
+        row: the row's own keys; None if no tool reads them.
 
     Raises:
         TypeError: the snapshot is neither.
@@ -52,7 +52,7 @@ def unseal(state: bytes) -> tuple[int, Any, Any]:
     """Version, snapshot and row of a sealed state.
 
     Raises:
-        InvalidRequest: it is no sealed state.
+        InvalidRequest: it is not a sealed state.
     """
     start = _VERSION + _LENGTH
     length = int.from_bytes(state[_VERSION:start], "big")
@@ -81,10 +81,10 @@ def state_of(body: Any) -> bytes:
     """The sealed state in the body of `RESTORE`.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: it is missing.
     """
     state: Any = body.get("state") if isinstance(body, dict) else None
     try:
         return base64.b64decode(state, validate=True)
     except (TypeError, ValueError):
-        raise InvalidRequest("state: a session's sealed state is missing") from None
+        raise InvalidRequest("`state` must be the sealed state of a session, in base64") from None

@@ -1,10 +1,12 @@
 """`@tool`: a method of a resources server that the model can call.
 
-Its JSON schema derives from the signature: annotations give the types (anything that pydantic
-knows), defaults make an argument optional, and the docstring (Google, NumPy or reST style) gives
-the descriptions. A parameter named ``session`` receives the state of the episode, and one that is
-annotated with the class's ``Row`` the row's own keys: they are no arguments. Arguments are validated
-before the method runs; one that the method does not have is left out or refused, as the class says.
+Its JSON schema derives from the signature: annotations give the types (any that pydantic knows), defaults
+    make
+arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two parameters are
+injected and are not part of the schema: ``session`` receives the state of the episode, and a parameter that
+    is
+annotated with the class's ``Row`` receives the row's own keys. Arguments are validated before the method
+runs; unknown ones are dropped or refused (`ResourcesServer.extra_arguments`).
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ __all__ = [
 ]
 
 Extra = Literal["ignore", "forbid"]
-"""What becomes of arguments that a tool does not have: they are left out, or the call is refused."""
+"""What happens to arguments that a tool does not have: they are dropped, or the call is refused."""
 
 WANTS_TOOLS = "_ng_wants_tools"
-"""Key that an agent adds to a row without tools when it seeds: the environment answers those of its class.
-Other clients get the answer that they get from NeMo Gym."""
+"""Key that an agent adds to a row without tools when it opens a session: the environment then answers the
+tools of its class. Other clients get the same answer as from NeMo Gym."""
 
 UnavailableTools = Literal["fail", "show"]
-"""What a tool that is unavailable does: the episode fails, or the model is shown the tool's answer."""
+"""What happens if a tool is unavailable: the episode fails, or the model is shown the tool's answer."""
 
 UNAVAILABLE = frozenset({429, 502, 503, 504})
 """The statuses of a tool that is unavailable: busy, gone or too slow."""
@@ -66,11 +68,11 @@ RESERVED = frozenset(
         "mcp",
     }
 )
-"""Routes of a server, which no tool may be named after."""
+"""Routes of a server; no tool may have one of these names."""
 
 
 def is_tool_name(name: str) -> bool:
-    """Whether a name, which a model wrote, can be that of a tool: no route, no path, no markup."""
+    """Whether a name that a model wrote can be a tool's: it must not be a route, a path or markup."""
     return name not in RESERVED and _NAME.fullmatch(name) is not None
 
 
@@ -122,10 +124,10 @@ def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
 
     Args:
         cls: the class.
-        extra: what becomes of arguments that a tool does not have.
+        extra: what happens to arguments that a tool does not have.
 
     Raises:
-        TypeError: a signature that cannot be described; names the class, method and parameter.
+        TypeError: a signature has no schema; names file, line, class, method and parameter.
     """
     specs: dict[str, ToolSpec] = {}
     for base in reversed(cls.__mro__):
@@ -168,7 +170,7 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
         default = ... if parameter.default is parameter.empty else parameter.default
         field = Field(default=default, description=described.get(parameter.name))
         fields[parameter.name] = (hints[parameter.name], field)
-    # The schema is the same either way: a model is never told that it may make arguments up.
+    # The schema is the same either way: a model is never told that it may invent arguments.
     config = ConfigDict(
         extra=extra, json_schema_extra={"additionalProperties": False}, arbitrary_types_allowed=False
     )

@@ -1,4 +1,4 @@
-"""A transport is how one server reaches another; `Call` and `Reply` are what crosses it.
+"""A transport carries a `Call` from one server to another, and its `Reply` back.
 
 Bodies cross as JSON bytes that are encoded once. A failure crosses as a value too (a status of
 400 or more and an error body), so that all three kinds of transport, and HTTP clients, see the same.
@@ -23,15 +23,14 @@ def encode(value: Any) -> bytes:
     try:
         return trimmed(orjson.dumps(value))
     except TypeError:
-        # Also for integers over 64 bits; what is no JSON at all fails here as well.
+        # Also for integers over 64 bits. A value that JSON cannot hold fails here as well.
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 def trimmed(data: bytes) -> bytes:
-    """A copy that takes no more memory than it has to.
+    """A copy that takes no more memory than needed.
 
-    What orjson gives stands in a buffer of 4 or 8 KB however short it is, which counts where thousands of
-    bodies wait for their answers.
+    orjson returns a buffer of 4 or 8 KB however short the text is, which matters if thousands of bodies wait.
     """
     return bytes(memoryview(data))
 
@@ -43,9 +42,9 @@ class Call(NamedTuple):
         op: the operation, which is also its HTTP path below the server
             (``seed_session``, ``verify``, ``tools/{name}``, ``v1/responses``, ``run``, ...).
         body: JSON, or empty for an operation without a body.
-        session: id of the session it belongs to; pins the call to the replica that holds it.
+        session: id of its session; pins the call to the replica that holds the session.
         request_id, affinity: see `CallContext`.
-        timeout: seconds that the caller still waits, None for no limit.
+        timeout: seconds that the caller waits, None for no limit.
     """
 
     op: str
@@ -64,8 +63,8 @@ class Reply(NamedTuple):
         body: JSON.
         session: the session that the call belongs to now.
         state: the state in which the call left its session, sealed (`gym_serve.servers.snapshots`); None
-            where the call cannot have changed it, or the server takes no snapshots. It goes from server
-            to caller, and never into an HTTP answer.
+            if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
+            answer.
     """
 
     status: int
@@ -78,14 +77,14 @@ class Reply(NamedTuple):
 
         Raises:
             GymError: the failure that this reply carries.
-            Unavailable: the body is no JSON (a foreign server, or a proxy in between).
+            Unavailable: the body is not JSON (from a foreign server, or a proxy in between).
         """
         try:
             body = any_json(self.body) if self.body else None
         except orjson.JSONDecodeError:
             body = self.body[:2000].decode("utf-8", "replace")
             if self.status < 400:
-                raise Unavailable(f"an answer that is no JSON: {body[:200]!r}") from None
+                raise Unavailable(f"the answer is not JSON: {body[:200]!r}") from None
         if self.status >= 400:
             raise error_from_body(self.status, body)
         return body

@@ -1,10 +1,10 @@
-"""What model calls use: tokens by stage of the episode and by model server.
+"""Usage of model calls: tokens by stage of the episode and by model server.
 
-A `UsageMeter` collects what happens under it, wherever in the code a model is called: a client of a model
-server records every answer. An agent meters its episode; a resources server meters each session and hands the
-counts to the agent with the verdict, or where there is none, when the session is closed: a judge's tokens
-are the episode's too. A call that failed tells no usage and is not counted; one whose backend tells none is
-counted as ``unreported``, not as zero.
+A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code: `ModelClient`
+records every answer. An agent meters its episode. An environment meters each session and sends the counts to
+the agent with the verdict or, without a verdict, when the session is closed, because a judge's tokens belong
+to the episode too. A failed call reports no usage and is not counted. A call whose backend reports no usage
+is counted as ``unreported``, not as zero.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MILLION = 1_000_000
 
 
 class Prices(BaseModel):
-    """What the tokens of a model cost, in any currency, per million."""
+    """Prices of a model's tokens per million, in any currency."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     input: NonNegativeFloat
-    """Of the prompt."""
+    """Price of prompt tokens."""
     cached_input: NonNegativeFloat | None = None
-    """Of the part of the prompt that a cache answered; by default as the rest."""
+    """Price of prompt tokens that a cache answered; by default that of other prompt tokens."""
     output: NonNegativeFloat
-    """Of what was generated, reasoning included."""
+    """Price of generated tokens, reasoning included."""
 
     def cost(self, counts: Mapping[str, int]) -> float:
         """The cost of some calls, given their `COUNTS`."""
@@ -65,7 +65,7 @@ class UsageMeter:
         Args:
             stage: stage of the episode.
             server: name of the model server.
-            usage: of all of them together, as Responses or as Chat Completions has it; None if unknown.
+            usage: of all calls together, in the form of Responses or Chat Completions; None if unknown.
             calls: how many.
         """
         told = usage if isinstance(usage, dict) else {}
@@ -80,7 +80,7 @@ class UsageMeter:
         )
 
     def merge(self, usage: Any) -> None:
-        """Add what another meter counted, as `to_json` gave it; what is malformed in it is left out."""
+        """Add the counts of another meter, from `to_json`; malformed parts are ignored."""
         for stage, servers in usage.items() if isinstance(usage, dict) else ():
             for server, counts in servers.items() if isinstance(servers, dict) else ():
                 if isinstance(counts, dict):
@@ -94,13 +94,13 @@ class UsageMeter:
         return found
 
     def take(self) -> JSON:
-        """`to_json`, and forget it: it is counted elsewhere from now on."""
+        """Return `to_json` and reset the meter: the counts are added elsewhere."""
         taken = self.to_json()
         self._counts = {}
         return taken
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
-        """Stage, server and counts, in the order in which they came up."""
+        """Stage, server and counts, in the order of the first call."""
         for (stage, server), counts in self._counts.items():
             yield stage, server, counts
 
@@ -114,7 +114,7 @@ _METER: ContextVar[tuple[UsageMeter, str] | None] = ContextVar("gym_serve_meter"
 
 
 class metering:
-    """Counts the model calls of a ``with`` block, as calls of a stage.
+    """Counts the model calls of a ``with`` block under a stage.
 
     A class, as a generator's context manager costs four times as much, and there are several per rollout.
     """
@@ -132,14 +132,14 @@ class metering:
 
 
 def record_usage(server: str, usage: Any, calls: int = 1) -> None:
-    """Count model calls with the meter under which this runs; without one, nothing happens."""
+    """Count model calls in the current meter, if there is one."""
     if (current := _METER.get()) is not None:
         meter, stage = current
         meter.record(stage, server, usage, calls)
 
 
 def merge_usage(usage: Any) -> None:
-    """Count what another meter counted with the meter under which this runs; see `UsageMeter.merge`."""
+    """Add the counts of another meter to the current one; see `UsageMeter.merge`."""
     if (current := _METER.get()) is not None:
         current[0].merge(usage)
 

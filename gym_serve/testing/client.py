@@ -45,7 +45,7 @@ class TestClient:
     def __init__(self, environment: ResourcesServer, *, timeout: float = 60.0) -> None:
         self.environment = environment
         self.timeout = timeout
-        self._host = ServerRunner(environment)
+        self._runner = ServerRunner(environment)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="TestClient", daemon=True)
 
@@ -69,18 +69,18 @@ class TestClient:
     def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """One call of an operation (``tools/pay``, ``compare``, ...); the reply, failed or not."""
         content = b"" if body is None else encode(body)
-        return self._run(self._host.dispatch(Call(op, content, session, timeout=self.timeout)))
+        return self._run(self._runner.dispatch(Call(op, content, session, timeout=self.timeout)))
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._run(self._host.start())
+        self._run(self._runner.start())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._run(self._host.stop())
+            self._run(self._runner.stop())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

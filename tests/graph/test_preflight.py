@@ -59,7 +59,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "resources",
             {"type": "google_search", "mode": "replay", "cassette": "/nope.jsonl"},
-            "cassette: there is no /nope.jsonl",
+            "cassette: /nope.jsonl does not exist",
         ),
         (
             "resources",
@@ -67,7 +67,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
             "trafilatura is not installed where its replicas run: pip install 'gym-serve[google_search]'",
         ),
         ("resources", {"type": "mcp", "command": ["nope", "-x"]}, "command: there is no program nope"),
-        ("resources", {"type": "mcp", "command": ["python"], "cwd": "/nope"}, "cwd: there is no /nope"),
+        ("resources", {"type": "mcp", "command": ["python"], "cwd": "/nope"}, "cwd: /nope does not exist"),
         ("resources", {"type": "nemo_gym", "server": "a.b"}, "nemo_gym is not installed"),
         ("resources", {"type": "verifiers", "taskset": "a"}, "verifiers is not installed"),
         ("resources", {"type": "openenv", "env": "a:B", "action": "a:C"}, "openenv is not installed"),
@@ -91,8 +91,8 @@ def test_the_engine_on_vllm() -> None:
         f"models.one: {problem}"
         for problem in [
             *packages,
-            "model: there is no /no/such/model where its replicas run",
-            "lora_adapters.a: there is no nope where its replicas run",
+            "model: /no/such/model does not exist where its replicas run",
+            "lora_adapters.a: nope does not exist where its replicas run",
         ]
     ]
 
