@@ -31,7 +31,7 @@ from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT
 from gym_serve import Gym
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import haproxy
 
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 # A shared machine is slow at times; that is no failure of a property. In CI (`.ci/run` sets the variable) a
 # test has the same examples every time, so that a change is judged by what it changes: new ones are looked

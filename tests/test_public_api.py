@@ -105,6 +105,32 @@ def imports() -> Iterator[tuple[str, str]]:
                 yield from ((module, name) for name in found if name.startswith("gym_serve."))
 
 
+def private_parts_of_ray(tree: ast.AST) -> Iterator[str]:
+    """Imports and attributes of Ray that its documentation does not have."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        for name in names:
+            top, *parts = name.split(".")
+            if top in ("ray", "serve") and any(p.startswith("_") or p == "internal_kv" for p in parts):
+                yield name
+
+
+def test_the_private_parts_of_ray_are_used_in_one_module() -> None:
+    assert "ray._private.worker" in private_parts_of_ray(ast.parse("from ray._private import worker"))
+    found = set()
+    for package in PACKAGES:
+        for file in Path(package.__path__[0]).rglob("*.py"):
+            if list(private_parts_of_ray(ast.parse(file.read_text(encoding="utf-8")))):
+                found.add(file.name)
+    assert found == {"serve_compat.py"}
+
+
 def test_imports_point_one_way() -> None:
     wrong = []
     for module, imported in imports():

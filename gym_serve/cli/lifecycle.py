@@ -17,7 +17,7 @@ from gym_serve.cli.printing import print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
-from gym_serve.routing.ports import HTTP_PORT, free_port
+from gym_serve.routing.starting import HTTP_PORT, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
 
 __all__ = ["down", "logs", "status", "up"]

@@ -20,10 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from gym_serve.routing.ports import free_port
-from gym_serve.routing.starting import ENVIRONMENT, START_LOG, try_twice
+from gym_serve.routing.starting import ENVIRONMENT, START_LOG, free_port, try_twice
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
 __all__ = ["LocalRay", "connect", "find", "import_ray", "logs_directory", "start", "started", "stop", "use"]
@@ -212,10 +210,9 @@ def import_ray() -> None:
 
 def logs_directory() -> Path:
     """The log folder of the joined Ray on this machine."""
-    from ray._private import worker
+    from gym_serve.routing import serve_compat
 
-    node: Any = worker._global_node
-    return Path(node.get_logs_dir_path())
+    return serve_compat.logs_directory()
 
 
 def _state() -> Path:

@@ -17,9 +17,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
-from gym_serve.routing.ports import HTTP_PORT, free_port
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
-from gym_serve.routing.starting import ENVIRONMENT, START_LOG, try_twice
+from gym_serve.routing.starting import ENVIRONMENT, HTTP_PORT, START_LOG, free_port, try_twice
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
 __all__ = ["Cluster", "join", "start_ray", "start_serve"]

@@ -42,7 +42,7 @@ _SERVER_DEFAULTS = {
     "max_queued_requests": 16_384,  # Serve has no limit; a stuck queue must not take all memory
 }
 _ROUTER = RequestRouterConfig(
-    request_router_class="gym_serve.routing.router:MemberRouter"  # type: ignore[arg-type]
+    request_router_class="gym_serve.routing.serve_compat:MemberRouter"  # type: ignore[arg-type]
 )
 _BY_REQUESTS = "ray.serve.autoscaling_policy:default_autoscaling_policy"
 """Serve's own policy: HTTP requests do pass through Serve."""

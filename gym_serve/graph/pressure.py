@@ -20,7 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gym_serve.graph.spec import Node
 from gym_serve.routing.admission import Admission
-from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Undelivered, Unreachable
+from gym_serve.routing.rpc import (
+    Address,
+    Channel,
+    ConnectError,
+    ConnectionLostError,
+    Directory,
+    NotDeliveredError,
+    QueueFullError,
+)
 from gym_serve.servers.transport import Call
 from gym_serve.types.requests import JSON
 
@@ -75,11 +83,11 @@ async def _server(application: str, server: str) -> list[JSON]:
 async def _replica(address: Address) -> JSON | None:
     try:
         channel = await Channel.open(address)
-    except Unreachable:
+    except ConnectError:
         return None
     try:
         reply = await asyncio.wait_for(channel.call(Call(PRESSURE)), _SECONDS)
-    except (Undelivered, Busy, Broken, asyncio.TimeoutError):
+    except (NotDeliveredError, QueueFullError, ConnectionLostError, asyncio.TimeoutError):
         return None
     finally:
         await channel.close()

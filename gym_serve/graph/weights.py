@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 import msgspec
 import ray
 
-from gym_serve.routing.rpc import Address, Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
+from gym_serve.routing.rpc import (
+    Address,
+    Channel,
+    ConnectError,
+    ConnectionLostError,
+    ConnectTimeoutError,
+    Directory,
+    NotDeliveredError,
+    QueueFullError,
+)
 from gym_serve.routing.serve_compat import is_being_deleted
 from gym_serve.servers.model import ModelServer, PauseMode
 from gym_serve.servers.runner import ServerRunner
@@ -170,14 +179,14 @@ async def _tell(directory: Directory, replica: str, address: Address, call: Call
     """The reply of one replica, its failures included: the others must not be left half way."""
     try:
         channel = await Channel.open(address)
-    except Silent as error:
+    except ConnectTimeoutError as error:
         return Reply.failed(Unavailable(f"replica {replica} does not answer: {error}"))
-    except Unreachable:
+    except ConnectError:
         await directory.remove(replica)
         return None
     try:
         return await channel.call(call)
-    except (Undelivered, Busy, Broken) as error:
+    except (NotDeliveredError, QueueFullError, ConnectionLostError) as error:
         return Reply.failed(Unavailable(f"replica {replica} did not take {call.op}: {error}"))
     finally:
         await channel.close()

@@ -8,16 +8,18 @@ see the calls either: what its autoscaling goes by is counted here.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-from gym_serve.routing.metering import LoadMeter
-from gym_serve.routing.rpc import Busy
+from gym_serve.routing.rpc import QueueFullError
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GymError, Overloaded
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "LoadMeter"]
+
+_WINDOW_SECONDS = 10
 
 
 class Admission:
@@ -58,7 +60,7 @@ class Admission:
         """Run a call when there is room.
 
         Raises:
-            Busy: too many wait already; it was not begun.
+            QueueFullError: too many wait already; it was not begun.
         """
         await self._begin(call)
         try:
@@ -87,7 +89,7 @@ class Admission:
         full = self.running >= running or bool(self._queue)
         if full and 0 <= waiting <= len(self._queue):
             self.meter.answered(refused=True)
-            raise Busy(f"{waiting} calls wait already")
+            raise QueueFullError(f"{waiting} calls wait already")
         self.unbound += call.session is None
         if not full:
             self.running += 1
@@ -124,3 +126,61 @@ class Admission:
             if not turn.done():
                 self.running += 1
                 turn.set_result(None)
+
+
+class _Second:
+    """What happened in one second, and the clocks when it began."""
+
+    def __init__(self, now: float, cpu: float) -> None:
+        self.now = now
+        self.cpu = cpu
+        self.answers = 0
+        self.refused = 0
+
+
+class LoadMeter:
+    """Counts answers, and the CPU time between them.
+
+    Args:
+        clock: seconds.
+        cpu: CPU seconds of this process.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
+    ) -> None:
+        self._clock = clock
+        self._cpu = cpu
+        self._seconds: deque[_Second] = deque()
+
+    def answered(self, *, refused: bool = False) -> None:
+        """Count an answer.
+
+        Args:
+            refused: it was "overloaded".
+        """
+        now = self._clock()
+        if not self._seconds or now - self._seconds[-1].now >= 1.0:
+            self._forget(now)
+            self._seconds.append(_Second(now, self._cpu()))
+        self._seconds[-1].answers += 1
+        self._seconds[-1].refused += refused
+
+    def refused(self) -> float:
+        """Share of the answers that were "overloaded", 0 to 1."""
+        self._forget(self._clock())
+        answers = sum(second.answers for second in self._seconds)
+        return sum(second.refused for second in self._seconds) / answers if answers else 0.0
+
+    def cpu(self) -> float:
+        """Cores that this process used since the first of these answers; 0 if there was none."""
+        now = self._clock()
+        self._forget(now)
+        if not self._seconds or now - self._seconds[0].now < 1.0:
+            return 0.0
+        first = self._seconds[0]
+        return (self._cpu() - first.cpu) / (now - first.now)
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and now - self._seconds[0].now >= _WINDOW_SECONDS:
+            self._seconds.popleft()

@@ -1,4 +1,6 @@
-"""`Balancer`: which replica takes a call that belongs to no session. Pure, no task and no clock.
+"""Which replica takes a call that belongs to no session: `Members` are those that run, `Balancer` chooses.
+
+Both are pure: they own no task and no clock.
 
 Two replicas are drawn and the less busy one takes it ("power of two choices", Mitzenmacher 2001):
 nearly as even as to ask all, and callers that share old news do not all run to the same replica.
@@ -9,9 +11,10 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 
-__all__ = ["Balancer"]
+__all__ = ["Balancer", "Members", "members_of"]
 
 _KEPT = 65_536  # episodes whose replica is remembered
 
@@ -50,3 +53,24 @@ class Balancer:
         if len(replicas) == 1:
             return next(iter(replicas))
         return min(random.sample(sorted(replicas), 2), key=self._load)
+
+
+class Members:
+    """The running replicas of one deployment, by their unique ids."""
+
+    def __init__(self) -> None:
+        self.running: frozenset[str] = frozenset()
+
+    def update(self, replicas: Iterable[str]) -> None:
+        """Serve's news: these are running."""
+        self.running = frozenset(replicas)
+
+    def died(self, replica: str) -> None:
+        """The process of ``replica`` is gone; Serve's own news of it may take a while."""
+        self.running -= {replica}
+
+
+@cache
+def members_of(application: str, deployment: str) -> Members:
+    """The members of a deployment."""
+    return Members()

@@ -1,26 +1,33 @@
-"""`FailoverTransport`: a session whose replica dies goes on in another one, from its last acknowledged state.
+"""`FailoverTransport`: a session whose replica dies continues on another one.
 
-It stands before any other transport to a resources server. Every reply brings the state in which the call
-left the session, and the transport holds the last one. When a call finds the session lost, the state is
-restored through the same transport, which chooses a replica that lives, and the call runs again there: as
-it was not acknowledged, the state is the one before it. Callers may go on with the id they have; replies
-bring the new one. A session of which no state is held is lost.
+It wraps the transport to an environment. Every reply carries the state in which the call left the session,
+and the `SnapshotCache` keeps the last one. When a call finds its session lost, the state is restored through
+the same transport, which picks a running replica, and the call runs again there. The restored state is the
+one before the call, as that was not acknowledged. Callers may keep using the id they have; replies carry the
+new one. A session without a cached state is lost.
 
-A call that loses its replica again and again may be what kills it: it is run again only so often.
+A call that loses its replica again and again may be the cause, so it is run again only a few times.
+
+The id that a caller gets is a *token*, ``"{id}~{version}"``. A client of several gateways sends back the
+latest version that it was told, so a gateway that missed some calls knows that its state is stale.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 
-from gym_serve.routing.snapshot_cache import Held, SnapshotCache, split_token
-from gym_serve.servers.snapshots import RESTORE, restore_request
+from gym_serve.servers.snapshots import RESTORE, restore_request, version_of
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import GymError, Retryable, SessionLost
 
-__all__ = ["FailoverTransport"]
+__all__ = ["FailoverTransport", "Held", "SnapshotCache", "split_token"]
+
+_MARK = "~"
+_OVERHEAD = 1024  # bytes of an entry beside its state, about
 
 _CLOSE = "close_session"
 _RERUNS = 2
@@ -138,3 +145,114 @@ class FailoverTransport:
             return reply._replace(session=held.token, state=None)
         # A token of another gateway stays as it is.
         return reply._replace(session=call.session if asked == reply.session else reply.session, state=None)
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """The state of one session.
+
+    Attributes:
+        ids: its ids, in the order in which it got them; it lives under the last one.
+        state: its last acknowledged state, sealed.
+        used: moment of its last use, in seconds.
+        moving: held by the call that restores it elsewhere.
+    """
+
+    ids: list[str]
+    state: bytes
+    used: float
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        """The id under which it lives."""
+        return self.ids[-1]
+
+    @property
+    def version(self) -> int:
+        """Version of its state."""
+        return version_of(self.state)
+
+    @property
+    def token(self) -> str:
+        """What its caller gets for an id."""
+        return f"{self.id}{_MARK}{self.version}"
+
+
+def split_token(token: str) -> tuple[str, int]:
+    """Id and version of a token; version 0 where it names none."""
+    session_id, _, version = token.partition(_MARK)
+    return session_id, int(version) if version.isdecimal() and len(version) < 20 else 0
+
+
+class SnapshotCache:
+    """The last acknowledged state of every session. No tasks, no calls.
+
+    A session may have several ids, one for each replica that it lived in; all of them lead to its state. The
+    cache is bounded in bytes and in time, as some sessions are never closed: the least recently used states
+    go first, and their sessions are then lost with their replica, as any without a state.
+
+    Args:
+        max_bytes: bound of all states together.
+        ttl: seconds without a use after which a state is dropped.
+        clock: gives the moment, in seconds.
+    """
+
+    def __init__(self, max_bytes: int, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bytes = 0
+        self._max_bytes = max_bytes
+        self._ttl = ttl
+        self._clock = clock
+        self._by_id: dict[str, Held] = {}
+        self._by_use: OrderedDict[Held, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many sessions have a state here."""
+        return len(self._by_use)
+
+    def get(self, session_id: str) -> Held | None:
+        """The state of the session with this id, one of its earlier ids included."""
+        held = self._by_id.get(session_id)
+        if held is not None:
+            self._use(held)
+        return held
+
+    def keep(self, session_id: str, state: bytes) -> None:
+        """Keep the state that a session was left in, unless a later one is here already."""
+        held = self._by_id.get(session_id)
+        if held is None:
+            held = self._by_id[session_id] = Held([session_id], state, 0.0)
+            self.bytes += len(state) + _OVERHEAD
+        elif version_of(state) > held.version:
+            self.bytes += len(state) - len(held.state)
+            held.state = state
+        self._use(held)
+        self._bound()
+
+    def move(self, held: Held, session_id: str) -> None:
+        """Let a session go on under a new id; its earlier ones lead there."""
+        held.ids.append(session_id)
+        if held in self._by_use:
+            self._by_id[session_id] = held
+
+    def drop(self, session_id: str) -> None:
+        """Forget a session, with all of its ids."""
+        held = self._by_id.get(session_id)
+        if held is not None:
+            self._forget(held)
+
+    def _use(self, held: Held) -> None:
+        held.used = self._clock()
+        self._by_use[held] = None
+        self._by_use.move_to_end(held)
+
+    def _bound(self) -> None:
+        expired = self._clock() - self._ttl
+        while self._by_use and (self.bytes > self._max_bytes or next(iter(self._by_use)).used < expired):
+            self._forget(next(iter(self._by_use)))
+
+    def _forget(self, held: Held) -> None:
+        del self._by_use[held]
+        self.bytes -= len(held.state) + _OVERHEAD
+        for session_id in held.ids:
+            del self._by_id[session_id]

@@ -21,10 +21,17 @@ from typing import Any, TypeVar
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from gym_serve.routing.balancing import Balancer
-from gym_serve.routing.members import members_of
-from gym_serve.routing.rpc import Broken, Busy, Channel, Directory, Silent, Undelivered, Unreachable
-from gym_serve.routing.serve_compat import fast
+from gym_serve.routing.balancing import Balancer, members_of
+from gym_serve.routing.rpc import (
+    Channel,
+    ConnectError,
+    ConnectionLostError,
+    ConnectTimeoutError,
+    Directory,
+    NotDeliveredError,
+    QueueFullError,
+)
+from gym_serve.routing.serve_compat import local_handle
 from gym_serve.servers.context import closing
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.sessions import replica_of
@@ -84,7 +91,7 @@ class ReplicaTransport:
     async def _send(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
         """What ``send`` returns for the replica that takes a call, by the call's deadline."""
         if self._ping is None:
-            self._ping = fast(self.handle, "ping")  # from now on Serve tells which replicas run
+            self._ping = local_handle(self.handle, "ping")  # from now on Serve tells which replicas run
         owner = replica_of(call.session) if call.session else ""
         if owner:
             return await self._within(call.timeout, call, self._pinned(call, owner, send))
@@ -98,7 +105,7 @@ class ReplicaTransport:
             raise DeadlineExceeded(
                 f"{self.server} did not answer {call.op} within {call.timeout:.6g} s", server=self.server
             ) from None
-        except (Broken, Undelivered):
+        except (ConnectionLostError, NotDeliveredError):
             raise Unavailable(
                 f"a replica of {self.server} died during {call.op}", server=self.server
             ) from None
@@ -119,16 +126,16 @@ class ReplicaTransport:
     async def _pinned(self, call: Call, owner: str, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
         try:
             return await send(await self._owner(owner), call)
-        except Busy as busy:
+        except QueueFullError as busy:
             raise Overloaded(
                 f"the queue of {self.server} is full: {busy}", retry_after=_RETRY_SECONDS
             ) from None
-        except (Unreachable, Undelivered):
+        except (ConnectError, NotDeliveredError):
             pass
-        except Broken:
+        except ConnectionLostError:
             try:
                 await self._owner(owner)
-            except Unreachable:
+            except ConnectError:
                 pass
             else:
                 raise Unavailable(f"the connection to {self.server} broke during {call.op}") from None
@@ -152,13 +159,13 @@ class ReplicaTransport:
             else:
                 try:
                     return await send(await self._channel(replica), call)
-                except Unreachable:
+                except ConnectError:
                     self._avoided[replica] = time.monotonic() + _AVOIDED_SECONDS
-                except Undelivered:
+                except NotDeliveredError:
                     pass
-                except Busy:
+                except QueueFullError:
                     full.add(replica)
-                except Broken:
+                except ConnectionLostError:
                     broken += 1
                     if broken > _RERUNS or not call.op.startswith(_REPEATABLE):
                         raise Unavailable(f"a replica of {self.server} died during {call.op}") from None
@@ -178,10 +185,10 @@ class ReplicaTransport:
         """The connection to the replica that holds a session, whose loss is not to be told in haste.
 
         Raises:
-            Unreachable: there is nobody.
+            ConnectError: there is nobody.
         """
         for _ in range(_TRIES - 1):
-            with suppress(Silent):
+            with suppress(ConnectTimeoutError):
                 return await self._channel(replica)
         return await self._channel(replica)
 
@@ -189,7 +196,7 @@ class ReplicaTransport:
         """The connection to a replica.
 
         Raises:
-            Unreachable: there is nobody.
+            ConnectError: there is nobody.
         """
         channel = self._channels.get(replica)
         if channel is not None and channel.is_open:
@@ -204,12 +211,12 @@ class ReplicaTransport:
         address = await self._directory.get(replica)
         if address is None:
             self._members.died(replica)  # of an application of the same name that ran before, say
-            raise Unreachable(f"no replica {replica[:64]}")
+            raise ConnectError(f"no replica {replica[:64]}")
         try:
             channel = await Channel.open(address)
-        except Silent:
+        except ConnectTimeoutError:
             raise
-        except Unreachable:
+        except ConnectError:
             self._members.died(replica)
             await self._directory.remove(replica)
             raise

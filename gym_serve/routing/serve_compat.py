@@ -1,4 +1,9 @@
-"""What gym_serve asks of Ray Serve beyond its documented API, feature-detected, in one place."""
+"""Ray beyond its documented API, feature-detected: no other module uses its private parts (a test checks it).
+
+- `MemberRouter` and `RunningVersion`: which replicas and versions run.
+- `with_version`: a deploy restarts only the servers that changed.
+- ``kv_...``: the key-value store that Ray's own libraries use.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,43 @@ import asyncio
 import warnings
 from copy import copy
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import worker
 from ray.exceptions import RayActorError
+from ray.experimental import internal_kv
 from ray.serve import Deployment, context
 from ray.serve import config as serve_config
 from ray.serve._private.build_app import BuiltApplication
+from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
+from gym_serve.routing.balancing import members_of
 from gym_serve.types.errors import Unavailable
 
 __all__ = [
+    "MemberRouter",
     "RunningVersion",
     "autoscaling_config",
     "can_autoscale",
-    "fast",
     "forget_serve",
     "http_address",
     "http_host",
     "is_being_deleted",
+    "kv_delete",
+    "kv_get",
+    "kv_keys",
+    "kv_put",
+    "local_handle",
+    "logs_directory",
     "may_report_load",
     "most_resources",
     "node_address",
@@ -46,7 +64,29 @@ _OWN_LOOP = "_run_router_in_separate_loop"
 _RAY = tuple(map(int, ray.__version__.split(".")[:2]))
 
 
-def fast(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
+class MemberRouter(PowerOfTwoChoicesRequestRouter):
+    """Serve's power-of-two router, which reports to `Members` which replicas run.
+
+    A custom request router is the documented way to learn it. What Serve still routes itself is the request
+    that wakes a deployment which was scaled to zero.
+    """
+
+    def __init__(self, *args: Any, deployment_id: Any, **kwargs: Any) -> None:
+        super().__init__(*args, deployment_id=deployment_id, **kwargs)  # type: ignore[no-untyped-call]
+        self._members = members_of(deployment_id.app_name, deployment_id.name)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Learn which replicas run."""
+        self._members.update(replica.replica_id.unique_id for replica in replicas)
+        super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """Forget a replica whose process is gone."""
+        self._members.died(replica_id.unique_id)
+        super().on_replica_actor_died(replica_id)
+
+
+def local_handle(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
     """``handle`` for ``method``, its router on the running event loop (before Ray 2.49: in a thread).
 
     Call it inside the event loop that will use the handle.
@@ -110,8 +150,14 @@ def node_resources() -> dict[str, dict[str, float]]:
 
 def started_ray() -> bool:
     """Whether this process has started the Ray that it is connected to."""
-    node: Any = ray._private.worker._global_node
+    node: Any = worker._global_node
     return node is not None and bool(node.is_head())
+
+
+def logs_directory() -> Path:
+    """The log folder of the connected Ray on this machine."""
+    node: Any = worker._global_node
+    return Path(node.get_logs_dir_path())
 
 
 def most_resources() -> dict[str, float] | None:
@@ -133,24 +179,50 @@ async def is_being_deleted(application: str) -> bool:
 def with_version(deployment: Deployment, version: str) -> Deployment:
     """``deployment`` with a version of its own, so that a deploy restarts it only when that changes.
 
-    Serve gives all deployments of an application one version, a hash over the whole file for
-    ``serve deploy`` and a random one for ``serve.run``: a changed setting of one server would
-    restart all of them.
+    Serve gives all deployments of an application one version, a hash over the whole file for ``serve deploy``
+    and a random one for ``serve.run``: a changed setting of one server would restart all of them. There is no
+    supported way to choose it: ``Deployment.options(version=...)`` was removed, and ``serve deploy`` writes
+    its own version into the config whatever the deployment says. So the config is replaced by one of a
+    subclass that keeps its version.
     """
     deployment = copy(deployment)
-    config = copy(deployment._deployment_config)
-    object.__setattr__(config, "__class__", _versioned(type(config)))  # pydantic guards its own way
-    object.__setattr__(config, "__dict__", {**config.__dict__, "version": version})
+    state = dict(deployment._deployment_config.__getstate__())
+    state["__dict__"] = {**state["__dict__"], "version": version}
+    config = _FixedVersion.__new__(_FixedVersion)
+    config.__setstate__(state)  # as unpickling does: Ray's versions use different ones of pydantic
     deployment._deployment_config = config
     return deployment
 
 
-def _versioned(cls: Any) -> Any:
-    def __setattr__(self: Any, name: str, value: Any) -> None:
+class _FixedVersion(DeploymentConfig):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name != "version":
-            cls.__setattr__(self, name, value)
+            super().__setattr__(name, value)
 
-    return type(cls.__name__, (cls,), {"__setattr__": __setattr__, "__module__": cls.__module__})
+
+_NAMESPACE = b"gym_serve"
+
+
+def kv_put(key: bytes, value: bytes) -> None:
+    """Write an entry of the connected cluster's key-value store."""
+    internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
+
+
+def kv_get(key: bytes) -> bytes | None:
+    """An entry; None if there is none."""
+    value: bytes | None = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
+    return value
+
+
+def kv_keys(prefix: bytes) -> list[bytes]:
+    """The keys with a prefix."""
+    keys: list[bytes] = internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
+    return keys
+
+
+def kv_delete(key: bytes) -> None:
+    """Remove an entry."""
+    internal_kv._internal_kv_del(key, namespace=_NAMESPACE)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""Starting Ray and Serve where the machine is slow or busy: what they are told, and a second try."""
+"""Starting Ray and Serve: free ports, settings for slow or busy machines, and a second try."""
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from gym_serve.types.errors import Unavailable
 
-__all__ = ["ENVIRONMENT", "START_LOG", "try_twice"]
+__all__ = ["ENVIRONMENT", "HTTP_PORT", "START_LOG", "free_port", "try_twice"]
 
 T = TypeVar("T")
 
@@ -17,6 +20,29 @@ ENVIRONMENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 START_LOG = "gym_serve.start"
 """Name of the logger that tells each phase of a start, at level INFO."""
+
+
+HTTP_PORT = 8000
+"""Serve's usual port."""
+
+_PORTS = range(20_000, 30_000)
+"""Below those that the kernel gives to connections (32768 and up on Linux), of which a starting Ray opens
+hundreds: one of them could take the port before its server is up. And above those of Ray's workers."""
+
+
+def free_port(*usual: int) -> int:
+    """A port of loopback that nothing listens at: the usual one if it is free, else one at random.
+
+    Raises:
+        OSError: there is none.
+    """
+    for port in (*usual, *random.SystemRandom().sample(_PORTS, len(_PORTS))):
+        with socket.socket() as probe, suppress(OSError):
+            # Connections that have ended do not hold a port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def try_twice(

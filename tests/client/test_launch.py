@@ -12,7 +12,7 @@ import pytest
 
 from gym_serve.client import deployed
 from gym_serve.graph import load_graph, resolve
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 # What Serve's proxy says of its routes while it starts, before it hears of a graph, and after that.
 STARTS = (503, b"Route table is not populated yet.")

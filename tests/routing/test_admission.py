@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.no_parts import no_parts
 
 from gym_serve.routing.admission import Admission
-from gym_serve.routing.rpc import Busy
+from gym_serve.routing.rpc import QueueFullError
 from gym_serve.servers.transport import Call, Reply
 
 
@@ -44,7 +44,7 @@ def test_calls_beyond_the_queue_are_refused_with_a_hint() -> None:
         admission = Admission(work.dispatch, no_parts, lambda: (1, 2))
         tasks = [asyncio.create_task(admission.dispatch(Call(str(n)))) for n in range(4)]
         await settle()
-        with pytest.raises(Busy, match="2 calls wait already"):
+        with pytest.raises(QueueFullError, match="2 calls wait already"):
             await tasks[3]
         assert (admission.running, admission.waiting, admission.unbound) == (1, 2, 3)
         for _ in range(3):

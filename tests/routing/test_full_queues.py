@@ -12,9 +12,9 @@ import pytest
 from support.no_parts import no_parts
 
 from gym_serve.routing.admission import Admission
-from gym_serve.routing.members import members_of
+from gym_serve.routing.balancing import members_of
 from gym_serve.routing.replica import ReplicaTransport
-from gym_serve.routing.rpc import Address, Busy, Channel, Listener
+from gym_serve.routing.rpc import Address, Channel, Listener, QueueFullError
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 
@@ -113,12 +113,12 @@ async def test_an_episode_moves_over_when_its_replica_is_full() -> None:
 async def test_over_the_wire_a_refused_call_is_told_from_a_failed_one() -> None:
     async def failing(call: Call) -> Reply:
         if call.op == "full":
-            raise Busy("3 calls wait already")
+            raise QueueFullError("3 calls wait already")
         return Reply.failed(Overloaded("the endpoint says 429", retry_after=7.0))
 
     listener = Listener(failing, no_parts, lambda: 0)
     channel = await Channel.open(await listener.start("127.0.0.1"))
-    with pytest.raises(Busy, match="3 calls wait already"):
+    with pytest.raises(QueueFullError, match="3 calls wait already"):
         await channel.call(Call("full"))
     assert (await channel.call(Call("v1/responses"))).status == 429
     assert (channel.calls, channel.load) == (0, 0)

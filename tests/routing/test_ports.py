@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 
 def test_the_usual_port_if_it_is_free() -> None:

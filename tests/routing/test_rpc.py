@@ -10,9 +10,16 @@ from contextlib import aclosing, asynccontextmanager
 import aiohttp
 import pytest
 
-from gym_serve.routing.rpc import Address, Broken, Channel, Listener, Silent, Undelivered, Unreachable
-from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification
-from gym_serve.routing.rpc.outbox import Outbox
+from gym_serve.routing.rpc import (
+    Address,
+    Channel,
+    ConnectError,
+    ConnectionLostError,
+    ConnectTimeoutError,
+    Listener,
+    NotDeliveredError,
+)
+from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Conflict, DeadlineExceeded
 
@@ -139,7 +146,7 @@ async def test_a_caller_that_goes_away_cancels_its_calls() -> None:
         await begun.wait()
         await channel.close()
         await asyncio.wait_for(cancelled.wait(), 10)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionLostError):
             await task
 
 
@@ -160,11 +167,11 @@ async def test_a_replica_that_leaves_answers_what_it_has_begun() -> None:
         await asyncio.sleep(0.05)
         go.set()
         assert (await task).body == b"1"
-        with pytest.raises(Undelivered):  # so it may be sent elsewhere
+        with pytest.raises(NotDeliveredError):  # so it may be sent elsewhere
             await late
         await leaving
         assert not channel.is_open
-        with pytest.raises(Undelivered):
+        with pytest.raises(NotDeliveredError):
             await channel.call(Call("later"))
 
 
@@ -179,7 +186,7 @@ async def test_a_connection_that_breaks_off_fails_what_waits() -> None:
         (connection,) = listener._connections
         transport = connection.socket._req.transport  # type: ignore[union-attr]
         transport.abort()  # type: ignore[union-attr]
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionLostError):
             await task
         assert not channel.is_open
 
@@ -187,15 +194,15 @@ async def test_a_connection_that_breaks_off_fails_what_waits() -> None:
 async def test_nobody_there() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with pytest.raises(Unreachable) as told:
+        with pytest.raises(ConnectError) as told:
             await Channel.open(Address("127.0.0.1", free.getsockname()[1], "token"))
-    assert not isinstance(told.value, Silent)
+    assert not isinstance(told.value, ConnectTimeoutError)
 
 
 async def test_only_who_knows_the_token_may_call() -> None:
     listener = Listener(echo, echo_parts, lambda: 0)
     address = await listener.start("127.0.0.1")
-    with pytest.raises(Unreachable, match="401"):
+    with pytest.raises(ConnectError, match="401"):
         await Channel.open(Address(address.host, address.port, "guessed"))
     await listener.stop()
 
@@ -225,7 +232,7 @@ async def test_callers_hear_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_who_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_serve.routing.rpc.channel._CONNECT_SECONDS", 0.1)
     # Its kernel accepts the connection, and the process never does.
-    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(Silent):
+    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(ConnectTimeoutError):
         await Channel.open(Address("127.0.0.1", busy.getsockname()[1], "token"))
 
 
@@ -322,6 +329,6 @@ async def test_a_stream_breaks_with_its_connection() -> None:
         parts = channel.stream(Call("op"))
         await anext(parts)
         await channel.close()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionLostError):
             async for _ in parts:
                 pass

@@ -17,8 +17,8 @@ import pytest
 import trustme
 from support.no_parts import no_parts
 
-from gym_serve.routing.rpc import Address, Channel, Listener, Silent
-from gym_serve.routing.rpc import tls as tls_module
+from gym_serve.routing.rpc import Address, Channel, ConnectTimeoutError, Listener
+from gym_serve.routing.rpc import network as tls_module
 from gym_serve.servers.transport import Call, Reply
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ async def test_a_plain_connection_is_refused(
     listener = Listener(echo, no_parts, lambda: 0)
     address = await listener.start(HERE)
     monkeypatch.setenv("RAY_USE_TLS", "0")
-    with pytest.raises(Silent):
+    with pytest.raises(ConnectTimeoutError):
         await Channel.open(address)
     await listener.stop()
 
@@ -135,7 +135,7 @@ async def test_a_replica_that_is_another_is_not_called(
 
     server = await asyncio.start_server(listen, HERE, 0, ssl=context)
     use(certify(HERE))
-    with pytest.raises(Silent, match="certificate verify failed"):
+    with pytest.raises(ConnectTimeoutError, match="certificate verify failed"):
         await Channel.open(Address(HERE, server.sockets[0].getsockname()[1], "the-token"))
     server.close()
     await server.wait_closed()

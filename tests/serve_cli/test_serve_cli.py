@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 # A Ray of its own, and a process for each command: on a slow machine each of them takes half a minute.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

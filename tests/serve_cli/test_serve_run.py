@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from gym_serve.client.reaper import marked
-from gym_serve.routing.ports import free_port
+from gym_serve.routing.starting import free_port
 
 # A Ray or two for each test: on a slow machine each of them takes half a minute.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]

@@ -10,18 +10,27 @@ specification (https://github.com/msgpack-rpc/msgpack-rpc/blob/master/spec.md) b
 with TLS, so do they, with its certificates.
 """
 
-from gym_serve.routing.rpc.channel import Broken, Busy, Channel, Silent, Undelivered, Unreachable
-from gym_serve.routing.rpc.directory import Address, Directory
+from gym_serve.routing.rpc.channel import (
+    Channel,
+    ConnectError,
+    ConnectionLostError,
+    ConnectTimeoutError,
+    NotDeliveredError,
+    QueueFullError,
+    RpcError,
+)
 from gym_serve.routing.rpc.listener import Listener
+from gym_serve.routing.rpc.network import Address, Directory
 
 __all__ = [
     "Address",
-    "Broken",
-    "Busy",
     "Channel",
+    "ConnectError",
+    "ConnectTimeoutError",
+    "ConnectionLostError",
     "Directory",
     "Listener",
-    "Silent",
-    "Undelivered",
-    "Unreachable",
+    "NotDeliveredError",
+    "QueueFullError",
+    "RpcError",
 ]

@@ -1,7 +1,7 @@
 """`Channel`: a caller's end of the connection to one replica.
 
-Its failures say what a caller has to know to be safe: whether the call was delivered. They stay
-inside `gym_serve.routing`, which turns them into the errors that everybody sees.
+Its errors (`RpcError`) say whether a call may have run, which decides whether it is safe to run it again. The
+transports turn them into the errors of `gym_serve.types.errors`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ from itertools import count
 import aiohttp
 import msgspec
 
-from gym_serve.routing.rpc.directory import Address
 from gym_serve.routing.rpc.messages import (
     CANCEL,
     LOAD,
     TAKEN,
     WINDOW,
     Notification,
+    Outbox,
     Part,
     Request,
     Response,
     StreamRequest,
     decode,
 )
-from gym_serve.routing.rpc.outbox import Outbox
-from gym_serve.routing.rpc.sockets import notice_silence
-from gym_serve.routing.rpc.tls import caller_context
+from gym_serve.routing.rpc.network import Address, caller_context, enable_keepalive
 from gym_serve.servers.transport import Call, Reply
 
-__all__ = ["Broken", "Busy", "Channel", "Silent", "Undelivered", "Unreachable"]
+__all__ = [
+    "Channel",
+    "ConnectError",
+    "ConnectTimeoutError",
+    "ConnectionLostError",
+    "NotDeliveredError",
+    "QueueFullError",
+    "RpcError",
+]
 
 logger = logging.getLogger("gym_serve")
 
@@ -41,23 +47,35 @@ _CONNECT_SECONDS = 5.0
 _REPORT_EVERY = WINDOW // 4  # parts that a reader has taken
 
 
-class Unreachable(Exception):
-    """There is nobody at the address."""
+class RpcError(Exception):
+    """A call did not return a reply. Which error it is says whether the call may have run.
+
+    RpcError
+    ├── ConnectError            not run: nothing listens at the address, or it refuses connections
+    │   └── ConnectTimeoutError not run: the replica may be gone, or too busy to accept
+    ├── NotDeliveredError       not run: the replica left before it began the call
+    ├── QueueFullError          not run: too many calls wait at the replica
+    └── ConnectionLostError     may have run
+    """
 
 
-class Silent(Unreachable):
-    """Nobody answers there, at least not in time: its machine is gone, or it is too busy."""
+class ConnectError(RpcError):
+    """Nothing listens at the address of the replica, or it refuses connections."""
 
 
-class Undelivered(Exception):
-    """The replica left before it began with the call."""
+class ConnectTimeoutError(ConnectError):
+    """The replica did not accept in time: its machine is gone, or it is too busy."""
 
 
-class Busy(Exception):
-    """Too many calls wait at the replica: it did not begin with this one."""
+class NotDeliveredError(RpcError):
+    """The replica left before it began the call."""
 
 
-class Broken(Exception):
+class QueueFullError(RpcError):
+    """Too many calls wait at the replica; it did not begin this one."""
+
+
+class ConnectionLostError(RpcError):
     """The connection broke; the call may have run."""
 
 
@@ -82,8 +100,8 @@ class Channel:
         """Connect.
 
         Raises:
-            Unreachable: the replica is gone, or leaving.
-            Silent: it may be.
+            ConnectError: the replica is gone, or leaving.
+            ConnectTimeoutError: it may be gone.
         """
         tls = caller_context()
         client = aiohttp.ClientSession()
@@ -101,11 +119,13 @@ class Channel:
             await client.close()
             refused = getattr(error, "errno", None) == errno.ECONNREFUSED
             gone = refused or isinstance(error, aiohttp.WSServerHandshakeError)
-            raise (Unreachable if gone else Silent)(f"{type(error).__name__}: {error}") from error
+            raise (ConnectError if gone else ConnectTimeoutError)(
+                f"{type(error).__name__}: {error}"
+            ) from error
         except BaseException:
             await client.close()
             raise
-        notice_silence(socket.get_extra_info("socket"))
+        enable_keepalive(socket.get_extra_info("socket"))
         return cls(client, socket)
 
     @property
@@ -122,7 +142,7 @@ class Channel:
         """Send a call and wait for its reply; cancelling the wait cancels the call over there.
 
         Raises:
-            Undelivered, Busy, Broken: see there.
+            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
         """
         number, reply = self._begin()
         self._outbox.put(Request.of(number, call))
@@ -137,7 +157,7 @@ class Channel:
         Closing the generator cancels the call over there.
 
         Raises:
-            Undelivered, Busy, Broken: see there.
+            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
             GymError: the call failed.
         """
         number, reply = self._begin()
@@ -164,7 +184,7 @@ class Channel:
     def _begin(self) -> tuple[int, asyncio.Future[Reply]]:
         """The number of a new call, and its reply."""
         if not self._open:
-            raise Undelivered("the connection is closed")
+            raise NotDeliveredError("the connection is closed")
         number = next(self._ids)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
@@ -197,7 +217,9 @@ class Channel:
                     elif isinstance(message, Notification) and message.method == LOAD:
                         self.load = message.params[0]
         except msgspec.DecodeError as error:
-            logger.error("a replica sends frames that cannot be read (another version?): %s", error)
+            logger.error(
+                "A replica sent a frame that cannot be read. Do both run the same version? %s", error
+            )
         finally:
             self._open = False
             self._writer.cancel()
@@ -213,7 +235,7 @@ class Channel:
         if (stream := self._streams.get(response.id)) is not None:
             stream.put_nowait(None)
         if response.result is None:
-            waiting.set_exception(Busy(response.error))
+            waiting.set_exception(QueueFullError(response.error))
         else:
             waiting.set_result(response.result)
 
@@ -221,7 +243,11 @@ class Channel:
         left = self._socket.close_code == aiohttp.WSCloseCode.GOING_AWAY
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(Undelivered("the replica left") if left else Broken("it broke off"))
+                waiting.set_exception(
+                    NotDeliveredError("the replica left")
+                    if left
+                    else ConnectionLostError("the connection broke")
+                )
         self._waiting.clear()
         for stream in self._streams.values():
             stream.put_nowait(None)

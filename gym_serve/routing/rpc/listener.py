@@ -17,8 +17,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from gym_serve.routing.rpc.channel import Busy
-from gym_serve.routing.rpc.directory import Address
+from gym_serve.routing.rpc.channel import QueueFullError
 from gym_serve.routing.rpc.messages import (
     CANCEL,
     FULL,
@@ -27,15 +26,14 @@ from gym_serve.routing.rpc.messages import (
     WINDOW,
     Message,
     Notification,
+    Outbox,
     Part,
     Request,
     Response,
     StreamRequest,
     decode,
 )
-from gym_serve.routing.rpc.outbox import Outbox
-from gym_serve.routing.rpc.sockets import notice_silence
-from gym_serve.routing.rpc.tls import check_certificate, listener_context
+from gym_serve.routing.rpc.network import Address, check_certificate, enable_keepalive, listener_context
 from gym_serve.servers.context import closing
 from gym_serve.servers.deadline import time_limit
 from gym_serve.servers.transport import Call, Reply
@@ -82,7 +80,7 @@ class Listener:
         stream: runs a call whose answer comes in parts. A failure is a `GymError`.
         load: how busy the replica is: its live sessions and calls in progress.
 
-    Both raise `Busy` for a call that they did not begin.
+    Both raise `QueueFullError` for a call that they did not begin.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class Listener:
         if self._stopping or not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
             return web.Response(status=503 if self._stopping else 401)
         if request.transport is not None:
-            notice_silence(request.transport.get_extra_info("socket"))
+            enable_keepalive(request.transport.get_extra_info("socket"))
         socket = web.WebSocketResponse(max_msg_size=0, compress=False)
         await socket.prepare(request)
         connection = _Connection(socket)
@@ -187,7 +185,7 @@ class Listener:
             else:
                 reply = await self._dispatch(request.call)
             connection.outbox.put(Response(request.id, None, reply))
-        except Busy as error:
+        except QueueFullError as error:
             connection.outbox.put(Response(request.id, str(error), None))
         finally:
             connection.ended(request.id)

@@ -1,4 +1,4 @@
-"""The messages of a connection, and how a frame of them is written and read.
+"""The messages of a connection, and the `Outbox` that writes them in frames.
 
 A frame is a MessagePack array of MessagePack-RPC messages: ``[0, id, method, params]`` asks,
 ``[1, id, error, result]`` answers, ``[2, method, params]`` tells. Beyond the specification, ``[3, id, method,
@@ -8,6 +8,8 @@ other; ``error`` says why a call was not begun.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Union
 
 import msgspec
@@ -22,6 +24,7 @@ __all__ = [
     "WINDOW",
     "Message",
     "Notification",
+    "Outbox",
     "Part",
     "Request",
     "Response",
@@ -111,3 +114,52 @@ def decode(frame: bytes) -> list[Message]:
         msgspec.DecodeError: it is none.
     """
     return _decoder.decode(frame)
+
+
+class Outbox:
+    """Writes messages.
+
+    On an idle connection a message leaves in the next turn of the event loop. Under load, or while the peer
+    reads slowly, the messages of many calls share a frame; of thousands, the first leave before the last.
+
+    Args:
+        send: writes one frame; waits while the peer does not read.
+    """
+
+    def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._send = send
+        self._waiting: list[Message] = []
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._ended = False
+
+    def put(self, message: Message) -> None:
+        """Write ``message`` soon."""
+        self._waiting.append(message)
+        self._filled.set()
+        if not self._ended:
+            self._emptied.clear()
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled or the connection breaks.
+
+        Raises:
+            OSError: it broke.
+        """
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                messages, self._waiting = self._waiting, []
+                for first in range(0, len(messages), FULL):
+                    await self._send(encode(messages[first : first + FULL]))
+                if not self._waiting:
+                    self._emptied.set()
+        finally:
+            self._ended = True
+            self._emptied.set()
+
+    async def flush(self) -> None:
+        """Wait until everything is written, or nothing can be any more."""
+        await self._emptied.wait()
