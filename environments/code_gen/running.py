@@ -65,15 +65,16 @@ class UnitTests(BaseModel):
         try:
             tests = json.loads(zlib.decompress(base64.b64decode(value["packed"], validate=True)))
         except (binascii.Error, zlib.error, ValueError) as error:
-            raise ValueError(f"packed: not Base64 of compressed JSON: {error}") from None
+            raise ValueError(f"`packed` must be Base64 of compressed JSON: {error}") from None
         if not isinstance(tests, dict):
-            raise ValueError("packed: not an object with inputs and outputs")
+            raise ValueError("`packed` must hold an object with inputs and outputs")
         return {"fn_name": value.get("fn_name"), **tests}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.inputs) != len(self.outputs):
-            raise ValueError(f"there are {len(self.inputs)} inputs and {len(self.outputs)} outputs")
+            lengths = f"{len(self.inputs)} and {len(self.outputs)}"
+            raise ValueError(f"`inputs` and `outputs` must be of equal length, got {lengths}")
         if max(map(len, self.inputs)) > MAX_INPUT:
             raise ValueError(f"an input has more than {MAX_INPUT} characters")
         if self.fn_name is not None:

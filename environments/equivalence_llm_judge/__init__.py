@@ -170,7 +170,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         """
         expected = request.expected
         if not expected:
-            raise InvalidRequest("expected_answer: the row has none")
+            raise InvalidRequest("`expected_answer` is missing in the row")
         reward, ballots = await self._judged(request, expected)
         return EquivalenceVerdict(
             reward=reward,

@@ -68,7 +68,7 @@ def parse_scores(text: str, default: Scores) -> Scores | None:
         default: values of keys that are missing.
 
     Returns:
-        the scores; None if there are none, or one is no finite number.
+        the scores; None if there are none, or one is not a finite number.
     """
     found = (_scores(value, default) for value in json_objects(text))
     return next((scores for scores in found if scores is not None), None)

@@ -157,13 +157,13 @@ def checked_url(text: str) -> URL:
         url = URL(text.strip()).with_fragment(None)
         port = url.port
     except ValueError:
-        raise ToolFailed("this is no URL") from None
+        raise ToolFailed("this is not a URL") from None
     if url.scheme not in _PORTS or not url.raw_host:
         raise ToolFailed("the URL must begin with http:// or https://")
     if url.user is not None or url.password is not None:
-        raise ToolFailed("a URL with credentials is not fetched")
+        raise ToolFailed("URLs with credentials are not fetched")
     if port != _PORTS[url.scheme]:
-        raise ToolFailed(f"only port {_PORTS[url.scheme]} is fetched by {url.scheme}")
+        raise ToolFailed(f"{url.scheme} URLs are fetched from port {_PORTS[url.scheme]} only")
     return url
 
 
@@ -171,7 +171,7 @@ def _joined(url: URL, location: str) -> str:
     try:
         return str(url.join(URL(location)))
     except ValueError:
-        raise ToolFailed("the page redirects to what is no URL") from None
+        raise ToolFailed("the page redirects to an invalid URL") from None
 
 
 def _open_socket(info: AddressInfo) -> socket.socket:
@@ -245,11 +245,11 @@ class WebPages:
         try:
             return await asyncio.wait_for(self._follow(url), seconds)
         except asyncio.TimeoutError:
-            raise ToolFailed(f"the page did not come within {seconds:.3g} s") from None
+            raise ToolFailed(f"the page did not load within {seconds:.3g} s") from None
         except (aiohttp.InvalidURL, UnicodeError):
-            raise ToolFailed("this is no URL") from None
+            raise ToolFailed("this is not a URL") from None
         except aiohttp.ClientConnectorDNSError:
-            raise ToolFailed(f"no host {url.host} is known") from None
+            raise ToolFailed(f"the host {url.host} is unknown") from None
         except aiohttp.ClientConnectorCertificateError:
             raise ToolFailed(f"the certificate of {url.host} is not valid") from None
         except aiohttp.ClientConnectorError as error:
@@ -257,11 +257,11 @@ class WebPages:
                 raise ToolFailed("this address is not on the public internet") from None
             raise Unavailable(f"{url.host} cannot be reached") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{url.host} broke off ({type(error).__name__})") from None
+            raise Unavailable(f"the connection to {url.host} broke ({type(error).__name__})") from None
 
     async def _follow(self, url: URL) -> Page:
         if self._session is None:
-            raise Unavailable("the web is not open: call start() first")
+            raise Unavailable("the connections are not open: call start() first")
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._session.get(
                 url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
@@ -281,7 +281,7 @@ class WebPages:
         if status != 200:
             raise ToolFailed(f"the page's server answers {status}")
         if "Content-Type" in response.headers and content_type not in _CONTENT_TYPES:
-            raise ToolFailed(f"the page is {content_type[:100]}; only HTML and plain text are read")
+            raise ToolFailed(f"the page is {content_type[:100]}; only HTML and plain text can be read")
         if (response.content_length or 0) > self._max_bytes:
             raise self._too_large()
         body = bytearray()
@@ -298,7 +298,7 @@ class WebPages:
         if encoding in ("identity", ""):
             return body
         if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise ToolFailed(f"the page is compressed by {encoding[:40]}, which was not asked for")
+            raise ToolFailed(f"the page is compressed by {encoding[:40]}, which is not supported")
         plain = bytearray()
         for number in range(_MAX_PARTS):
             part = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -307,7 +307,7 @@ class WebPages:
             except zlib.error:
                 if number:
                     break  # what follows is no part
-                raise ToolFailed("the page is compressed wrongly") from None
+                raise ToolFailed("the page's compressed data is broken") from None
             if len(plain) > self._max_bytes:
                 raise self._too_large()
             if not (body := part.unused_data):
@@ -361,7 +361,7 @@ class PageText:
                         _text_of, page, cancellable=True, limiter=self._limiter
                     )
         except (asyncio.TimeoutError, TimeoutError, anyio.BrokenWorkerProcess, MemoryError):
-            raise ToolFailed("the page is too complicated to find its text") from None
+            raise ToolFailed("the page is too complex to extract its text") from None
 
 
 def decoded(page: Page) -> str:

@@ -85,7 +85,7 @@ class CustomSearch:
 
     async def _attempt(self, query: str) -> str:
         if self._session is None:
-            raise Unavailable("the search is not open: call start() first")
+            raise Unavailable("the connections are not open: call start() first")
         seconds = current().timeout(self._timeout)
         key, engine = self._api_key.get_secret_value(), self._engine.get_secret_value()
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -116,7 +116,7 @@ class CustomSearch:
 def _results(body: bytes) -> str:
     answer = _decoded(body)
     if not isinstance(answer, dict):
-        raise Unavailable("Google's answer is no JSON object")
+        raise Unavailable("Google's answer is not a JSON object")
     items = answer.get("items") or []
     if not isinstance(items, list):
         raise Unavailable("Google's answer has no list of results")
@@ -212,7 +212,9 @@ def _places(path: Path) -> dict[bytes, tuple[int, int]]:
                     raise TypeError("`answer` must be a string")
                 places.setdefault(_digest(tool, argument), (offset, len(line)))
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-                raise GraphError(f"cassette: line {number} of {path} is none ({error})") from None
+                raise GraphError(
+                    f"cassette: line {number} of {path} is not a recorded answer ({error})"
+                ) from None
             offset += len(line)
     return places
 

@@ -133,7 +133,7 @@ class GymnasiumServer(ResourcesServer):
         request = parse(self._verify_request, body, "request")
         session_id = current().session
         if session_id is None:
-            raise SessionNotFound("no session: call /reset first, and send the session that it answers")
+            raise SessionNotFound("no session: call /reset first, and send its session id")
 
         async def take(call: SessionCall[EpisodeState]) -> Reply:
             state = call.session.state

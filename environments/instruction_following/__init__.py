@@ -41,7 +41,8 @@ class InstructionMetadata(BaseModel):
     def _one_each(self) -> Self:
         if len(self.kwargs) != len(self.instruction_id_list):
             raise ValueError(
-                f"{len(self.kwargs)} kwargs for {len(self.instruction_id_list)} instruction_id_list"
+                f"`kwargs` must have an entry for each of instruction_id_list, got {len(self.kwargs)} for "
+                f"{len(self.instruction_id_list)}"
             )
         return self
 

@@ -67,13 +67,11 @@ def _prepared(instruction_id: str, arguments: dict[str, Any]) -> Any:
     if instruction_id not in registry:
         near = difflib.get_close_matches(instruction_id, registry, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InvalidRequest(f"instruction_id_list: no instruction {instruction_id[:100]!r}{hint}")
+        raise InvalidRequest(f"instruction_id_list: there is no instruction {instruction_id[:100]!r}{hint}")
     instruction = registry[instruction_id](instruction_id)
     wanted = set(instruction.get_instruction_args_keys())
     if wanted != arguments.keys():
-        raise InvalidRequest(
-            f"kwargs of {instruction_id}: {sorted(arguments)} given, it takes {sorted(wanted)}"
-        )
+        raise InvalidRequest(f"kwargs of {instruction_id} must be {sorted(wanted)}, got {sorted(arguments)}")
     try:
         _build(instruction, arguments)
         instruction.check_following("a")  # what an argument of the wrong type does, it does on any text

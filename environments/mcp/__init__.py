@@ -12,11 +12,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import orjson
 from mcp.client.stdio import StdioServerParameters
 from mcp.types import (
     AudioContent,
@@ -37,44 +35,15 @@ from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, Verify
 from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
-from gym_serve.servers.tools import is_tool_name
-from gym_serve.servers.transport import encode
+from gym_serve.servers.tools import ToolDescription, is_tool_name
+from gym_serve.servers.transport import text_as_json
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "OfferedTool", "body_of", "offered", "text_of"]
+__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "offered", "text_of"]
 
 
-@dataclass(frozen=True)
-class OfferedTool:
-    """A tool; the same to its user as a `gym_serve.servers.ToolSpec`.
-
-    Attributes:
-        name: its name, with the MCP server and for the model.
-        description: what the server says of it.
-        parameters: JSON schema of its arguments.
-    """
-
-    name: str
-    description: str
-    parameters: JSON
-
-    def openai(self) -> JSON:
-        """The tool for a row's ``responses_create_params.tools`` (OpenAI's function tool)."""
-        return {
-            "type": "function",
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.parameters,
-            "strict": False,
-        }
-
-    def mcp(self) -> JSON:
-        """The tool as an entry of MCP's ``tools/list``."""
-        return {"name": self.name, "description": self.description, "inputSchema": self.parameters}
-
-
-def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, OfferedTool]:
+def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
     """The tools of a server that the model gets, by name.
 
     Args:
@@ -99,7 +68,7 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
     if problems:
         raise GraphError(problems)
     return {
-        name: OfferedTool(name, found[name].description or "", {**found[name].input_schema})
+        name: ToolDescription(name, found[name].description or "", {**found[name].input_schema})
         for name in chosen
     }
 
@@ -158,7 +127,7 @@ class McpEnvironment(ResourcesServer):
         @model_validator(mode="after")
         def _one_server(self) -> Self:
             if (self.command is None) == (self.url is None):
-                raise ValueError("either command or url is meant")
+                raise ValueError("set either `command` or `url`, not both or neither")
             return self
 
     config: Config
@@ -178,10 +147,10 @@ class McpEnvironment(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.offered: dict[str, OfferedTool] = {}
+        self.offered: dict[str, ToolDescription] = {}
         self._shared = McpSession()
 
-    async def discover(self) -> dict[str, OfferedTool]:
+    async def discover(self) -> dict[str, ToolDescription]:
         """The tools that the model gets, by name, as the server tells them now.
 
         Raises:
@@ -263,10 +232,10 @@ class McpEnvironment(ResourcesServer):
     def _handler(self, name: str) -> Callable[[Any], Any]:
         async def handler(body: Any) -> Reply:
             if not isinstance(body, dict):
-                raise InvalidRequest("invalid arguments: a JSON object is meant")
+                raise InvalidRequest("the arguments must be a JSON object")
 
             async def use(call: SessionCall[Any]) -> Reply:
-                return Reply(200, body_of(await self.call(call.session.state, name, body)))
+                return Reply(200, text_as_json(await self.call(call.session.state, name, body)))
 
             session_id = current().session
             if session_id is None:
@@ -301,15 +270,6 @@ def text_of(result: CallToolResult, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}... [{len(text) - max_chars} more characters]"
-
-
-def body_of(text: str) -> bytes:
-    """``text`` as the JSON body of a reply: as it is, if it is JSON already, else as a string."""
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return encode(text)
-    return text.encode()
 
 
 def _block(block: Any) -> str:

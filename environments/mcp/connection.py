@@ -114,7 +114,7 @@ class McpConnection:
                 if cursor is None:
                     return found
         except (MCPError, ValueError, RuntimeError) as error:
-            raise Unavailable(f"{self._server} does not list its tools: {error}") from error
+            raise Unavailable(f"{self._server} did not list its tools: {error}") from error
         raise Unavailable(f"{self._server} lists more than {_MAX_PAGES} pages of tools")
 
     async def call(self, name: str, arguments: JSON, timeout: float) -> CallToolResult:
@@ -132,14 +132,14 @@ class McpConnection:
                 raise ToolFailed(f"{name} took over {timeout:.3g} s") from None
             if error.code == CONNECTION_CLOSED:
                 self.lost = True
-                message = f"{self._server} ended; the next call starts anew, and what it knew is lost"
+                message = f"{self._server} ended; the next call starts a new one, without the old one's state"
                 raise ToolFailed(message) from None
             raise ToolFailed(f"{name}: {error.message}") from None
         except (
             ValueError,
             RuntimeError,
         ) as error:  # an answer that is not what the protocol or the schema says
-            raise ToolFailed(f"{name} answered wrongly: {error}") from error
+            raise ToolFailed(f"{name} gave an invalid answer: {error}") from error
 
     async def _live(self, ready: asyncio.Future[Client]) -> None:
         try:
@@ -154,7 +154,7 @@ class McpConnection:
                     "the connection to %s ended: %s: %s", self._server, type(cause).__name__, cause
                 )
             else:
-                message = f"{self._server} cannot be connected to: {type(cause).__name__}: {cause}"
+                message = f"cannot connect to {self._server}: {type(cause).__name__}: {cause}"
                 ready.set_exception(Unavailable(message))
         finally:
             self.lost = True

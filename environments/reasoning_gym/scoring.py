@@ -40,7 +40,7 @@ def _safe_parse_expr(text, *args, **kwargs):
     if _CODE.search(text) or any(
         name.startswith("_") or name in _REFUSED for name in re.findall(r"[^\\W\\d]\\w*", text)
     ):
-        raise ValueError("no mathematical expression")
+        raise ValueError("not a mathematical expression")
     return _parse_expr(text, *args, **kwargs)
 
 

@@ -88,20 +88,22 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
         class_index: the class that is meant, from 0.
 
     Raises:
-        VerifierFailed: there is none: another head, another class count, or no finite number.
+        VerifierFailed: there is none: another head, another class count, or not a finite number.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     entry = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
     values = entry.get("data" if head == "scalar" else "probs")
     if not isinstance(values, list):
-        raise VerifierFailed(f"the reward model gave no scores: {str(answer)[:200]}")
+        raise VerifierFailed(f"the reward model returned no scores: {str(answer)[:200]}")
     if head == "scalar" and len(values) != 1:
-        raise VerifierFailed(f"the reward model has {len(values)} outputs, where a scalar head has one")
+        raise VerifierFailed(f"the reward model has {len(values)} outputs, but a scalar head has one")
     if head == "classes" and class_index >= len(values):
-        raise VerifierFailed(f"the reward model has {len(values)} classes, so none of index {class_index}")
+        raise VerifierFailed(
+            f"the reward model has {len(values)} classes, so `class_index` {class_index} does not exist"
+        )
     value = values[0 if head == "scalar" else class_index]
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise VerifierFailed(f"the reward model's score is no finite number: {str(value)[:50]}")
+        raise VerifierFailed(f"the reward model's score is not a finite number: {str(value)[:50]}")
     label = entry.get("label") if head == "classes" else None
     return Score(float(value), label if isinstance(label, str) else None)
 
@@ -148,7 +150,7 @@ class RewardModel(ResourcesServer):
         @model_validator(mode="after")
         def _clip_is_a_range(self) -> Self:
             if self.clip is not None and not self.clip[0] < self.clip[1]:
-                raise ValueError("clip: the least reward is not below the greatest")
+                raise ValueError("`clip` must be two numbers, the lower one first")
             return self
 
     config: Config

@@ -83,7 +83,7 @@ class SessionCounter(ResourcesServer):
         """
         total = (session.count or 0) + count
         if not -_LIMIT <= total < _LIMIT:
-            raise ToolFailed("the counter has 64 bits")
+            raise ToolFailed("the counter would exceed 64 bits")
         session.count = total
         return Incremented(success=True)
 

@@ -50,7 +50,7 @@ class StrictSchema:
             self.schema = _strict(json.loads(source))
             _Validator.check_schema(self.schema)
         except (ValueError, RecursionError, jsonschema.SchemaError) as error:
-            raise InvalidRequest(f"schema_str is no JSON schema: {str(error)[:500]}") from None
+            raise InvalidRequest(f"`schema_str` is not a valid JSON schema: {str(error)[:500]}") from None
         validator = _WithIds if '"$id"' in source else _Validator
         self._validator: Validator = validator(self.schema, registry=referencing.Registry())
 

@@ -101,7 +101,7 @@ def _json(text: str) -> Any:
 
 
 def _no_number(name: str) -> Any:
-    raise Unparsable(f"{name} is no JSON")
+    raise Unparsable(f"{name} is not valid JSON")
 
 
 def _yaml(text: str) -> Any:

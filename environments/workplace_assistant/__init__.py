@@ -107,7 +107,9 @@ class WorkplaceAssistant(
         spec = self.tools.get(name) if isinstance(name, str) else None
         given = arguments_of(call)
         if spec is None or given is None:
-            raise InvalidRequest(f"no tool {str(name)[:100]!r}, or arguments that are no object")
+            raise InvalidRequest(
+                f"there is no tool {str(name)[:100]!r}, or its arguments are not a JSON object"
+            )
         arguments: Any = parse(spec.arguments, given, "arguments")
         values = {field: getattr(arguments, field) for field in type(arguments).model_fields}
         await getattr(self, spec.name)(**values, session=office)

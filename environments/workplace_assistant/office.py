@@ -90,7 +90,7 @@ class Office:
         """
         records = self.tables[table]
         if len(records) >= _MAX_RECORDS:
-            raise ToolFailed(f"the office holds no more than {_MAX_RECORDS} {table}")
+            raise ToolFailed(f"the office holds at most {_MAX_RECORDS} {table}")
         # After all ids of the morning, deleted ones included.
         record_id = f"{1 + max(map(int, {*records, *_morning()[table]}), default=0):05d}"
         records[record_id] = {"id": record_id, **fields}
@@ -193,4 +193,4 @@ def read(type_: Any, field: str, value: str) -> Any:
     try:
         return TypeAdapter(type_).validate_python(value)
     except ValidationError as error:
-        raise ToolFailed(f"{value[:100]!r} is no {field}: {error.errors()[0]['msg']}") from None
+        raise ToolFailed(f"{value[:100]!r} is not a valid {field}: {error.errors()[0]['msg']}") from None

@@ -232,7 +232,7 @@ def _sent(office: Office, recipient: str, subject: str, body: str) -> dict[str, 
     if not records_of(office.tables["directory"], email=recipient) and not records_of(
         office.tables["customers"], customer_email=recipient
     ):
-        raise ToolFailed(f"nobody has the address {recipient}; look it up in the directory")
+        raise ToolFailed(f"there is no address {recipient}; look it up in the directory")
     fields = {"folder": "outbox", "contact": recipient, "subject": subject, "body": body}
     return {"status": "sent", "email_id": office.add("emails", **fields, sent=shown(NOW))}
 

@@ -30,7 +30,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, ClassVar, Literal
 
-import orjson
 from pydantic import Field
 
 from gym_serve.interop.export.rollout import Rollout
@@ -38,15 +37,15 @@ from gym_serve.interop.export.traces import verifiers_episode
 from gym_serve.servers import Operation, Reply, ResourcesServer, VerifyRequest
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
-from gym_serve.servers.tools import is_tool_name
-from gym_serve.servers.transport import encode
+from gym_serve.servers.tools import ToolDescription, is_tool_name
+from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.types.errors import GraphError, InvalidRequest, NotFound, SessionNotFound, ToolFailed
 from gym_serve.types.protocols import chat_to_params
 from gym_serve.types.requests import JSON
 
 __all__ = ["SessionTools", "Tasks", "Verifiers"]
 
-_NONE = "which verifiers has and gym_serve has not"
+_NONE = "which gym_serve does not provide"
 
 
 class Tasks:
@@ -200,7 +199,7 @@ class SessionTools:
         plain = importlib.import_module("verifiers.v1.state").State
         states = [toolset.state for toolset in toolsets if type(toolset.state) is not plain]
         if len(states) > 1:
-            raise GraphError("two toolsets with a state: they cannot share it here")
+            raise GraphError("two toolsets have a state, which they cannot share here")
         self.state: Any = states[0] if states else None
 
     async def start(self, data: Any) -> None:
@@ -217,13 +216,7 @@ class SessionTools:
     async def described(self) -> list[JSON]:
         """The tools as a row has them (OpenAI's function tools)."""
         return [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-                "strict": False,
-            }
+            ToolDescription(tool.name, tool.description or "", tool.input_schema).openai()
             for tool in await self._server.list_tools()
             if is_tool_name(tool.name)
         ]
@@ -324,29 +317,20 @@ class Verifiers(ResourcesServer):
     def _handler(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
         async def handler(body: Any) -> Reply:
             if not isinstance(body, dict):
-                raise InvalidRequest("invalid arguments: a JSON object is meant")
+                raise InvalidRequest("the arguments must be a JSON object")
             session_id = current().session
             if session_id is None:
-                raise SessionNotFound("no session: seed one, and send the session that it answers")
+                raise SessionNotFound("no session: call /seed_session first, and send its session id")
 
             async def use(call: SessionCall[_Rollout]) -> Reply:
                 tools = call.session.state.tools
                 if tools is None:
-                    raise SessionNotFound("this session was not seeded with a row")
-                return Reply(200, _as_json(await tools.call(name, body)))
+                    raise SessionNotFound("this session has no row: call /seed_session with one")
+                return Reply(200, text_as_json(await tools.call(name, body)))
 
             return await self.in_session(session_id, use)
 
         return handler
-
-
-def _as_json(text: str) -> bytes:
-    """A tool's text as JSON: as it is, if it is JSON already, else as a string."""
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return encode(text)
-    return text.encode()
 
 
 def main(taskset: str, settings: str = "{}") -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "UNAVAILABLE",
     "WANTS_TOOLS",
     "Extra",
+    "ToolDescription",
     "ToolSpec",
     "UnavailableTools",
     "hints_of",
@@ -77,26 +78,18 @@ def is_tool_name(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ToolSpec:
-    """A tool, as its signature describes it.
+class ToolDescription:
+    """A tool as a model gets it.
 
     Attributes:
-        name: the method's name; its route and its name for the model.
-        description: the docstring without its sections.
-        arguments: type adapter of the arguments.
-        parameters: JSON schema of the arguments.
-        returns: type adapter of the result.
-        takes_session: whether the method has a ``session`` parameter.
-        row: name of its parameter for the row's own keys, if it has one.
+        name: its route, and its name for the model.
+        description: what it does.
+        parameters: JSON schema of its arguments.
     """
 
     name: str
     description: str
-    arguments: TypeAdapter[Any]
     parameters: JSON
-    returns: TypeAdapter[Any]
-    takes_session: bool
-    row: str | None = None
 
     def openai(self) -> JSON:
         """The tool for a row's ``responses_create_params.tools`` (OpenAI's function tool)."""
@@ -111,6 +104,23 @@ class ToolSpec:
     def mcp(self) -> JSON:
         """The tool as an entry of MCP's ``tools/list``."""
         return {"name": self.name, "description": self.description, "inputSchema": self.parameters}
+
+
+@dataclass(frozen=True)
+class ToolSpec(ToolDescription):
+    """A method that is a tool, as its signature and docstring describe it.
+
+    Attributes:
+        arguments: type adapter of the arguments.
+        returns: type adapter of the result.
+        takes_session: whether the method has a ``session`` parameter.
+        row: name of its parameter for the row's own keys, if it has one.
+    """
+
+    arguments: TypeAdapter[Any]
+    returns: TypeAdapter[Any]
+    takes_session: bool
+    row: str | None = None
 
 
 def tool(method: F) -> F:

@@ -27,6 +27,15 @@ def encode(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
+def text_as_json(text: str | bytes) -> bytes:
+    """A tool's answer as JSON: unchanged if it is JSON already, otherwise as a string."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+    return text.encode() if isinstance(text, str) else text
+
+
 def trimmed(data: bytes) -> bytes:
     """A copy that takes no more memory than needed.
 

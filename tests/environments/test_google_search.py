@@ -70,13 +70,13 @@ def test_any_text_is_scored(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"google_api_key": KEY}, {"mode": "record"}])
 def test_live_needs_a_key_and_says_so_without_it(settings: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match="needs google_api_key and google_cx") as caught:
+    with pytest.raises(ValidationError, match="needs `google_api_key` and `google_cx`") as caught:
         GoogleSearch(**settings)
     assert KEY not in str(caught.value)
 
 
 def test_recording_needs_a_file() -> None:
-    with pytest.raises(ValidationError, match="needs cassette"):
+    with pytest.raises(ValidationError, match="needs `cassette`"):
         GoogleSearch(google_api_key=KEY, google_cx=ENGINE, mode="record")
 
 
@@ -172,8 +172,8 @@ async def test_a_busy_google_is_asked_again() -> None:
         (refusal(403, "Daily limit"), "Error: Google answers 403: Daily limit", 1),
         (refusal(400, "API key not valid"), "Error: Google answers 400: API key not valid", 1),
         ((500, "<html>", {}), "Error: Google answers 500: no reason was given", 3),
-        ((200, "<html>", {}), "Error: Google's answer is no JSON object", 3),
-        ((200, "[1]", {}), "Error: Google's answer is no JSON object", 3),
+        ((200, "<html>", {}), "Error: Google's answer is not a JSON object", 3),
+        ((200, "[1]", {}), "Error: Google's answer is not a JSON object", 3),
         ((200, '{"items": 3}', {}), "Error: Google's answer has no list of results", 3),
         (refusal(429, "Never", **{"Retry-After": "9" * 400}), "Error: Google answers 429: Never", 1),
     ],

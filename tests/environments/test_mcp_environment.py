@@ -17,10 +17,11 @@ from support.environments import Bench, examples, fixture_problems, said
 
 from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.deployments.simple_agent import SimpleAgent
-from gym_serve.environments.mcp import McpEnvironment, body_of
+from gym_serve.environments.mcp import McpEnvironment
 from gym_serve.environments.mcp.connection import McpSession
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import EnvironmentClient, ModelClient, ServerRunner, Verdict, VerifyRequest
+from gym_serve.servers.transport import text_as_json
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed, Unavailable
 
 WAREHOUSE: dict[str, Any] = {"command": ["python", "-m", "gym_serve.environments.mcp.warehouse"]}
@@ -103,7 +104,7 @@ async def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             await bench.tool("refuse")
         with pytest.raises(ToolFailed, match="Error executing tool long"):
             await bench.tool("long", number="many")
-        with pytest.raises(InvalidRequest, match="a JSON object is meant"):
+        with pytest.raises(InvalidRequest, match="must be a JSON object"):
             await bench.call("tools/long", [1])
         assert await bench.tool("long", number=62) == "x" * 60 + "... [2 more characters]"
         await bench.tool("remember", word="a")
@@ -133,7 +134,7 @@ async def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_body_of_a_reply_is_json(text: str, body: bytes) -> None:
-    assert body_of(text) == body
+    assert text_as_json(text) == body
 
 
 # Starting

@@ -183,7 +183,7 @@ async def test_the_model_server_alone(vllm: VLLM, model: ServerRunner) -> None:
 
 
 def test_a_range_that_is_none() -> None:
-    with pytest.raises(pydantic.ValidationError, match="least reward"):
+    with pytest.raises(pydantic.ValidationError, match="two numbers, the lower one first"):
         RewardModel(reward_model="m", clip=(1, 0))
 
 

@@ -181,7 +181,7 @@ def test_an_office_is_finite() -> None:
     office = Office()
     for _ in range(5_000):
         office.add("plots")
-    with pytest.raises(ToolFailed, match="no more than"):
+    with pytest.raises(ToolFailed, match="holds at most"):
         office.add("plots")
 
 

@@ -53,7 +53,7 @@ def test_forms_of_reasoning_and_arguments():
     (made,) = conversation(rollout, arguments="object").completion[0]["tool_calls"]
     assert made["function"]["arguments"] == {"city": "Oslo"}
     for option in ({"reasoning": "loud"}, {"arguments": "xml"}):
-        with pytest.raises(InvalidRequest, match="is none of"):
+        with pytest.raises(InvalidRequest, match=r"must be one of .*, got"):
             conversation(rollout, **option)
 
 

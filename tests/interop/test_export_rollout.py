@@ -70,7 +70,7 @@ def test_what_is_no_rollout(raw, reason):
 
 @pytest.mark.parametrize("reward", [None, "1", float("nan"), float("inf"), [1]])
 def test_a_reward_is_a_finite_number(reward):
-    with pytest.raises(NotExportable, match="no finite number"):
+    with pytest.raises(NotExportable, match="must be a finite number"):
         Rollout.read(episode(reward=reward)).reward  # noqa: B018
 
 

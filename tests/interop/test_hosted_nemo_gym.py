@@ -179,7 +179,7 @@ async def test_a_refusal_of_a_model_is_the_servers_to_handle():
 async def test_a_model_that_is_not_in_the_graph():
     async with hosted() as bench:
         await bench.call("seed_session", ROW)
-        with pytest.raises(NotFound, match="no server stands for 'judge_model' in servers; there is none"):
+        with pytest.raises(NotFound, match="servers has no server for 'judge_model'; it has none"):
             await bench.verify({**ROW, "judge": True}, said("done"))
 
 

@@ -203,7 +203,7 @@ other_model:
         ("a: {_inherit_from: quizz}\n" + QUIZ, "there is no 'quizz' in the configs; did you mean 'quiz'?"),
         ("a: {_inherit_from: b}\nb: {_copy: a}\n", "in a circle: b -> a -> b"),
         ("a: {_inherit_from: [b]}\n", "_inherit_from must be the path of a value in the config"),
-        ("config_paths: [none.yaml]\n", "config_paths: none.yaml is not there"),
+        ("config_paths: [none.yaml]\n", "config_paths: there is no file none.yaml"),
         ("config_paths: none.yaml\n", "config_paths must be a list of paths"),
         ("- a\n", "must be a mapping of servers by name"),
         ("a: [\n", "invalid YAML"),
@@ -431,7 +431,7 @@ def test_keys_that_nemo_gym_takes_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("x: 1\n", "there are no servers in it"),
+        ("x: 1\n", "the configs have no servers"),
         (QUIZ.replace("name: quiz}", "name: quizz}"), "there is no server 'quizz'; did you mean 'quiz'?"),
         (QUIZ.replace("name: quiz}", 'name: "???"}'), "the name of the server is left open"),
         (
@@ -609,7 +609,7 @@ def test_names_that_a_graph_cannot_have_are_changed(tmp_path: Path) -> None:
     assert graph_of(found)["agents"].keys() == {"s_2nd_quiz_agent"}
     assert graph_of(found)["resources"].keys() == {"s_v1"}
     assert graph_of(found)["agents"]["s_2nd_quiz_agent"]["resources"] == "s_v1"
-    assert "v1: is called s_v1 here; rows have to name it so" in found.notes
+    assert "v1: is called s_v1 here; rows must use that name" in found.notes
 
 
 def test_long_names_keep_what_tells_them_apart(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ async def test_what_is_no_action_costs_a_turn_and_then_the_episode():
         opened = await bench.call("reset", ROW)
         assert '"required":["x","y"]' in opened["observation"]
         first = await bench.call("step", {**ROW, "response": {"output": said("left")}})
-        assert "That was no action: no JSON" in first["observation"]
+        assert "That was no action: not valid JSON" in first["observation"]
         assert (first["reward"], first["truncated"]) == (0.0, False)
         second = await bench.call("step", {**ROW, "response": {"output": said('```json\n{"x": 1}\n```')}})
         assert "letters only" in second["observation"], "the environment's own words"
@@ -217,7 +217,7 @@ async def test_a_call_that_was_given_up_leaves_no_answer_to_the_next():
 async def test_environments_that_cannot_be_had():
     with pytest.raises(Unavailable, match="schema of its actions"):
         await ServerRunner(OpenEnv(url="http://127.0.0.1:9")).start()
-    with pytest.raises(Unavailable, match="cannot be connected to"):
+    with pytest.raises(Unavailable, match="cannot connect to"):
         await ServerRunner(OpenEnv(url="http://127.0.0.1:9", interface="tools")).start()
 
 

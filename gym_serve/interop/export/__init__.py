@@ -140,7 +140,7 @@ def _check_place(path: Path, overwrite: bool) -> None:
         if any(path.iterdir()):
             raise Conflict(f"the folder {path} is not empty; choose another path, or remove it")
     elif path.exists() and not (overwrite and path.is_file()):
-        advice = "or overwrite it" if path.is_file() else "it is no regular file"
+        advice = "or overwrite it" if path.is_file() else "it is not a regular file"
         raise Conflict(f"{path} exists; choose another path, {advice}")
 
 

@@ -173,7 +173,7 @@ def openrlhf_records(
         candidate = partial(_example, reasoning=reasoning, is_text=True)
         yield from preference_pairs(rollouts, tally, candidate, margin=margin)
     else:
-        raise InvalidRequest(f"option kind: {kind!r} is none of rollouts, preference")
+        raise InvalidRequest(f"option kind must be rollouts or preference, got {kind!r}")
 
 
 def openrlhf_schema(seen: Seen, tally: Tally) -> Any:
@@ -262,7 +262,7 @@ def trl_records(
         candidate = partial(trl_completion, reasoning=reasoning)
         yield from map(_encoded, preference_pairs(rollouts, tally, candidate, margin=margin))
     else:
-        raise InvalidRequest(f"option kind: {kind!r} is none of completion, preference, tokens")
+        raise InvalidRequest(f"option kind must be completion, preference or tokens, got {kind!r}")
 
 
 def trl_schema(seen: Seen, tally: Tally) -> Any:

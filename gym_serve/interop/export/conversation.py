@@ -162,13 +162,13 @@ def decoded_arguments(arguments: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("no finite number")
+        raise ValueError("not a finite number")
     return value
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> JSON:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return found
 
 
@@ -191,7 +191,7 @@ def _plain(content: Any, what: str) -> Any:
         return content
     texts = [part[part["type"]] for part in content if part["type"] in ("text", "refusal")]
     if not all(isinstance(text, str) for text in texts):
-        raise NotExportable("unsupported_item", f"{what}: the text of a text part is no string")
+        raise NotExportable("unsupported_item", f"{what}: the text of a text part must be a string")
     return "".join(texts) if len(texts) == len(content) else content
 
 
@@ -207,7 +207,7 @@ def _teaches_nothing(message: JSON) -> bool:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise InvalidRequest(f"option {name}: {value!r} is none of {', '.join(choices)}")
+        raise InvalidRequest(f"option {name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 _PLACEHOLDERS = ("<image>", "<video>", "<audio>")
@@ -239,7 +239,7 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
                 pieces.append(part["text"])
                 said.append(part["text"])
             else:
-                raise NotExportable("media", f"a part of type {part['type']!r} has no form in this format")
+                raise NotExportable("media", f"this format has no form for a part of type {part['type']!r}")
         texts.append({**message, "content": "".join(pieces) if parts else content})
     if (images or strict) and any(mark in text for text in said for mark in _PLACEHOLDERS):
         raise NotExportable("placeholder", f"a text spells {' or '.join(_PLACEHOLDERS)}: images would shift")
@@ -253,4 +253,4 @@ def require_text(messages: list[JSON]) -> None:
         NotExportable: a message has a part that is no text.
     """
     if any(isinstance(message["content"], list) for message in messages):
-        raise NotExportable("media", "images and other media have no form in this format")
+        raise NotExportable("media", "this format has no form for images and other media")

@@ -82,11 +82,11 @@ class Rollout:
             NotExportable: it does not follow the contract.
         """
         if not isinstance(raw, dict):
-            raise NotExportable("no_rollout", f"a rollout is a JSON object, not {type(raw).__name__}")
+            raise NotExportable("no_rollout", f"a rollout must be a JSON object, got {type(raw).__name__}")
         try:
             orjson.dumps(raw)
         except orjson.JSONEncodeError as error:
-            raise NotExportable("no_json", f"the rollout is no JSON: {error}") from None
+            raise NotExportable("no_json", f"the rollout is not valid JSON: {error}") from None
         params, response = raw.get("responses_create_params"), raw.get("response")
         if not isinstance(params, dict):
             raise NotExportable("no_prompt", "the rollout has no responses_create_params")
@@ -170,12 +170,12 @@ class Rollout:
         """Its reward.
 
         Raises:
-            NotExportable: there is none, or it is no finite number.
+            NotExportable: there is none, or it is not a finite number.
         """
         given = self.raw.get("reward")
         value = number(given)
         if value is None:
-            raise NotExportable("no_reward", f"the reward is no finite number: {given!r:.80}")
+            raise NotExportable("no_reward", f"the reward must be a finite number, got {given!r:.80}")
         return value
 
     @property
@@ -278,9 +278,9 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
         return None
     bundle = Bundle(found["prompt_token_ids"], found["generation_token_ids"], found["generation_log_probs"])
     if not all(map(_is_token, bundle.prompt)) or not all(map(_is_token, bundle.generation)):
-        raise NotExportable("bad_tokens", f"{where}: a token id is no integer from 0 to 2**31 - 1")
+        raise NotExportable("bad_tokens", f"{where}: token ids must be integers from 0 to 2**31 - 1")
     if not all(map(_is_finite, bundle.logprobs)):
-        raise NotExportable("bad_tokens", f"{where}: a log probability is no finite number")
+        raise NotExportable("bad_tokens", f"{where}: log probabilities must be finite numbers")
     return bundle
 
 

@@ -192,7 +192,7 @@ def verl_records(
         InvalidRequest: ``per`` is neither of the two.
     """
     if per not in ("rollout", "task"):
-        raise InvalidRequest(f"option per: {per!r} is none of rollout, task")
+        raise InvalidRequest(f"option per must be rollout or task, got {per!r}")
     options: dict[str, Any] = {"data_source": data_source, "ground_truth": ground_truth, "split": split}
     tasks: set[str] = set()
     for rollout in rollouts:

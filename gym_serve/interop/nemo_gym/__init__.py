@@ -107,7 +107,7 @@ def import_config(
     problems: list[str] = []
     instances = list(instances_of(config, problems))
     if not instances:
-        problems.append("there are no servers in it")
+        problems.append("the configs have no servers")
     conversion = Conversion(
         config,
         instances,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import orjson
 
-from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
@@ -130,14 +130,14 @@ class McpTools:
             answer = await self._ask("tools/list", cursor, {})
             result = answer.get("result")
             if not isinstance(result, dict):
-                raise GraphError(f"server: it does not tell its tools over MCP: {_message(answer)}")
+                raise GraphError(f"server: it did not list its tools over MCP: {_message(answer)}")
             found += [_function(tool) for tool in result["tools"]]
             if not result.get("nextCursor"):
                 break
             cursor = {"cursor": result["nextCursor"]}
         odd = [tool["name"] for tool in found if not is_tool_name(tool["name"])]
         if odd:
-            raise GraphError(f"server: tools over MCP cannot be called {', '.join(map(repr, odd))}")
+            raise GraphError(f"server: MCP tools have invalid names: {', '.join(map(repr, odd))}")
         return found
 
     async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
@@ -181,13 +181,8 @@ def session_headers(seeded: Any) -> dict[str, str]:
 
 
 def _function(tool: JSON) -> JSON:
-    return {
-        "type": "function",
-        "name": tool["name"],
-        "description": tool.get("description") or "",
-        "parameters": tool.get("inputSchema") or {"type": "object"},
-        "strict": False,
-    }
+    parameters = tool.get("inputSchema") or {"type": "object"}
+    return ToolDescription(tool["name"], tool.get("description") or "", parameters).openai()
 
 
 def _text(part: JSON) -> str:

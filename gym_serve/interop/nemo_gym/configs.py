@@ -108,7 +108,7 @@ def _found(path: Path, named_in: Path | None) -> Path:
             return (folder / path).resolve()
     if named_in is None:
         raise InvalidRequest(f"no such file: {path}")
-    raise InvalidRequest(f"{named_in}: {_PATHS}: {path} is not there, nor in any folder above this file")
+    raise InvalidRequest(f"{named_in}: {_PATHS}: there is no file {path} in this folder or one above it")
 
 
 _INHERIT, _COPY, _DELETE = "_inherit_from", "_copy", "_delete_key"
@@ -175,7 +175,7 @@ def _applied(value: Any, config: dict[str, Any], moved: list[str], way: tuple[st
 def _taken(path: str, config: dict[str, Any], moved: list[str], way: tuple[str, ...], *, moves: bool) -> Any:
     """The value at ``path``, with its own directives applied."""
     if path in way:
-        raise InvalidRequest(f"{_INHERIT}: in a circle: {' -> '.join([*way, path])}")
+        raise InvalidRequest(f"{_INHERIT} leads in a circle: {' -> '.join([*way, path])}")
     keys = path.split(".")
     try:
         found = value_at(config, keys)

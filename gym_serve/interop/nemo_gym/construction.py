@@ -107,7 +107,7 @@ class GraphServers:
         client = self._servers.get(server_name)
         if client is None:
             known = ", ".join(sorted(self._servers)) or "none"
-            raise NotFound(f"no server stands for {server_name!r} in {self._setting}; there is {known}")
+            raise NotFound(f"{self._setting} has no server for {server_name!r}; it has {known}")
         body = json.model_dump(mode="json", exclude_unset=True) if isinstance(json, BaseModel) else json
         try:
             return ServerAnswer(200, encode(await client.fetch(url_path.lstrip("/"), body)))
@@ -139,7 +139,7 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
     except ImportError as error:
         raise GraphError(
             f"a hosted NeMo Gym server needs nemo-gym, on Python 3.12 or later ({error}); "
-            "pip install nemo-gym==0.4.0 as docs/foreign-environments.md tells"
+            "pip install nemo-gym==0.4.0 as docs/foreign-environments.md describes"
         ) from None
     module_name, _, class_name = path.partition(":")
     try:

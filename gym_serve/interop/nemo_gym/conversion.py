@@ -207,7 +207,7 @@ class Conversion:
         if not has_literal(value):
             return value
         variable = variable_name(f"{instance.name}_{name}")
-        self.notes.append(f"{instance.name}: the {name} that is written there was not copied: set {variable}")
+        self.notes.append(f"{instance.name}: the {name} in the config was not copied: set {variable}")
         return self._translator.variable(variable, f"{instance.name}.{name}", default)
 
     def _drop(self, servers: dict[str, JSON], gone: list[str]) -> None:
@@ -232,6 +232,6 @@ class Conversion:
                 name = name if name[:1].isalpha() and name_problem(name) is None else f"s_{name}"
                 name = name if name not in taken else f"{name[:55]}_{len(names)}"
                 taken.add(name)
-                self.notes.append(f"{instance.name}: is called {name} here; rows have to name it so")
+                self.notes.append(f"{instance.name}: is called {name} here; rows must use that name")
             names[instance.name] = name
         return names

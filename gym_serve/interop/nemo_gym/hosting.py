@@ -34,7 +34,7 @@ from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools, is_tool_name
-from gym_serve.servers.transport import encode
+from gym_serve.servers.transport import text_as_json
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
     GymError,
@@ -233,7 +233,7 @@ class NemoGym(ResourcesServer):
 
     async def _begin(self, route: str, row: Any) -> Reply:
         if not isinstance(row, dict):
-            raise InvalidRequest(f"the body of /{route} is the row, a JSON object")
+            raise InvalidRequest(f"the body of /{route} must be the row, a JSON object")
         row = {key: value for key, value in row.items() if key != WANTS_TOOLS}
 
         async def begin(call: SessionCall[Any]) -> Reply:
@@ -274,7 +274,7 @@ class NemoGym(ResourcesServer):
             raise VerifierFailed(f"{self.config.server} failed: {type(error).__name__}: {error}") from error
         verdict = self._json(answer)
         if not isinstance(verdict, dict):
-            raise VerifierFailed(f"{self.config.server} answered no verdict: {str(verdict)[:200]}")
+            raise VerifierFailed(f"{self.config.server} returned no verdict: {str(verdict)[:200]}")
         return {k: v for k, v in verdict.items() if k not in _REPEATED and (k not in body or v != body[k])}
 
     def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
@@ -288,7 +288,7 @@ class NemoGym(ResourcesServer):
                 except Exception as error:
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
                 shown = answer.status in UNAVAILABLE and self.config.unavailable_tools == "show"
-                return Reply(ToolFailed.status if shown else answer.status, _as_json(answer.body))
+                return Reply(ToolFailed.status if shown else answer.status, text_as_json(answer.body))
 
             return await self._in(use)
 
@@ -300,7 +300,7 @@ class NemoGym(ResourcesServer):
                 assert self._mcp is not None  # started
                 with metering(call.session.meter, "tool"):
                     text = await self._mcp.call(name, body, call.session.state.mcp_headers)
-                return Reply(200, _as_json(text.encode("utf-8", "replace")))
+                return Reply(200, text_as_json(text.encode("utf-8", "replace")))
 
             return await self._in(use)
 
@@ -324,7 +324,7 @@ class NemoGym(ResourcesServer):
         try:
             return orjson.loads(answer.body)
         except orjson.JSONDecodeError:
-            raise Unavailable(f"an answer that is no JSON: {answer.body[:200]!r}", server=self.name) from None
+            raise Unavailable(f"the answer is not JSON: {answer.body[:200]!r}", server=self.name) from None
 
     def _failure(self, answer: Answer) -> GymError:
         try:
@@ -346,12 +346,3 @@ def _complete(body: Any) -> Any:
     response = body["response"]
     usage = {**response["usage"], "input_tokens_details": {**details, "cache_write_tokens": 0}}
     return {**body, "response": {**response, "usage": usage}}
-
-
-def _as_json(body: bytes) -> bytes:
-    """A tool's answer as JSON: as it is, if it is JSON already, else as a string."""
-    try:
-        orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return encode(body.decode("utf-8", "replace"))
-    return body

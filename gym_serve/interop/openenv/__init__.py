@@ -36,7 +36,7 @@ from gym_serve.servers import Operation, Reply, VerifyRequest
 from gym_serve.servers.base import missing_package
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
-from gym_serve.servers.tools import is_tool_name
+from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import InvalidRequest, Overloaded, SessionNotFound, ToolFailed, Unavailable
 from gym_serve.types.requests import JSON, parse
@@ -99,9 +99,9 @@ class OpenEnv(GymnasiumServer):
         @model_validator(mode="after")
         def _one_environment(self) -> Self:
             if (self.url is None) == (self.env is None):
-                raise ValueError("either url or env is meant")
+                raise ValueError("set either `url` or `env`, not both or neither")
             if self.env is not None and self.action is None and self.interface == "step":
-                raise ValueError("action: the class of the actions is missing")
+                raise ValueError("`action` is missing: the class of the environment's actions")
             return self
 
     config: Config
@@ -214,10 +214,10 @@ class OpenEnv(GymnasiumServer):
     def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
         async def handler(body: Any) -> Reply:
             if not isinstance(body, dict):
-                raise InvalidRequest("invalid arguments: a JSON object is meant")
+                raise InvalidRequest("the arguments must be a JSON object")
             session_id = current().session
             if session_id is None:
-                raise SessionNotFound("no session: seed one, and send the session that it answers")
+                raise SessionNotFound("no session: call /seed_session first, and send its session id")
 
             async def use(call: SessionCall[_Episode]) -> Reply:
                 return Reply.of(await self._used(call.session.state, name, body))
@@ -255,7 +255,7 @@ class OpenEnv(GymnasiumServer):
     def _instance(self) -> Instance:
         if self._classes is not None:
             if self._open and not self._classes.is_concurrent:
-                raise Overloaded(f"{self.config.env} takes one episode at a time in a replica")
+                raise Overloaded(f"{self.config.env} runs one episode at a time in a replica")
             self._open += 1
             return LocalInstance(self._classes, self.config.env_kwargs)
         self._open += 1
@@ -280,13 +280,9 @@ def _tools_of(outcome: Outcome, name: str) -> dict[str, JSON]:
     if not isinstance(found, list) or not found:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
     return {
-        tool["name"]: {
-            "type": "function",
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": tool.get("input_schema") or {"type": "object"},
-            "strict": False,
-        }
+        tool["name"]: ToolDescription(
+            tool["name"], tool.get("description") or "", tool.get("input_schema") or {"type": "object"}
+        ).openai()
         for tool in found
         if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))
     }
@@ -324,9 +320,9 @@ def action_in(text: str, field: str | None) -> JSON:
     try:
         action = orjson.loads(inner.strip())
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"no JSON: {error}") from None
+        raise InvalidRequest(f"not valid JSON: {error}") from None
     if not isinstance(action, dict):
-        raise InvalidRequest("JSON, but no object")
+        raise InvalidRequest("the action must be a JSON object")
     return action
 
 

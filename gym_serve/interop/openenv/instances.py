@@ -103,7 +103,7 @@ def outcome_of(payload: Any) -> Outcome:
     observation = payload.get("observation") if isinstance(payload, dict) else None
     reward = payload.get("reward") if isinstance(payload, dict) else None
     if not isinstance(observation, dict) or not isinstance(reward, int | float | None):
-        raise Unavailable(f"the environment answered no observation: {str(payload)[:200]}")
+        raise Unavailable(f"the environment returned no observation: {str(payload)[:200]}")
     return Outcome(observation, float(reward or 0.0), bool(payload.get("done")))
 
 
@@ -267,10 +267,10 @@ class RemoteInstance:
             )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 429:
-                raise Overloaded(f"{self._url} takes no further connection") from None
+                raise Overloaded(f"{self._url} accepts no further connection") from None
             raise Unavailable(f"{self._url} answered {error.status} to a WebSocket") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{self._url} cannot be connected to: {error}") from None
+            raise Unavailable(f"cannot connect to {self._url}: {error}") from None
 
     async def _ask(self, kind: str, data: JSON) -> Any:
         async with self._turn:
@@ -313,7 +313,7 @@ async def action_schema(http: aiohttp.ClientSession, url: str, headers: dict[str
             body = orjson.loads(await response.read())
             schema = body.get("action") if response.status == 200 and isinstance(body, dict) else None
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError, orjson.JSONDecodeError) as error:
-        raise Unavailable(f"{url} has no schema of its actions: {type(error).__name__}: {error}") from None
+        raise Unavailable(f"{url} gave no schema of its actions: {type(error).__name__}: {error}") from None
     if not isinstance(schema, dict):
-        raise Unavailable(f"{url} has no schema of its actions: HTTP {response.status}")
+        raise Unavailable(f"{url} gave no schema of its actions: HTTP {response.status}")
     return schema
