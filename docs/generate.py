@@ -35,6 +35,7 @@ from typing_extensions import is_typeddict
 import gym_serve
 import gym_serve.testing
 from gym_serve.cli.catalog_entries import field_docs
+from gym_serve.client.rollout_client import RolloutOptions
 from gym_serve.graph.spec import AutoscalingOptions, GatewayOptions, ServerOptions
 from gym_serve.servers import AgentServer, ModelServer, ResourcesServer
 from gym_serve.servers.base import Server
@@ -300,6 +301,7 @@ model](writing-a-model.md).
 API_SECTIONS = {
     "Rollouts": (
         "Gym",
+        "RolloutOptions",
         "Budget",
         "Row",
         "Rollout",
@@ -321,6 +323,7 @@ API_SECTIONS = {
 def api_page() -> str:
     """The text of api.md."""
     public = {name: getattr(gym_serve, name) for name in gym_serve.__all__}
+    public["RolloutOptions"] = RolloutOptions  # the type of `**options` in many signatures
     errors = {name: value for name, value in public.items() if _is_error(value)}
     placed = {name for names in API_SECTIONS.values() for name in names}
     rest = [name for name in public if name not in {*placed, *errors, "__version__"}]
