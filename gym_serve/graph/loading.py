@@ -1,6 +1,6 @@
 """Reads a graph from a file, a mapping or a `GraphSpec`, with the file that it extends and overrides.
 
-A file is a Serve config (``applications:``) or what stands under the ``args:`` of one. `load_graph`
+A file is a Serve config (``applications:``) or the ``args:`` of one. `load_graph`
 only puts the parts together; `resolve` checks the result.
 
 YAML is read strictly: no key stands twice, and nothing contains itself. Messages give the place in the
@@ -139,7 +139,7 @@ def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()
 
 
 def _graphs(content: Any) -> dict[str, Mapping[str, Any]]:
-    """The applications of a file that are graphs, by name; what stands alone is one named ``default``."""
+    """The applications of a file that are graphs, by name; the args of one alone are named ``default``."""
     if not isinstance(content, Mapping):
         raise GraphError(
             f"a graph file must be a mapping with `applications` (a Serve config) or `models`, `resources` "

@@ -378,7 +378,7 @@ class _ServerReader:
         deployed, option_problems = check(ServerOptions, options, "")
 
         found = references_of(cls.Config, settings)
-        # Why a value is no reference is said once, and better than by the alternatives of its schema.
+        # A reference that is wrong gets one message below, which is better than those of its schema.
         problems = [
             (path, message) for path, message in problems if not any(is_within(path, r) for r in found)
         ]

@@ -1,8 +1,8 @@
 """The graph: `GraphSpec` as it is written, `Graph` and its `Node`\\ s as they are resolved.
 
-`GraphSpec` takes anything, so that reading it never fails half way: every check is made by
-`resolve`, which reports all problems at once. A `Graph` holds no problem: its names, types,
-references and settings are checked, and its secrets are ``SecretStr``.
+`GraphSpec` accepts anything, so that reading a file never fails half way: `resolve` makes all checks and
+reports all problems at once. A `Graph` is valid: its names, types, references and settings are checked, and
+its secrets are ``SecretStr``. A `Node` is the only form of a server between the file and its replicas.
 """
 
 from __future__ import annotations
@@ -62,44 +62,44 @@ _SESSIONS = 64.0  # Serve's own default, 2 requests, suits a GPU model
 
 
 class AutoscalingOptions(BaseModel):
-    """How many replicas there are, by load. Delays are in seconds."""
+    """Number of replicas by load. Delays are in seconds."""
 
     model_config = _FORM
 
     max_replicas: Annotated[int, Field(ge=1)]
-    """Most replicas."""
+    """Maximum number of replicas."""
     min_replicas: _Count | None = None
-    """Fewest replicas; 0 scales to zero when idle. Serve's default is 1."""
+    """Minimum number of replicas; 0 scales to zero when idle. Serve's default is 1."""
     initial_replicas: _Count | None = None
-    """Replicas at the start."""
+    """Number of replicas at the start."""
     target_sessions: _Positive | None = None
-    """Live sessions per replica that are aimed at; for agents and models, their calls. 64 if neither
-    this nor ``target_ongoing_requests`` is given."""
+    """Target number of live sessions per replica; for agents and models, of calls. 64 if neither this nor
+    ``target_ongoing_requests`` is given."""
     target_ongoing_requests: _Positive | None = None
-    """Calls per replica that are aimed at, the waiting ones included, instead."""
+    """Instead, the target number of calls per replica, waiting ones included."""
     upscale_delay_s: _Amount | None = None
-    """How long the load must be high before replicas are added."""
+    """Time for which the load must be high before replicas are added."""
     downscale_delay_s: _Amount | None = None
-    """How long the load must be low before replicas are removed."""
+    """Time for which the load must be low before replicas are removed."""
     downscale_to_zero_delay_s: _Amount | None = None
     """The same for the last replica."""
     upscaling_factor: _Positive | None = None
-    """Multiplies each step up."""
+    """Factor of each step up."""
     downscaling_factor: _Positive | None = None
-    """Multiplies each step down."""
+    """Factor of each step down."""
     look_back_period_s: _Positive | None = None
     """Window over which the load is measured."""
     aggregation_function: Literal["mean", "max", "min"] | None = None
-    """How the load within the window becomes one number."""
+    """How the loads within the window become one number."""
 
     @property
     def fewest(self) -> int:
-        """``min_replicas`` as it holds."""
+        """``min_replicas``, or its default."""
         return 1 if self.min_replicas is None else self.min_replicas
 
     @property
     def sessions(self) -> float | None:
-        """``target_sessions`` as it holds; None where ``target_ongoing_requests`` does instead."""
+        """``target_sessions``, or its default; None if ``target_ongoing_requests`` is given instead."""
         if self.target_ongoing_requests is not None:
             return None
         return _SESSIONS if self.target_sessions is None else self.target_sessions
@@ -108,14 +108,14 @@ class AutoscalingOptions(BaseModel):
     def _in_order(self) -> Self:
         low = self.fewest
         if low > self.max_replicas:
-            raise ValueError(f"min_replicas ({low}) is more than max_replicas ({self.max_replicas})")
+            raise ValueError(f"min_replicas must be at most max_replicas ({self.max_replicas}), got {low}")
         if self.initial_replicas is not None and not low <= self.initial_replicas <= self.max_replicas:
             raise ValueError(
-                f"initial_replicas ({self.initial_replicas}) is not between min_replicas ({low}) "
-                f"and max_replicas ({self.max_replicas})"
+                f"initial_replicas must be between min_replicas ({low}) and max_replicas "
+                f"({self.max_replicas}), got {self.initial_replicas}"
             )
         if self.target_sessions is not None and self.target_ongoing_requests is not None:
-            raise ValueError("target_sessions and target_ongoing_requests exclude each other: leave one out")
+            raise ValueError("target_sessions and target_ongoing_requests exclude each other; remove one")
         return self
 
 
@@ -127,23 +127,23 @@ class ServerOptions(BaseModel):
     num_replicas: Annotated[int, Field(ge=1)] | None = None
     """Fixed number of replicas."""
     autoscaling: AutoscalingOptions | None = None
-    """Number of replicas by load, instead."""
+    """Instead, the number of replicas by load."""
     max_ongoing_requests: Annotated[int, Field(ge=1)] | None = None
-    """Calls that one replica works on at the same time (4,096)."""
+    """Maximum number of calls that a replica runs at once (4,096)."""
     max_queued_requests: Annotated[int, Field(ge=-1)] | None = None
-    """Calls that may wait at one replica (16,384); the caller of a further one is told to come back
+    """Maximum number of calls that wait at a replica (16,384). Further ones are refused, to be retried
     later (`Overloaded`). -1 is no limit."""
     num_cpus: _Amount | None = None
     """CPU cores per replica."""
     num_gpus: _Amount | None = None
-    """GPUs per replica; a part of one shares it."""
+    """GPUs per replica; a fraction shares one."""
     memory: _Amount | None = None
     """Memory per replica, in bytes."""
     resources: dict[str, _Amount] | None = Field(
         default=None, validation_alias=AliasChoices("resources", "ray_resources")
     )
-    """Ray's custom resources per replica. Written ``ray_resources`` for a server that has a
-    setting ``resources``, as agents do."""
+    """Ray's custom resources per replica. Write ``ray_resources`` for a server with a setting
+    ``resources``, such as an agent."""
     accelerator_type: str | None = None
     """Kind of GPU, e.g. ``H100``."""
     runtime_env: dict[str, Any] | None = Field(default=None, repr=False)
@@ -153,28 +153,28 @@ class ServerOptions(BaseModel):
     placement_group_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = None
     """How the bundles are placed on nodes."""
     max_replicas_per_node: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Most replicas on one node."""
+    """Maximum number of replicas on one node."""
     health_check_period_s: _Positive | None = None
     """Seconds between health checks."""
     health_check_timeout_s: _Positive | None = None
-    """Seconds until a health check has failed."""
+    """Seconds after which a health check has failed."""
     graceful_shutdown_timeout_s: _Amount | None = None
     """Seconds that a replica gets to finish its requests before it is killed."""
     graceful_shutdown_wait_loop_s: _Amount | None = None
-    """Seconds between looks whether it has finished."""
+    """Seconds between checks whether it has finished."""
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
         pairs = [("num_replicas", "autoscaling"), ("placement_group_bundles", "max_replicas_per_node")]
         for one, other in pairs:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ValueError(f"{one} and {other} exclude each other: leave one out")
+                raise ValueError(f"{one} and {other} exclude each other; remove one")
         if self.placement_group_strategy is not None and self.placement_group_bundles is None:
             raise ValueError("placement_group_strategy needs placement_group_bundles")
         return self
 
     def public(self) -> dict[str, Any]:
-        """The options that are given, as JSON can hold them; environment variables are masked."""
+        """The options that are given, as JSON, with environment variables masked."""
         options: dict[str, Any] = to_jsonable_python(self, exclude_none=True, fallback=str)
         variables = options.get("runtime_env", {}).get("env_vars")
         if isinstance(variables, dict):
@@ -186,16 +186,16 @@ class GatewayOptions(ServerOptions):
     """Serve options of the deployment that answers HTTP, and its own."""
 
     max_request_bytes: Annotated[int, Field(ge=1)] = 64 * 2**20
-    """Longest body of a request, in bytes; a longer one is refused with 413."""
+    """Maximum size of a request's body, in bytes; a larger one is refused with 413."""
 
 
 class GraphSpec(BaseModel):
-    """What stands under ``args:`` of an application: a graph, not checked yet.
+    """The ``args:`` of an application: a graph, not checked yet.
 
     A server is a mapping: its ``type``, the settings of that type, and any `ServerOptions`;
     ``inline: [names]`` runs servers that it references inside its own replicas. With ``if``, it
-    takes the settings under ``then`` where the value of ``if`` is not empty (nor ``false``), else
-    those under ``else``; the keys beside them hold in both cases. See `gym_serve.graph.resolving`.
+    takes the settings under ``then`` if the value of ``if`` is not empty (nor ``false``), else those
+    under ``else``; the keys beside them apply in both cases. See `gym_serve.graph.resolving`.
     """
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
@@ -218,11 +218,11 @@ class GraphSpec(BaseModel):
     """`GatewayOptions` of the deployment that answers HTTP: its replicas, their CPUs, ..."""
 
     def raw(self) -> dict[str, Any]:
-        """What was given, unchanged, unknown keys included."""
+        """The given keys and values, unchanged, including unknown keys."""
         return {key: value for key, value in self if key in self.model_fields_set}
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Settings may hold secrets until they are resolved: only names are shown.
+        # Settings may hold secrets until they are resolved, so only names are shown.
         for section in SECTIONS:
             servers = getattr(self, section)
             yield section, list(servers) if isinstance(servers, dict) else type(servers).__name__
@@ -244,7 +244,7 @@ class Node:
         options: Serve options; empty for a remote server.
         url: base URL of a remote server, without a slash at the end.
         headers: headers for every request to it.
-        unavailable_tools: what becomes of its tools that are unavailable.
+        unavailable_tools: what happens if its tools are unavailable.
     """
 
     name: str
@@ -260,7 +260,7 @@ class Node:
     unavailable_tools: UnavailableTools = "fail"
 
     def connected(self, client: Callable[[str], Any]) -> dict[str, Any]:
-        """`settings` with a client in the place of every name of a referenced server.
+        """`settings`, with each name of a referenced server replaced by a client.
 
         Args:
             client: makes the client of a server, by its name; called once per reference.
@@ -281,7 +281,7 @@ class Node:
         return replace(self, cls=None, settings={}, inline=(), options=ServerOptions())
 
     def public(self) -> dict[str, Any]:
-        """The server as in the file, defaults filled in and secrets masked; JSON can hold it."""
+        """The server as in the file, as JSON, with defaults filled in and secrets masked."""
         if self.cls is None:
             masked = {"headers": dict.fromkeys(self.headers, MASK)} if self.headers else {}
             return {"type": self.type, "url": self.url, **masked}
@@ -318,7 +318,7 @@ class Graph:
         return replace(self, nodes=nodes, gateway=gateway)
 
     def public(self) -> dict[str, dict[str, Any]]:
-        """The servers by section and name, for ``/graph``: JSON can hold it, no secrets."""
+        """The servers by section and name, as JSON, without secrets; the answer of ``/graph``."""
         return {
             section: {name: node.public() for name, node in self.nodes.items() if node.kind == kind}
             for section, kind in SECTIONS.items()
@@ -341,7 +341,7 @@ class Graph:
 
 
 def _without_passwords(value: Any) -> Any:
-    """``value`` with user and password masked in URLs; settings keep URLs as plain strings."""
+    """``value`` with user and password masked in URLs, which settings keep as plain strings."""
     if isinstance(value, str):
         return _CREDENTIALS.sub(f"://{MASK}@", value)
     if isinstance(value, dict):

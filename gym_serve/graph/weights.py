@@ -112,7 +112,7 @@ class CurrentWeights:
         """
         server = self._runner.server
         if not isinstance(server, ModelServer):
-            raise BadRequest(f"{server.name} is no model")
+            raise BadRequest(f"{server.name} is not a model")
         async with self._loading:
             while (current := await self._current(server.name)) is not None:
                 weights = await asyncio.to_thread(_fetched, current)

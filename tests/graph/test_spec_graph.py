@@ -170,21 +170,21 @@ def test_options_are_given_by_the_names_of_serve() -> None:
     [
         (
             {"num_replicas": 2, "autoscaling": {"max_replicas": 3}},
-            ": num_replicas and autoscaling exclude each other: leave one out",
+            ": num_replicas and autoscaling exclude each other; remove one",
         ),
         ({"autoscaling": {}}, ".autoscaling.max_replicas: a required setting is missing"),
         (
             {"autoscaling": {"min_replicas": 4, "max_replicas": 2}},
-            ".autoscaling: min_replicas (4) is more than max_replicas (2)",
+            ".autoscaling: min_replicas must be at most max_replicas (2), got 4",
         ),
         (
             {"autoscaling": {"min_replicas": 1, "initial_replicas": 0, "max_replicas": 2}},
-            ".autoscaling: initial_replicas (0) is not between min_replicas (1) and max_replicas (2)",
+            ".autoscaling: initial_replicas must be between min_replicas (1) and max_replicas (2), got 0",
         ),
         ({"placement_group_strategy": "PACK"}, ": placement_group_strategy needs placement_group_bundles"),
         (
             {"placement_group_bundles": [{"CPU": 1}], "max_replicas_per_node": 1},
-            ": placement_group_bundles and max_replicas_per_node exclude each other: leave one out",
+            ": placement_group_bundles and max_replicas_per_node exclude each other; remove one",
         ),
         ({"num_gpus": -1}, ".num_gpus: must be greater than or equal to 0, got -1"),
         ({"num_gpus": float("nan")}, ".num_gpus: must be a finite number, got nan"),
