@@ -32,13 +32,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gym_serve.interop.export.rollout import Rollout
 from gym_serve.interop.export.traces import verifiers_episode
 from gym_serve.servers import Operation, Reply, ResourcesServer, VerifyRequest
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode, text_as_json
+from gym_serve.training.rollout import Rollout
 from gym_serve.types.errors import GraphError, InvalidRequest, NotFound, SessionNotFound, ToolFailed
 from gym_serve.types.protocols import chat_to_params
 from gym_serve.types.requests import JSON

@@ -2,9 +2,9 @@
 
 import orjson
 import pytest
-from export_cases import RETRY, SUBAGENT, bundle, captured, episode, response, rollout, said, user
 from hypothesis import given
 from hypothesis import strategies as st
+from support.export_cases import RETRY, SUBAGENT, bundle, captured, episode, response, rollout, said, user
 
 from gym_serve.capture import CallTree, trajectories_of
 from gym_serve.interop.export import FORMATS, NotExportable, Rollout, export

@@ -2,9 +2,9 @@ import copy
 
 import orjson
 import pytest
-from export_cases import WEATHER_TOOL, call, episode, episodes, reasoning, returned, rollout, said
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.export_cases import WEATHER_TOOL, call, episode, episodes, reasoning, returned, rollout, said
 
 from gym_serve.interop.export import NotExportable, Rollout
 from gym_serve.interop.export.conversation import conversation, decoded_arguments, prompt_messages, steps

@@ -4,9 +4,9 @@ import sys
 
 import orjson
 import pytest
-from export_cases import call, episode, episodes, failed, reasoning, returned, rollout, said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.export_cases import call, episode, episodes, failed, reasoning, returned, rollout, said
 
 from gym_serve.interop.export import FORMATS, export
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest

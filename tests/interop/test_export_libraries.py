@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from export_cases import (
+from support.export_cases import (
     RETRY,
     SUBAGENT,
     WEATHER_TOOL,

@@ -1,8 +1,8 @@
 import orjson
 import pytest
-from export_cases import episode, failed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.export_cases import episode, failed
 
 from gym_serve.interop.export import export
 

@@ -1,6 +1,6 @@
 import orjson
 import pytest
-from export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, returned, rollout, said
+from support.export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, returned, rollout, said
 
 import gym_serve.interop.export.files as parquet_module
 from gym_serve.interop.export import export

@@ -1,7 +1,7 @@
 import pickle
 
 import pytest
-from export_cases import episode, failed
+from support.export_cases import episode, failed
 
 from gym_serve.interop.export import NotExportable, Rollout
 

@@ -1,11 +1,11 @@
 import pytest
-from export_cases import bundle, call, episode, episodes, returned, rollout, said
 from hypothesis import given
+from support.export_cases import bundle, call, episode, episodes, returned, rollout, said
 
 from gym_serve.interop.export import NotExportable, Rollout
 from gym_serve.interop.export.chat_data import trl_tokens
-from gym_serve.interop.export.rollout import token_sequence, token_turns
 from gym_serve.interop.export.token_data import nemo_rl_record
+from gym_serve.training.rollout import token_sequence, token_turns
 
 
 def turns(*output):

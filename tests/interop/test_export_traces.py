@@ -1,6 +1,6 @@
 import pytest
-from export_cases import bundle, call, episode, episodes, failed, returned, rollout, said
 from hypothesis import given
+from support.export_cases import bundle, call, episode, episodes, failed, returned, rollout, said
 
 from gym_serve.interop.export import NotExportable, Rollout
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode

@@ -27,9 +27,9 @@ from gym_serve.interop.export.chat_data import (
 )
 from gym_serve.interop.export.files import Sink, json_files, json_lines, parquet
 from gym_serve.interop.export.report import Dropped, ExportReport, Records, Tally, each, whole
-from gym_serve.interop.export.rollout import NotExportable, Rollout
 from gym_serve.interop.export.token_data import nemo_rl_record, verl_records, verl_schema
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_records
+from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
 

@@ -44,7 +44,7 @@ import orjson
 from gym_serve.interop.export.conversation import ArgumentsForm, conversation, require_text, with_placeholders
 from gym_serve.interop.export.files import Seen, message_list, pyarrow
 from gym_serve.interop.export.report import Tally, each, preference_pairs
-from gym_serve.interop.export.rollout import NotExportable, Rollout, token_sequence, token_turns
+from gym_serve.training.rollout import NotExportable, Rollout, token_sequence, token_turns
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.protocols import ReasoningForm
 from gym_serve.types.requests import JSON

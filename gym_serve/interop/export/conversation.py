@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-from gym_serve.interop.export.rollout import Bundle, NotExportable, Rollout, read_bundle
+from gym_serve.training.rollout import Bundle, NotExportable, Rollout, read_bundle
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols import ReasoningForm, responses_to_chat
 from gym_serve.types.protocols.items import chat_tools

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import orjson
 
-from gym_serve.interop.export.rollout import NotExportable, Rollout
+from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.requests import JSON
 
 __all__ = ["Dropped", "ExportReport", "Tally", "each", "preference_pairs", "whole"]

@@ -29,7 +29,7 @@ import orjson
 from gym_serve.interop.export.conversation import conversation, prompt_messages, with_placeholders
 from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
 from gym_serve.interop.export.report import Tally
-from gym_serve.interop.export.rollout import NotExportable, Rollout, TokenTurn, token_sequence, token_turns
+from gym_serve.training.rollout import NotExportable, Rollout, TokenTurn, token_sequence, token_turns
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from gym_serve.interop.export.conversation import Step, decoded_arguments, prompt_messages, steps, tools_of
 from gym_serve.interop.export.report import Tally
-from gym_serve.interop.export.rollout import Bundle, NotExportable, Rollout, number
+from gym_serve.training.rollout import Bundle, NotExportable, Rollout, number
 from gym_serve.types.requests import JSON
 
 __all__ = ["MessageGraph", "atif_trajectory", "verifiers_episode", "verifiers_records"]

@@ -1,0 +1,5 @@
+"""From rollouts to what trainers learn from."""
+
+from gym_serve.training.samples import TrainingSample, advantages, collate, samples
+
+__all__ = ["TrainingSample", "advantages", "collate", "samples"]

@@ -1,0 +1,280 @@
+"""`TrainingSample`: what a trainer learns from, cut from a rollout once and for every trainer.
+
+A rollout holds what was said; a trainer wants tokens. Three mistakes are made between the two again and
+again: the text is tokenized anew (and differs from what was sampled), tokens of the environment are trained
+on, and a failed rollout counts as a zero. So the tokens are cut in this one place, with these invariants:
+
+- Every token that the model produced is in exactly one sample, with its mask at 1, or in a sample that is
+  masked as a whole because the rollout failed.
+- A sample is a sequence that the model really saw: its prompt and response are the tokens of its last call.
+  Where a call's prompt does not continue the tokens before it (a history that was re-tokenized or compacted),
+  another sample begins.
+- A sample is never empty, and a rollout always gives at least one, so that batches keep their shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gym_serve.training.rollout import Bundle, Rollout, number, read_bundle
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+__all__ = ["TrainingSample", "advantages", "collate", "samples"]
+
+logger = logging.getLogger("gym_serve")
+
+_MEDIA = frozenset({"input_image", "input_audio", "input_file"})
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """One conversation to train on: a prompt, and everything after it.
+
+    The four lists of the response have the same length, which is at least 1.
+    """
+
+    prompt_ids: list[int]
+    """Tokens that the model was given first."""
+    response_ids: list[int]
+    """Tokens after the prompt: the model's, and between them those of tools and users."""
+    loss_mask: list[int]
+    """Per response token: 1 if the model produced it and it may be trained on, else 0."""
+    logprobs: list[float]
+    """Per response token: its natural-log probability when it was sampled; 0.0 if the model did not produce
+    it."""
+    versions: list[str | None]
+    """Per response token: version of the policy that produced it; None for tokens of the
+    environment, and where the model server tells no version."""
+    reward: float
+    """Reward of the rollout; 0.0 if it failed."""
+    group: str
+    """What the rollouts of one task share; baselines are taken over it."""
+    rollout_id: str
+    branch: int = 0
+    """Which conversation of the rollout it is: 0 is the one that was verified."""
+    part: int = 0
+    """Which part of the conversation, where its tokens do not continue from call to call."""
+    truncated: bool = False
+    """Whether the last answer was cut off by a limit of tokens."""
+    failure: str | None = None
+    """Why it must not be trained on: the failure's code, ``masked`` (its environment said so) or
+    ``no_tokens``; None for a sample to train on. Where it is set, ``loss_mask`` is all 0."""
+    media: list[JSON] = field(default_factory=list)
+    """Images, audio and files of the conversation, as the parts of its messages, in their order."""
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
+
+
+def samples(rollout: Mapping[str, Any], *, pad_token_id: int = 0) -> list[TrainingSample]:
+    """What there is to train on in a rollout: the verified conversation first, then its branches.
+
+    Args:
+        rollout: a rollout (docs/formats.md); failed ones are welcome.
+        pad_token_id: stands in for prompt and response of a rollout without tokens.
+
+    Returns:
+        At least one sample. A failed rollout gives its tokens with ``loss_mask`` 0.
+
+    Raises:
+        InvalidRequest: it is no rollout, its reward is no finite number, or its tokens are malformed
+            (lengths that differ, a value that is no token id).
+    """
+    read = Rollout.read(dict(rollout))
+    failure = read.failure_class or ("masked" if read.masked else None)
+    reward = (number(read.raw.get("reward")) or 0.0) if read.masked else read.reward
+    found = [
+        _sample(turns, conversation, part, reward, failure)
+        for conversation in read.conversations()
+        for part, turns in enumerate(_parts(conversation))
+    ]
+    if not found:
+        if failure is None:
+            logger.warning(
+                "rollout %s has no tokens and is masked: set `return_token_ids: true` on its model server",
+                read.id,
+            )
+        found = [_placeholder(read, reward, failure or "no_tokens", pad_token_id)]
+    return found
+
+
+def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[float]:
+    """Advantage of each sample within its group, as GRPO has it (arXiv:2402.03300, section 4.1.2).
+
+    A rollout counts once in its group's mean however many samples it has; rollouts that failed do not
+    count, and have the advantage 0.0.
+
+    Args:
+        batch: samples of whole groups.
+        scale: divide by the standard deviation of the group's rewards.
+    """
+    rewards: dict[str, dict[str, float]] = {}
+    for sample in batch:
+        if sample.failure is None:
+            rewards.setdefault(sample.group, {})[sample.rollout_id] = sample.reward
+    baselines = {group: _moments(list(of.values())) for group, of in rewards.items()}
+    found = []
+    for sample in batch:
+        if sample.failure is not None:
+            found.append(0.0)
+            continue
+        mean, deviation = baselines[sample.group]
+        found.append((sample.reward - mean) / ((deviation + 1e-4) if scale else 1.0))
+    return found
+
+
+def collate(
+    batch: Sequence[TrainingSample],
+    *,
+    pad_token_id: int = 0,
+    max_length: int | None = None,
+    library: Literal["numpy", "torch"] = "torch",
+) -> dict[str, np.ndarray[Any, Any] | torch.Tensor]:
+    """A batch as arrays: prompts padded on the left, responses on the right, as trainers of policies have
+    them.
+
+    Args:
+        batch: n samples, at least one.
+        max_length: most tokens of prompt and response together; what is longer loses the end of its response.
+        library: whose arrays.
+
+    Returns:
+        ``input_ids``, ``attention_mask`` (n x (p + r), int64), ``prompt_ids`` (n x p), ``response_ids``,
+        ``loss_mask`` (n x r, int64), ``logprobs`` (n x r, float32), ``rewards`` and ``advantages`` (n,
+        float32), where p and r are the lengths of the longest prompt and response.
+
+    Raises:
+        InvalidRequest: no sample, or a prompt leaves no room for a response.
+        ModuleNotFoundError: the library is not installed: ``pip install 'gym-serve[train]'``.
+    """
+    if not batch:
+        raise InvalidRequest("collate needs at least one sample, got none")
+    rooms = [len(s.response_ids) if max_length is None else max_length - len(s.prompt_ids) for s in batch]
+    if min(rooms) < 1:
+        longest = max(len(s.prompt_ids) for s in batch)
+        raise InvalidRequest(f"`max_length` must exceed the longest prompt ({longest}), got {max_length}")
+    cut = [min(room, len(s.response_ids)) for s, room in zip(batch, rooms, strict=True)]
+    left, right = max(len(s.prompt_ids) for s in batch), max(cut)
+
+    def prompts(pad: int, of: Iterable[list[int]]) -> list[list[int]]:
+        return [[pad] * (left - len(row)) + row for row in of]
+
+    def responses(pad: Any, of: Iterable[list[Any]]) -> list[list[Any]]:
+        return [row[:n] + [pad] * (right - n) for row, n in zip(of, cut, strict=True)]
+
+    prompt_ids = prompts(pad_token_id, (s.prompt_ids for s in batch))
+    response_ids = responses(pad_token_id, (s.response_ids for s in batch))
+    attended = prompts(0, ([1] * len(s.prompt_ids) for s in batch))
+    answered = responses(0, ([1] * len(s.response_ids) for s in batch))
+    arrays: dict[str, tuple[list[Any], str]] = {
+        "input_ids": (_beside(prompt_ids, response_ids), "int64"),
+        "attention_mask": (_beside(attended, answered), "int64"),
+        "prompt_ids": (prompt_ids, "int64"),
+        "response_ids": (response_ids, "int64"),
+        "loss_mask": (responses(0, (s.loss_mask for s in batch)), "int64"),
+        "logprobs": (responses(0.0, (s.logprobs for s in batch)), "float32"),
+        "rewards": ([s.reward for s in batch], "float32"),
+        "advantages": (advantages(batch), "float32"),
+    }
+    make = _maker(library)
+    return {name: make(values, kind) for name, (values, kind) in arrays.items()}
+
+
+def _parts(conversation: Rollout) -> list[list[tuple[Bundle, str | None]]]:
+    """The model calls of a conversation that produced tokens, cut where a prompt does not continue."""
+    parts: list[list[tuple[Bundle, str | None]]] = []
+    seen: list[int] = []
+    for i, item in enumerate(conversation.output[conversation.context :], conversation.context):
+        bundle = read_bundle(item, f"response.output[{i}]")
+        if bundle is None or not bundle.generation:
+            continue
+        if not parts or bundle.prompt[: len(seen)] != seen:
+            parts.append([])
+        version = item.get("weight_version")
+        parts[-1].append((bundle, None if version is None else str(version)))
+        seen = bundle.prompt + bundle.generation
+    return parts
+
+
+def _sample(
+    turns: list[tuple[Bundle, str | None]], of: Rollout, part: int, reward: float, failure: str | None
+) -> TrainingSample:
+    response: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    versions: list[str | None] = []
+    prompt = turns[0][0].prompt
+    for bundle, version in turns:
+        between = bundle.prompt[len(prompt) + len(response) :]
+        response += between + bundle.generation
+        mask += [0] * len(between) + [int(failure is None)] * len(bundle.generation)
+        logprobs += [0.0] * len(between) + bundle.logprobs
+        versions += [None] * len(between) + [version] * len(bundle.generation)
+    return TrainingSample(
+        prompt, response, mask, logprobs, versions, reward, of.task, _rollout_id(of), of.branch, part,
+        _is_truncated(of), failure, _media(of),
+    )  # fmt: skip
+
+
+def _placeholder(of: Rollout, reward: float, failure: str, pad: int) -> TrainingSample:
+    return TrainingSample(
+        [pad], [pad], [0], [0.0], [None], reward, of.task, of.id, failure=failure, media=_media(of)
+    )
+
+
+def _rollout_id(of: Rollout) -> str:
+    return of.id.rpartition(".")[0] if of.branch else of.id
+
+
+def _is_truncated(of: Rollout) -> bool:
+    details = of.response.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return of.response.get("status") == "incomplete" and reason == "max_output_tokens"
+
+
+def _media(of: Rollout) -> list[JSON]:
+    given = of.params.get("input")
+    found = []
+    for item in (*(given if isinstance(given, list) else ()), *of.output):
+        content = item.get("content") if item.get("type", "message") == "message" else item.get("output")
+        parts = content if isinstance(content, list) else ()
+        found += [part for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA]
+    return found
+
+
+def _moments(values: list[float]) -> tuple[float, float]:
+    """Mean and (sample) standard deviation, as torch.std has it; 0.0 for one value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _beside(left: list[list[int]], right: list[list[int]]) -> list[list[int]]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _maker(library: Literal["numpy", "torch"]) -> Any:
+    try:
+        if library == "numpy":
+            import numpy as np
+
+            return lambda values, kind: np.asarray(values, dtype=kind)
+        import torch
+
+        return lambda values, kind: torch.tensor(values, dtype=getattr(torch, kind))
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"collate(library={library!r}) needs {library}: pip install 'gym-serve[train]'", name=library
+        ) from error
