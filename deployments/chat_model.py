@@ -11,8 +11,7 @@ from pydantic import Field
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined, response_stream
 from gym_serve.deployments.endpoints import EndpointConfig
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
-from gym_serve.deployments.upstream import Upstream
-from gym_serve.servers import ModelServer
+from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
@@ -35,7 +34,7 @@ __all__ = ["ChatModel"]
 _PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 
 
-class ChatModel(ModelServer):
+class ChatModel(UpstreamModel):
     """A model behind Chat Completions endpoints."""
 
     class Config(EndpointConfig):
@@ -68,21 +67,6 @@ class ChatModel(ModelServer):
         """Off: a turn of reasoning alone is not continued, but ends as ``content_filter``."""
 
     config: Config
-
-    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
-        super().__init__(name=name, **settings)
-        self._upstream = Upstream(self.config)
-
-    async def start(self) -> None:
-        await self._upstream.start()
-
-    async def stop(self) -> None:
-        await self._upstream.stop()
-
-    def reconfigure(self, settings: JSON) -> None:
-        """Change settings; calls under way end where they began."""
-        super().reconfigure(settings)
-        self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
         return self._response(body, await self._complete(self._chat_body(body)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -30,7 +30,7 @@ from gym_serve.servers.deadline import time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["Answer", "Connections", "Request"]
+__all__ = ["Answer", "Connections", "Request", "Response"]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -77,6 +77,15 @@ class Answer(NamedTuple):
         if said is None:  # which is not what a prompt that does not fit is
             raise Unavailable(f"{self.url} answered null")
         return said
+
+
+class Response(NamedTuple):
+    """The answer of an endpoint, before its body is read."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: AsyncIterator[bytes]
+    """The body, in chunks of any size."""
 
 
 class Connections:
@@ -170,9 +179,7 @@ class Connections:
             yield Whole(self._answer(url, response, text).decoded())
 
     @asynccontextmanager
-    async def _exchange(
-        self, endpoint: Endpoint, request: Request
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    async def _exchange(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
         """Send a request; the block reads the answer. The endpoint's breaker learns how it ends."""
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")
@@ -188,7 +195,7 @@ class Connections:
                 proxy=proxy_of(endpoint.url),
                 allow_redirects=False,
             ) as response:
-                yield response
+                yield Response(response.status, response.headers, response.content.iter_any())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(f"no connection to {url}: {error}") from None
@@ -214,10 +221,10 @@ class Connections:
         base = endpoint.url
         return (base if request.below_v1 else base.removesuffix("/v1")) + request.path
 
-    async def _read(self, url: str, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, url: str, response: Response) -> bytes:
         return b"".join([part async for part in self._content(url, response)])
 
-    def _answer(self, url: str, response: aiohttp.ClientResponse, text: bytes) -> Answer:
+    def _answer(self, url: str, response: Response, text: bytes) -> Answer:
         status, headers = response.status, response.headers
         if status < 300:
             return Answer(url, text)
@@ -228,9 +235,9 @@ class Connections:
             return Answer(url, None)
         raise failure(url, status, headers, shown, self._secrets)
 
-    async def _content(self, url: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _content(self, url: str, response: Response) -> AsyncIterator[bytes]:
         size = 0
-        async for part in response.content.iter_any():
+        async for part in response.content:
             size += len(part)
             if size > self._max_bytes:
                 raise Unavailable(f"{url} answered over {self._max_bytes >> 20} MB (max_answer_mb)")

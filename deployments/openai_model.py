@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
+from gym_serve.deployments.connections import Connections
 from gym_serve.deployments.endpoints import EndpointConfig, Urls
-from gym_serve.deployments.upstream import Upstream
-from gym_serve.servers import ModelServer
+from gym_serve.deployments.openai_sdk import SdkConnections
+from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 from gym_serve.types.protocols import (
@@ -32,7 +33,7 @@ __all__ = ["OpenAIModel"]
 _OWN_METADATA = frozenset({"extra_body", "chat_template_kwargs"})
 
 
-class OpenAIModel(ModelServer):
+class OpenAIModel(UpstreamModel):
     """A model behind an API that answers both Responses and Chat Completions."""
 
     class Config(EndpointConfig):
@@ -51,20 +52,9 @@ class OpenAIModel(ModelServer):
 
     config: Config
 
-    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
-        super().__init__(name=name, **settings)
-        self._upstream = Upstream(self.config)
-
-    async def start(self) -> None:
-        await self._upstream.start()
-
-    async def stop(self) -> None:
-        await self._upstream.stop()
-
-    def reconfigure(self, settings: JSON) -> None:
-        """Change settings; calls under way end where they began."""
-        super().reconfigure(settings)
-        self._upstream.configure(self.config)
+    def connections(self) -> Connections:
+        """See `UpstreamModel.connections`."""
+        return SdkConnections(self.config)
 
     async def responses(self, body: JSON) -> JSON:
         body = {**body, "input": _openai_input(body.get("input"))}

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import Field
 
 from gym_serve.deployments.endpoints import EndpointConfig
-from gym_serve.deployments.upstream import Upstream
-from gym_serve.servers import ModelServer, Operation
+from gym_serve.deployments.upstream import UpstreamModel
+from gym_serve.servers import Operation
 from gym_serve.servers.context import current
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, Unavailable
 from gym_serve.types.protocols.content import shown
@@ -26,7 +26,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["PoolingModel"]
 
 
-class PoolingModel(ModelServer):
+class PoolingModel(UpstreamModel):
     """A model that scores, behind one endpoint or several."""
 
     class Config(EndpointConfig):
@@ -38,21 +38,6 @@ class PoolingModel(ModelServer):
         """Seconds for one call, its retries included."""
 
     config: Config
-
-    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
-        super().__init__(name=name, **settings)
-        self._upstream = Upstream(self.config)
-
-    async def start(self) -> None:
-        await self._upstream.start()
-
-    async def stop(self) -> None:
-        await self._upstream.stop()
-
-    def reconfigure(self, settings: JSON) -> None:
-        """Change settings; calls under way end where they began."""
-        super().reconfigure(settings)
-        self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
         """A model that scores writes nothing.

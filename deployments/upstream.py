@@ -23,11 +23,13 @@ from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
+from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, closing
 from gym_serve.servers.transport import trimmed
 from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
+from gym_serve.types.requests import JSON
 
-__all__ = ["Upstream"]
+__all__ = ["Upstream", "UpstreamModel"]
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
@@ -38,11 +40,12 @@ class Upstream:
 
     Args:
         config: of the server.
+        connections: send the requests; by default over aiohttp.
     """
 
-    def __init__(self, config: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig, connections: Connections | None = None) -> None:
         self.pool = EndpointPool(config.base_url)
-        self._connections = Connections(config)
+        self._connections = connections or Connections(config)
         self._watch: asyncio.Task[None] | None = None
         self.configure(config)
 
@@ -244,6 +247,37 @@ class Upstream:
         while True:
             await asyncio.gather(*map(self._connections.probe, self.pool.endpoints))
             await asyncio.sleep(interval)
+
+
+class UpstreamModel(ModelServer):
+    """Base class of the models behind HTTP endpoints."""
+
+    config: EndpointConfig
+
+    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        self._upstream = Upstream(self.config, self.connections())
+
+    def connections(self) -> Connections:
+        """What sends the requests."""
+        return Connections(self.config)
+
+    async def start(self) -> None:
+        """Open the connections."""
+        await self._upstream.start()
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._upstream.stop()
+
+    def reconfigure(self, settings: JSON) -> None:
+        """Change settings; calls in progress end where they began."""
+        super().reconfigure(settings)
+        self._upstream.configure(self.config)
+
+    async def responses(self, body: JSON) -> JSON:
+        """See `ModelServer.responses`; a subclass writes it."""
+        raise NotImplementedError
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
