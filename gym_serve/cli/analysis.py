@@ -120,7 +120,7 @@ def _print_profile_json(found: RewardProfile, summary: ProfileSummary, problems:
         **summary._asdict(),
         "train_next": [task.task_index for task in summary.train_next],
         "solved_at": found.solved_at,
-        "reward_edges": found.transports,
+        "reward_edges": found.bin_edges,
         "agents": [asdict(row) for row in found.agents()],
         "problems": problems.kept,
     }
@@ -158,7 +158,7 @@ def _print_profile(run: Path | None, found: RewardProfile, summary: ProfileSumma
     typer.echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
     indices = [task.task_index for task in summary.train_next]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
-    low, high = found.transports[0], found.transports[-1]
+    low, high = found.bin_edges[0], found.bin_edges[-1]
     print_table(
         ("task", "agent", "solved", "mean", "std", f"rewards {low:g}..{high:g}", "prompt"),
         ([*_profile_cells(task), shortened(prompts.get(task.task_index, ""))] for task in summary.train_next),

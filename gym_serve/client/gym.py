@@ -266,7 +266,7 @@ class Gym:
             resume: go on with the run that ``output`` holds, if it holds one.
             retry_failed: resume, and make the rollouts again that have failed for good.
             progress: told of the counts whenever results come in.
-            stop: once set, nothing more is started, and what runs may end.
+            stop: once set, no further rollout starts; running ones may end.
             budget: what the run may use; once it is spent, as if ``stop`` was set.
             **options: see `RolloutOptions`.
 

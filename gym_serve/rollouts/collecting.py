@@ -95,30 +95,30 @@ class Collection:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a collection."""
+    """The result of a collection."""
 
     outputs: Outputs
-    """The files."""
+    """Its files."""
     progress: Progress
     """The counts at the end."""
     metrics: list[JSON]
     """The metrics of each agent, without those of single tasks; empty if it was stopped."""
     problems: list[str]
-    """The rows that were left out: place and reason of the first ones."""
+    """The rows that were skipped: place and reason of the first ones."""
     notes: list[str]
-    """What was unusual about the input, but harmless."""
+    """Anything unusual about the input, but harmless."""
     complete: bool
-    """Whether every rollout is scored or has failed for good, and all groups are compared, if they are to be;
-    False if it was stopped before."""
+    """Whether every rollout is scored or its last attempt failed, and all groups that should be compared are;
+    False if the run was stopped before that."""
     spent: Spent = field(default_factory=lambda: Spent({}))
-    """What its model calls used, failed attempts included."""
+    """Tokens and cost of its model calls, those of failed attempts included."""
     uncompared: list[str] = field(default_factory=list)
-    """The groups that could not be compared, and why; resuming tries them again."""
+    """The groups that could not be compared, and why; resuming the run tries them again."""
     exhausted: str | None = None
-    """Which limit of its budget stopped it; None if none did."""
+    """The limit of the budget that stopped it; None if none did."""
     operator_error: OperatorError | None = None
-    """What left rollouts open that only the operator can mend (a refused key, a wrong address), whether it
-    ended the run or not; None if nothing did. Resuming goes on with them."""
+    """The last error that only the operator can fix (a refused key, a wrong address), if it left rollouts
+    open, whether it ended the run or not. Resuming the run makes those rollouts."""
 
 
 async def collect(
@@ -138,22 +138,22 @@ async def collect(
     SIGKILL of this process, and within a second a power failure as well (`fsync`).
 
     Args:
-        rows: rows, or the path of a JSONL file; drawn in another thread, once, before anything runs.
-        output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others lie beside it.
+        rows: rows, or the path of a JSONL file; read once, in another thread, before anything runs.
+        output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others are beside it.
         collection: what is collected.
-        resume: go on with the run that ``output`` holds, if it holds one.
-        retry_failed: resume, and make the rollouts again that have failed for good: each has all of its
-            attempts once more. What has failed before stays in the file of failures.
-        skip_invalid: leave out rows that cannot be used; else nothing starts if there is one.
-        progress: told of the counts after every batch of results, and of comparisons.
-        stop: once set, nothing more is started; what runs may end.
+        resume: continue the run that ``output`` holds, if it holds one.
+        retry_failed: resume, and make the rollouts again whose last attempt failed; each gets all of its
+            attempts again. Earlier failures stay in the file of failures.
+        skip_invalid: skip rows that cannot be used; without it, nothing starts if there is one.
+        progress: called with the counts after every batch of results and of comparisons.
+        stop: once set, no further attempt starts; running ones may end.
 
     Raises:
-        InvalidRequest: rows that cannot be used, all of them; or no rows at all.
-        InvalidRequest: a budget that cannot be kept.
+        InvalidRequest: there are rows that cannot be used (names all of them), or no rows at all.
+        InvalidRequest: a limit of the budget is not usable; see `Budget.check`.
         Conflict: ``output`` holds another run, is being written by another process, or was deleted,
             replaced or changed while this run wrote it.
-        Unavailable: no space is left; what was acknowledged is in the files.
+        Unavailable: no space is left; every acknowledged result is in the files.
         BadRequest: a file cannot be written.
     """
     backend, prices = collection.backend, collection.backend.prices()
@@ -200,7 +200,7 @@ async def check_run(
     resume: bool = False,
     skip_invalid: bool = False,
 ) -> None:
-    """Look for what `collect` refuses before it runs anything; so that no graph has to start for that.
+    """Raise what `collect` would raise before it runs anything, without starting a graph.
 
     Args:
         rows: the path of a JSONL file.
@@ -227,7 +227,7 @@ async def check_run(
 async def _prepared(
     journal: Journal, inputs: Inputs, collection: Collection, *, skip_invalid: bool
 ) -> Header:
-    """The header of the run, once its rows are written: of the one to go on with, or of a new one."""
+    """The header of the resumed run, or of a new one, once its rows are written."""
     path = journal.outputs.inputs
     of_file = isinstance(inputs.rows, str | Path)
     content = {"expansion": collection.expansion.to_json(), "graph": collection.backend.description()}
@@ -253,7 +253,7 @@ async def _prepared(
 
 
 def _recalled(journal: Journal, tally: Tally, spending: Spending) -> Generator[None, None, None]:
-    """Count what the journal holds already, in steps of one record."""
+    """Count the records that the journal holds already, in steps of one record."""
     for record in journal.recover():
         tally.add(record)
         spending.add(record)
@@ -269,7 +269,7 @@ async def _run(
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
 ) -> OperatorError | None:
-    """Run what is left; what left rollouts open that only the operator can mend."""
+    """Run the remaining rollouts; returns the last operator error, if there was one."""
     attempts = collection.options.attempts
 
     def left() -> Iterator[list[JSON]]:
@@ -302,7 +302,7 @@ async def _run(
                 if operator_error(rollout) is None:
                     tally.finish(1)
                 else:
-                    spending.add(rollout)  # it is in no file: the rollout stays open
+                    spending.add(rollout)  # it is in no file, because the rollout stays open
             fatal = runner.operator_errors.fatal
             stopping = None if fatal is None else fatal.message
             progress(tally.progress(running=runner.scheduler.running, stopping=stopping))

@@ -71,7 +71,7 @@ class PromptTemplate:
         system: the system message before it, if any.
 
     Raises:
-        InvalidRequest: a placeholder that is no plain name, or a lone brace; all of them.
+        InvalidRequest: a placeholder that is not a plain name, or a single brace; names all of them.
     """
 
     user: str
@@ -79,7 +79,7 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{key}: {part.group()!r} at {part.start()} is no {{field}}; write a literal brace twice"
+            f"{key}: {part.group()!r} at {part.start()} is not a {{field}}; double a literal brace"
             for key, template in self._templates()
             for part in _PART.finditer(template)
             if part.group() not in ("{{", "}}") and not _FIELD.fullmatch(part.group(1) or "")
@@ -92,7 +92,7 @@ class PromptTemplate:
         """A template from the path of a YAML file, or from what such a file holds.
 
         Raises:
-            InvalidRequest: the file cannot be read, or holds no template.
+            InvalidRequest: the file cannot be read, or does not hold a template.
         """
         if isinstance(source, PromptTemplate):
             return source
@@ -105,11 +105,13 @@ class PromptTemplate:
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
                 raise InvalidRequest(f"cannot read {where}: {error}") from error
         if not isinstance(content, Mapping) or not isinstance(content.get("user"), str):
-            raise InvalidRequest(f"{where} must be a mapping with 'user', and maybe 'system'")
+            raise InvalidRequest(f"{where} must be a mapping with 'user' and optionally 'system'")
         if unknown := sorted(map(str, content.keys() - {"user", "system"})):
-            raise InvalidRequest(f"{where}: unknown {', '.join(unknown)}; it has 'user' and 'system'")
+            raise InvalidRequest(
+                f"{where}: unknown keys {', '.join(unknown)}; a template has 'user' and 'system'"
+            )
         if not isinstance(content.get("system"), str | None):
-            raise InvalidRequest(f"{where}: 'system' is a text")
+            raise InvalidRequest(f"{where}: 'system' must be a string")
         return cls(content["user"], content.get("system"))
 
     @property
@@ -122,21 +124,25 @@ class PromptTemplate:
         """The row with the messages as its ``input``.
 
         Raises:
-            InvalidRequest: it has an input already, or lacks fields; all of them.
+            InvalidRequest: the row has an input already, or lacks fields; names all of them.
         """
         params = params_of(row)
         if params.get("input"):
-            raise InvalidRequest("responses_create_params.input: a row for a prompt template has none")
+            raise InvalidRequest(
+                "`responses_create_params.input` must be left out: the prompt template makes it"
+            )
         return {**row, "responses_create_params": {**params, "input": self.messages(row)}}
 
     def messages(self, row: JSON) -> list[JSON]:
         """The messages for a row.
 
         Raises:
-            InvalidRequest: the row lacks fields; all of them.
+            InvalidRequest: the row lacks fields; names all of them.
         """
         if missing := [name for name in self.fields if name not in row]:
-            raise InvalidRequest(f"the prompt needs {', '.join(missing)}; the row has {', '.join(row)}")
+            raise InvalidRequest(
+                f"the prompt template needs the keys {', '.join(missing)}; the row has {', '.join(row)}"
+            )
 
         def substitute(part: re.Match[str]) -> str:
             name = part.group(1)
@@ -155,7 +161,7 @@ def params_of(row: JSON) -> JSON:
     """The ``responses_create_params`` of a row; empty where it has none.
 
     Raises:
-        InvalidRequest: they are no object.
+        InvalidRequest: they are not an object.
     """
     params = row.get("responses_create_params") or {}
     if not isinstance(params, dict):
@@ -171,18 +177,18 @@ class Expansion:
     """How rows become rollouts.
 
     Attributes:
-        agent: the agent of all rows; else each row's ``agent_ref.name``.
-        default_agent: the agent of the rows that name none.
-        repeats: rollouts per row, or that by agent, ``{"agent": 8, "_default": 1}``.
-        seed: sampling seed of a row's first rollout, the next one's is one more; None for none.
-            It travels in ``metadata.extra_body``.
-        limit: take this many rows only.
+        agent: the agent of all rows; None for each row's ``agent_ref.name``.
+        default_agent: the agent of rows that name none.
+        repeats: rollouts per row; one number, or a number per agent: ``{"agent": 8, "_default": 1}``.
+        seed: sampling seed of a row's first rollout; each further rollout has the next number. It is sent in
+            ``metadata.extra_body``. None for no seed.
+        limit: how many rows to use at most.
         shard: ``(i, n)``: the i-th of n parts, 1 <= i <= n; identical rows are in one part.
-        params: replace keys of every row's ``responses_create_params``.
-        prompt: makes the ``input`` of rows, which then must not have one.
+        params: keys that override those of every row's ``responses_create_params``.
+        prompt: makes the ``input`` of the rows, which must not have one.
 
     Raises:
-        InvalidRequest: a value out of its range.
+        InvalidRequest: a value is out of its range.
     """
 
     agent: str | None = None
@@ -195,9 +201,9 @@ class Expansion:
     prompt: PromptTemplate | None = None
 
     def __post_init__(self) -> None:
-        counts = {"repeats": self.repeats} if isinstance(self.repeats, int) else self.repeats
-        if wrong := [name for name, count in counts.items() if not 1 <= count <= MAX_ROLLOUT_INDEX]:
-            raise InvalidRequest(f"repeats: {', '.join(wrong)} must be at least 1")
+        counts = [self.repeats] if isinstance(self.repeats, int) else self.repeats.values()
+        if not all(1 <= count <= MAX_ROLLOUT_INDEX for count in counts):
+            raise InvalidRequest(f"`repeats` must be 1 to {MAX_ROLLOUT_INDEX:,}, got {self.repeats!r}")
         if self.limit is not None and self.limit < 1:
             raise InvalidRequest(f"`limit` must be at least 1, got {self.limit}")
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
@@ -208,7 +214,7 @@ class Expansion:
         return self.agent or agent_name(row) or self.default_agent or None
 
     def to_json(self) -> JSON:
-        """The settings as JSON, to tell whether two runs had the same."""
+        """The settings as JSON, to compare those of two runs."""
         return asdict(self)
 
 
@@ -221,15 +227,15 @@ def expand(
     note: Callable[[str], None] = lambda text: None,
     unique: bool = False,
 ) -> Iterator[list[JSON]]:
-    """The rollouts of each row that can be used, as stamped rows; the given rows are not changed.
+    """The materialized rows of each usable row; the given rows are not changed.
 
     Args:
         rows: rows, or the path of a JSONL file.
-        expansion: what to make of them.
-        problem: told of each row that is left out, with its place; it may raise.
-        check: raises a `GymError` for a row, complete but for its stamps, that cannot be run.
-        note: told of what is harmless but worth knowing.
-        unique: leave out a row whose own stamps name a rollout that another one has named.
+        expansion: how rows become rollouts.
+        problem: called with each row that is skipped and why; it may raise.
+        check: raises a `GymError` for a row that cannot be run; the row is complete except for its metadata.
+        note: called with anything harmless but worth knowing.
+        unique: skip a row whose own metadata identify a rollout of an earlier row.
     """
     numbering = _Numbering(unique=unique)
     unused = set() if isinstance(expansion.repeats, int) else set(expansion.repeats) - {"_default"}
@@ -246,26 +252,26 @@ def expand(
             task = numbering.task(row)
             indices = numbering.rollouts(task, row, repeats)
             given = row.get("_ng_rollout_id") if repeats == 1 else None
-            stamped = [_stamped(prepared, task, index, given, expansion.seed) for index in indices]
+            materialized = [_materialized(prepared, task, i, given, expansion.seed) for i in indices]
         except GymError as error:
             problem(f"{where}: {error.message}")
             continue
         taken += 1
         if expansion.shard is None or task % expansion.shard[1] == expansion.shard[0] - 1:
-            yield stamped
+            yield materialized
         if taken == expansion.limit:
             break
     if unused:
-        note(f"repeats: no row has the agent {', '.join(sorted(unused))}")
+        note(f"`repeats`: no row has the agent {', '.join(sorted(unused))}")
 
 
 class _Numbering:
-    """Gives out task and rollout indices, in a few bytes a row."""
+    """Assigns task and rollout indices, in a few bytes a row."""
 
     def __init__(self, *, unique: bool) -> None:
         self._tasks = IntTable()  # of rows without an index of their own, by digest
         self._next = IntTable()  # the next free rollout index, by task
-        self._given_out = IntTable() if unique else None
+        self._assigned = IntTable() if unique else None
 
     def task(self, row: JSON) -> int:
         if row.get("_ng_task_index") is not None:
@@ -285,13 +291,13 @@ class _Numbering:
             start = rollout_index(row)
         end = start + repeats
         if end > MAX_ROLLOUT_INDEX:
-            raise InvalidRequest(f"task {task} has more than {MAX_ROLLOUT_INDEX} rollouts")
-        if self._given_out is not None:
+            raise InvalidRequest(f"task {task} must have at most {MAX_ROLLOUT_INDEX:,} rollouts, has {end:,}")
+        if self._assigned is not None:
             for index in range(start, end):
                 key = task << 23 | index
-                if self._given_out.get(key):
-                    raise InvalidRequest(f"rollout {index} of task {task} was named before")
-                self._given_out[key] = 1
+                if self._assigned.get(key):
+                    raise InvalidRequest(f"rollout {index} of task {task} is there twice")
+                self._assigned[key] = 1
         self._next[task] = max(end, self._next.get(task) or 0)
         return range(start, end)
 
@@ -316,23 +322,23 @@ def _repeats(row: JSON, expansion: Expansion) -> int:
     agent = expansion.agent_of(row)
     repeats = expansion.repeats.get(agent or "", expansion.repeats.get("_default"))
     if repeats is None:
-        raise InvalidRequest(f"repeats: neither {agent!r} nor '_default' is given")
+        raise InvalidRequest(f"`repeats` must have {agent!r} or '_default'")
     return repeats
 
 
-def _stamped(row: JSON, task: int, rollout: int, given: Any, seed: int | None) -> JSON:
-    stamped = {
+def _materialized(row: JSON, task: int, rollout: int, given: Any, seed: int | None) -> JSON:
+    materialized = {
         **row,
         "_ng_task_index": task,
         "_ng_rollout_index": rollout,
         "_ng_rollout_id": given or f"{task}-{rollout}",
     }
-    return stamped if seed is None else _seeded(stamped, seed + rollout)
+    return materialized if seed is None else _seeded(materialized, seed + rollout)
 
 
 def _seeded(row: JSON, seed: int) -> JSON:
     if isinstance(extra := row.get("extra_body"), dict) and "seed" in extra:
-        return {**row, "extra_body": {**extra, "seed": seed}}  # it would win over the metadata
+        return {**row, "extra_body": {**extra, "seed": seed}}  # it takes precedence over the metadata
     params = row.get("responses_create_params")
     if not isinstance(params, dict):
         raise InvalidRequest("`responses_create_params` must be a JSON object")
@@ -341,7 +347,7 @@ def _seeded(row: JSON, seed: int) -> JSON:
         stored = orjson.loads(metadata.get("extra_body") or "{}")
         merged = orjson.dumps({**stored, "seed": seed}).decode()
     except (AttributeError, TypeError, orjson.JSONDecodeError):
-        raise InvalidRequest("metadata.extra_body must be a JSON object as a string") from None
+        raise InvalidRequest("`metadata.extra_body` must be a JSON object as a string") from None
     return {**row, "responses_create_params": {**params, "metadata": {**metadata, "extra_body": merged}}}
 
 
@@ -349,7 +355,7 @@ class Inputs:
     """The rows of a run.
 
     Args:
-        rows: where they come from.
+        rows: rows, or the path of a JSONL file.
         expansion: how they become rollouts.
         check: raises a `GymError` for a row that the graph cannot run.
 
@@ -369,18 +375,18 @@ class Inputs:
 
     @property
     def source(self) -> str:
-        """Where the rows come from, in words."""
+        """Where the rows come from, for people."""
         return str(self.rows) if isinstance(self.rows, str | Path) else "rows of the caller"
 
     def write(self, path: Path | None, *, skip_invalid: bool) -> Generator[None, None, None]:
         """Check and expand all rows, in steps of one row.
 
         Args:
-            path: where to; None to check and count only.
-            skip_invalid: leave out rows that cannot be used.
+            path: the file to write; None to check and count only.
+            skip_invalid: skip rows that cannot be used.
 
         Raises:
-            InvalidRequest: rows that cannot be used, or no rows at all.
+            InvalidRequest: there are rows that cannot be used, or no rows at all.
         """
         self.rollouts = 0
         with nullcontext() if path is None else replacing(path) as file:
@@ -411,13 +417,13 @@ class Inputs:
                 self.problems.raise_if_any("there are no rows, so nothing was started")
 
     def fingerprint(self) -> JSON:
-        """What tells whether the rows have changed: of a file as it is stored, else as they were drawn."""
+        """Identifies the rows: those of a file as it is stored, other rows as they were read."""
         if isinstance(self.rows, str | Path):
             return fingerprint(Path(self.rows))
         return {"rows": self._drawn, "digest": self._digest.hexdigest()}
 
     def _watched(self) -> Rows:
-        """The rows; those of the caller leave a fingerprint."""
+        """The rows; the fingerprint of the caller's rows is computed on the way."""
         if isinstance(self.rows, str | Path):
             return self.rows
         self._digest = hashlib.blake2b(digest_size=16)
@@ -435,17 +441,17 @@ class Inputs:
         return row
 
     def check_row(self, row: JSON) -> None:
-        """Check one row, by the contract and by the graph.
+        """Check one row against the row format and the graph.
 
         Raises:
-            GymError: it cannot be run.
+            GymError: the row cannot be run.
         """
         check_row(row)
         self._check(row)
 
 
 def stored_groups(path: Path) -> Iterator[list[JSON]]:
-    """The stamped rows of a file that `Inputs.write` wrote, a list for each row that they come from."""
+    """The rows of a file that `Inputs.write` wrote, one list for each original row."""
     with open_decompressed(path) as file:
         for _, group in groupby(map(orjson.loads, file), key=task_index):
             yield list(group)
@@ -454,19 +460,19 @@ def stored_groups(path: Path) -> Iterator[list[JSON]]:
 async def checked_groups(
     rows: Rows, expansion: Expansion, check: Callable[[JSON], None], *, skip_invalid: bool
 ) -> Iterator[list[JSON]]:
-    """The stamped rows of each row. Those of a file are given out after all of it has been checked.
+    """The materialized rows of each row. A file is checked as a whole before its first row is returned.
 
-    Rows of the caller are drawn one by one, so only what makes expanding them impossible is an error; a
-    row that the graph cannot run becomes a failed rollout.
+    Rows of the caller are read one by one, so only a row that cannot be expanded is an error; a row that the
+    graph cannot run becomes a failed rollout.
 
     Args:
         rows: rows, or the path of a JSONL file.
         expansion: how they become rollouts.
         check: raises a `GymError` for a row that the graph cannot run.
-        skip_invalid: leave out rows that cannot be used.
+        skip_invalid: skip rows that cannot be used.
 
     Raises:
-        InvalidRequest: rows that cannot be used; of a file, all of them.
+        InvalidRequest: there are rows that cannot be used; for a file, names all of them.
     """
     if not isinstance(rows, str | Path):
         return expand(rows, expansion, problem=ignore_problem if skip_invalid else raise_problem)

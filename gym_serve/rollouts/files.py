@@ -61,11 +61,11 @@ __all__ = [
 ]
 
 CORRUPT = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
-"""What reading a damaged compressed file raises."""
+"""The exceptions that reading a damaged compressed file raises."""
 
 MAX_ROW_BYTES = 256 << 20
-"""The longest line of a file of rows or rollouts, without its end. What writes such files keeps to it as
-well, so that nothing is written that cannot be read."""
+"""The longest line of a file of rows or rollouts, in bytes without its newline. Readers and writers have the
+same limit, so that nothing is written that cannot be read."""
 
 _CHUNK = 16 * 1024  # small, because what follows a frame in its chunk is copied once per frame
 
@@ -145,7 +145,7 @@ class _ZstdReader(io.RawIOBase):
                 raise self._damage
             chunk = self._file.read(_CHUNK)
             if not chunk and self._frame is not None:
-                raise EOFError("it ends within a zstd frame")
+                raise EOFError("the file ends within a zstd frame")
             if not chunk:
                 return 0
             self._decoded = io.BytesIO(b"".join(self._decode(chunk)))
@@ -219,10 +219,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says about writing ``path`` into a `GymError`.
+    """Turn an `OSError` of writing ``path`` into a `GymError`.
 
     Raises:
-        Unavailable: there is no space left.
+        Unavailable: no space is left.
         BadRequest: the path cannot be written.
     """
     try:
@@ -230,28 +230,29 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise Unavailable(
-                f"no space left for {path} ({error.strerror}); every rollout reported so far is in it: free "
-                "some space, then resume"
+                f"no space left for {path} ({error.strerror}); it holds every reported rollout. Free some "
+                "space, then resume"
             ) from error
         check_folder(path)
         raise BadRequest(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_folder(path: Path) -> None:
-    """Check that the folder of a file exists. None is created: its name may be misspelt.
+    """Check that the folder of a file exists. It is not created, because its name may be misspelt.
 
     Raises:
-        BadRequest: it does not.
+        BadRequest: the folder does not exist.
     """
     if not path.parent.is_dir():
-        raise BadRequest(f"cannot write {path}: there is no folder {path.parent}; create it first")
+        raise BadRequest(f"cannot write {path}: folder {path.parent} does not exist; create it first")
 
 
 def lock(file: BinaryIO, path: Path) -> None:
     """Make this process the only writer of a run, until ``file`` is closed.
 
     Raises:
-        Conflict: another one is.
+        Conflict: another process is writing it.
+        BadRequest: the file cannot be locked.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,9 +264,9 @@ def lock(file: BinaryIO, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file all at once: whenever the process dies, either the old or the new one is there.
+    """Replace a file atomically: whenever the process dies, either the old or the new file is there.
 
-    What is written is compressed, if the name says so.
+    The contents are compressed if the name says so.
 
     Raises:
         Unavailable, BadRequest: see `writing`.
@@ -313,15 +314,15 @@ def fingerprint(path: Path) -> JSON:
 
 
 def readable_line(record: JSON, spare: int = 0) -> bytes:
-    """A record as a line that everything takes which reads such files.
+    """A record as a line that every reader of such files accepts.
 
     Args:
         record: the record.
-        spare: bytes that have to be left, for what is added to it later.
+        spare: bytes to leave free, for keys that are added later.
 
     Raises:
-        ValueError: there is none: it is longer than `MAX_ROW_BYTES`, or nested too deeply.
-        TypeError: it is no JSON.
+        ValueError: the line is longer than `MAX_ROW_BYTES`, or nested too deeply.
+        TypeError: the record is not JSON.
     """
     try:
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
@@ -329,12 +330,12 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
         line = encode(record) + b"\n"
         any_json(line)  # what the standard library writes is not always what can be read
     if len(line) - 1 > (allowed := MAX_ROW_BYTES - spare):
-        raise ValueError(f"{len(line):,} bytes, where a line has at most {allowed:,}")
+        raise ValueError(f"the line must have at most {allowed:,} bytes, got {len(line):,}")
     return line
 
 
 def read_records(path: Path) -> Iterator[JSON]:
-    """The complete records of a file, also while another process appends; none if there is no file.
+    """The complete records of a file, also while another process appends; none if the file does not exist.
 
     Raises:
         Conflict: the file is damaged before its end.
@@ -348,12 +349,12 @@ class RecordFile:
 
     Args:
         path: the file; created if it does not exist, in a folder that does.
-        exclusive: whether to be its only writer; see `lock`.
+        exclusive: whether to be the only writer; see `lock`.
         spare: see `readable_line`.
 
     Raises:
-        Conflict: it has another writer.
-        BadRequest: it cannot be written.
+        Conflict: another process is writing the file.
+        BadRequest: the file cannot be written.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False, spare: int = 0) -> None:
@@ -378,7 +379,7 @@ class RecordFile:
         return self._end
 
     def recover(self) -> Iterator[JSON]:
-        """The records that are in the file; a torn last one is cut off once all of them are taken."""
+        """The records of the file; when all have been read, a torn last line is cut off."""
         complete = 0
         for end, record in _complete(self.path):
             complete = end
@@ -390,7 +391,7 @@ class RecordFile:
 
         Raises:
             TypeError, ValueError: see `readable_line`.
-            Unavailable: no space is left. The file ends with the record before.
+            Unavailable: no space is left. The file then ends with the previous record.
         """
         data = memoryview(self._codec.encode(readable_line(record, self._spare)))
         written = 0
@@ -415,10 +416,10 @@ class RecordFile:
             self._synced = end
 
     def check(self) -> None:
-        """Check that the path still leads to this file, and that nobody else has written it.
+        """Check that the path still leads to this file, and that no other program has written it.
 
         Raises:
-            Conflict: it does not: what was appended is lost, or another program's output stands in between.
+            Conflict: the file was deleted, replaced, or changed by another program.
         """
         own = os.fstat(self._file.fileno())
         try:
@@ -466,23 +467,26 @@ def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
             for frame_end, line in codec_of(path).frames(file):
                 record = any_json(line)
                 if not isinstance(record, dict):
-                    raise ValueError(f"a {type(record).__name__} instead of a rollout")
+                    raise ValueError(f"a rollout must be a JSON object, got a {type(record).__name__}")
                 count, end = count + 1, frame_end
                 yield end, record
         except (*CORRUPT, ValueError) as error:
             raise Conflict(
-                f"{path}:{count + 1} is damaged, {end} bytes from the start: {error}; repair or move the file"
+                f"{path}:{count + 1} is damaged, {end} bytes from the start: {error}. Repair or move the file"
             ) from error
 
 
-_AT_ONCE = 500  # steps between two chances to be cancelled
+_STEPS_PER_CALL = 500  # steps between two chances to be cancelled
 
 
 async def run_in_threads(steps: Generator[None, None, None]) -> None:
-    """Run a generator to its end in other threads, one after the other."""
+    """Run a long generator in worker threads, without blocking the event loop.
+
+    When the task is cancelled, the generator is closed after its current steps.
+    """
 
     def some() -> bool:
-        return sum(1 for _ in islice(steps, _AT_ONCE)) == _AT_ONCE
+        return sum(1 for _ in islice(steps, _STEPS_PER_CALL)) == _STEPS_PER_CALL
 
     with closing(steps):
         more = True

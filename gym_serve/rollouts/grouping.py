@@ -40,13 +40,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What makes a group.
+    """How groups are made.
 
     Attributes:
-        size: rollouts wanted.
+        size: rollouts of a group.
         oversample: rollouts started beyond that.
-        quorum: the fewest that are of use; by default all of ``size``.
-        deadline: seconds after which a group is settled with what it has; None for no limit.
+        quorum: the fewest rollouts of a usable group; by default ``size``.
+        deadline: seconds after which a group is settled with the rollouts that it has; None for no limit.
     """
 
     size: int
@@ -56,13 +56,15 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.oversample < 0:
-            raise InvalidRequest("a group's size is at least 1, and oversample is not negative")
+            raise InvalidRequest(
+                f"`size` must be at least 1 and `oversample` at least 0, got {self.size}, {self.oversample}"
+            )
         if self.quorum is not None and not 1 <= self.quorum <= self.size:
             raise InvalidRequest(f"`quorum` must be 1 to {self.size}, got {self.quorum}")
 
     @property
     def needed(self) -> int:
-        """The fewest rollouts that are of use."""
+        """The fewest rollouts of a usable group."""
         return self.size if self.quorum is None else self.quorum
 
 
@@ -71,17 +73,17 @@ class Group:
     """The rollouts of one row, settled."""
 
     row: JSON
-    """The row as its first rollout ran it."""
+    """The materialized row of its first rollout."""
     rollouts: list[Rollout]
-    """The scored ones, by rollout index; at most as many as asked for."""
+    """The scored rollouts, by rollout index; at most ``size``."""
     failures: list[Rollout]
-    """Those that failed for good, by rollout index."""
+    """The rollouts whose last attempt failed, by rollout index."""
     usable: bool
-    """Whether there are as many rollouts as the quorum, and `compare` worked where it was called."""
+    """Whether it has at least the quorum of rollouts, and ``compare`` did not fail."""
     reason: str | None = None
-    """Why there are fewer rollouts than asked for, or why they are not usable."""
+    """Why there are fewer rollouts than ``size``, or why the group is not usable."""
     comparison: JSON | None = None
-    """The answer of the environment's ``compare``, which gave the rewards, if it has one."""
+    """The answer of the environment's ``compare``, which gave the rewards; None if it has no ``compare``."""
 
     @property
     def task_index(self) -> int:
@@ -96,7 +98,7 @@ class _Open:
     row: JSON
     rollouts: dict[int, JSON] = field(default_factory=dict)
     failures: dict[int, JSON] = field(default_factory=dict)
-    dropped: int = 0  # given up before they were started
+    dropped: int = 0  # before they were started
     started: bool = False
 
 
@@ -104,7 +106,7 @@ class GroupBook:
     """The groups that are not settled.
 
     Args:
-        options: what makes a group.
+        options: how groups are made.
     """
 
     def __init__(self, options: GroupOptions) -> None:
@@ -124,10 +126,10 @@ class GroupBook:
         group.started = True
 
     def ended(self, job: Job, rollout: JSON, *, failed: bool) -> tuple[Group, list[Job]] | None:
-        """A job has its result, which counts unless the group is settled already.
+        """A job has its result, which counts unless its group is settled already.
 
         Returns:
-            the group and its stragglers, if that settles it.
+            the group and its stragglers, if this result settles it.
         """
         group = self._open.get(job.group)
         if group is None or job.number not in group.jobs:
@@ -137,10 +139,10 @@ class GroupBook:
         return self._settled(job.group) if self._is_decided(group) else None
 
     def dropped(self, jobs: list[Job]) -> list[tuple[Group, list[Job]]]:
-        """Jobs are given up without a result, as the run ends.
+        """Jobs are dropped without a result, because the run ends.
 
         Returns:
-            the groups that this settles, with their stragglers; those that were not started are forgotten.
+            the groups that this settles, with their stragglers; groups that were not started are discarded.
         """
         for job in jobs:
             group = self._open.get(job.group)
@@ -185,18 +187,18 @@ class GroupBook:
     def _reason(self, group: _Open, late: bool) -> str:
         parts, failures, unfinished = [], list(group.failures.values()), len(group.jobs)
         if late:
-            parts.append(f"its deadline of {self._options.deadline:g} s passed with {unfinished} unfinished")
+            parts.append(f"the deadline of {self._options.deadline:g} s passed with {unfinished} unfinished")
         kinds = Counter(str(failure["_ng_failure_class"]) for failure in failures)
         parts += [f"{n} failed with {kind}: {_detail(failures, kind)}" for kind, n in kinds.most_common()]
         if group.dropped:
-            parts.append(f"{group.dropped} not started, as the run ends")
+            parts.append(f"{group.dropped} not started because the run ended")
         if unfinished and not late:
-            parts.append(f"{unfinished} given up, as {self._options.needed} were out of reach")
+            parts.append(f"{unfinished} cancelled because {self._options.needed} could not be reached")
         return f"{len(group.rollouts)} of {self._options.size} rollouts: {'; '.join(parts)}"
 
 
 def _detail(failures: list[JSON], kind: str) -> str:
-    """What one of the failures of a kind says."""
+    """The message of one failure of a kind."""
     failure = next(f.get("failure") for f in failures if f["_ng_failure_class"] == kind)
     return str(failure.get("detail") if isinstance(failure, dict) else "no detail")[:300]
 
@@ -217,10 +219,10 @@ def compare_request(group: Group) -> JSON:
 
 
 def with_comparison(group: Group, answer: JSON) -> Group:
-    """The group with the rewards that ``compare`` gave.
+    """The group with the rewards of a ``compare`` answer.
 
     Raises:
-        VerifierFailed: the answer has not one finite reward for each rollout.
+        VerifierFailed: the answer does not have one finite reward for each rollout.
     """
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(group.rollouts):
@@ -235,6 +237,6 @@ def with_comparison(group: Group, answer: JSON) -> Group:
 
 
 def without_comparison(group: Group, error: GymError) -> Group:
-    """The group when ``compare`` failed: its rollouts have no reward that could be trained on."""
+    """The group when ``compare`` failed: not usable, because its rollouts have no reward to train on."""
     failed = f"compare failed: {error.message}"
     return replace(group, usable=False, reason=f"{group.reason}; {failed}" if group.reason else failed)

@@ -51,8 +51,8 @@ __all__ = [
 logger = logging.getLogger("gym_serve")
 
 Compare = Callable[[JSON, JSON, UsageMeter], Awaitable[JSON | None]]
-"""Takes a group's row, the body of ``POST /compare``, and a meter that counts what models use for it: its
-answer; None where the environment has none."""
+"""Compares a group, given its row, the body of ``POST /compare``, and a meter for the model calls of the
+comparison. Returns the answer; None if the environment has no ``compare``."""
 
 
 async def groups(
@@ -64,22 +64,22 @@ async def groups(
     *,
     spending: Spending | None = None,
 ) -> AsyncGenerator[Group, None]:
-    """Yield each group as it is settled and compared; a group that cannot be filled says why.
+    """Yield each group when it is settled and compared; ``reason`` says why a group could not be filled.
 
-    Leaving it cancels what still runs.
-
-    Raises:
-        OperatorError: a setting is wrong that all rollouts need; see `RunnerOptions.max_failures`. That of a
-            comparison is raised at once.
+    Closing it cancels running rollouts.
 
     Args:
         jobs: ``size + oversample`` jobs for each group.
-        run: one episode.
-        options: what makes a group.
+        run: runs one episode.
+        options: how groups are made.
         runner_options: how attempts are run.
         compare: the group reward of the environment.
-        spending: counts what attempts and comparisons use. Once it is exhausted nothing more is started; what
-            runs may end where its group can still be filled, and is compared.
+        spending: counts what attempts and comparisons use. Once the budget is spent, no further attempt
+            starts; running ones may end if their group can still be filled, and are compared.
+
+    Raises:
+        OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`. That of a
+            comparison is raised at once.
     """
     book = GroupBook(options)
     spending = spending or Spending()
@@ -143,16 +143,16 @@ async def groups(
 async def compared(
     group: Group, compare: Compare, options: RunnerOptions, spend: Callable[[JSON], None]
 ) -> Group:
-    """A settled group with the rewards of ``compare``; where that fails for good, see `without_comparison`.
+    """A settled group with the rewards of ``compare``; if its last attempt fails, see `without_comparison`.
 
     Args:
         group: the group.
-        compare: asks the environment; tried as often as an attempt at a rollout.
-        options: how often, and how long.
-        spend: told what models used for it, as ``model_usage``, after every try.
+        compare: asks the environment.
+        options: how often ``compare`` is tried, and how long it may take.
+        spend: called with the ``model_usage`` of every attempt.
 
     Raises:
-        OperatorError: a setting is wrong, which no retry mends.
+        OperatorError: a setting is wrong, which no retry fixes.
     """
     failed = 0
     while True:
@@ -166,7 +166,7 @@ async def compared(
         except GymError as error:
             failure = error
         except (asyncio.TimeoutError, TimeoutError):
-            failure = DeadlineExceeded(f"no answer within {options.patience:g} s")
+            failure = DeadlineExceeded(f"compare did not answer within {options.patience:g} s")
         except Exception as error:
             logger.exception("the group of row %s could not be compared", group.task_index)
             failure = GymError(f"{type(error).__name__}: {error}")
@@ -186,15 +186,15 @@ class GroupStage:
 
     Args:
         outputs: the files of the run.
-        run: its id; comparisons of another one are removed.
+        run: its id; comparisons of another run are removed.
         options: how many groups are compared at once, and how often one is tried.
-        spending: counts what is used, and says when to stop.
-        stop: once set, nothing more is started.
+        spending: counts what comparisons use; once the budget is spent, no further comparison starts.
+        stop: once set, no further comparison starts.
 
     Attributes:
         problems: the groups that could not be compared, and why.
-        mean_reward: of all rollouts, where the stage has changed their rewards.
-        operator_error: what only the operator can mend, that ended it; None if nothing did.
+        mean_reward: of all rollouts, if the stage has changed their rewards.
+        operator_error: the error that ended the stage; None if none did.
     """
 
     def __init__(
@@ -216,14 +216,14 @@ class GroupStage:
         self._sizes = IntTable()  # scored rollouts by task
         self._compared = IntTable()  # of these, compared with one another
         self._rewards = FloatTable()
-        self._stale = False  # whether out.jsonl lacks rewards that are known
+        self._stale = False  # whether out.jsonl lacks known rewards
 
-    async def run(self, compare: Compare, told: Callable[[int], None]) -> bool:
-        """Compare what is not compared yet.
+    async def run(self, compare: Compare, on_progress: Callable[[int], None]) -> bool:
+        """Compare the groups that are not compared yet.
 
         Args:
             compare: compares a group.
-            told: of the number of groups that are left, whenever it changes.
+            on_progress: called with the number of groups that are left, whenever it changes.
 
         Returns:
             whether all groups are compared, and ``out.jsonl`` has their rewards.
@@ -235,7 +235,7 @@ class GroupStage:
         with RecordFile(self._outputs.comparisons) as file:
             await run_in_threads(self._recalled(file))
             await run_in_threads(self._counted())
-            await self._compare_all(compare, file, told)
+            await self._compare_all(compare, file, on_progress)
             file.sync()
         if self._left():
             return False
@@ -261,7 +261,7 @@ class GroupStage:
             yield
 
     def _groups(self) -> Generator[Group, None, None]:
-        """The groups that are left, each once its last rollout is read: few are open at a time."""
+        """The groups that are left, each when its last rollout has been read: few are open at a time."""
         open_groups: dict[int, list[JSON]] = {}
         for record in read_records(self._outputs.rollouts):
             task = task_index(record)
@@ -278,12 +278,14 @@ class GroupStage:
     def _left(self) -> int:
         return sum(size != self._compared.get(task) for task, size in self._sizes.items())
 
-    async def _compare_all(self, compare: Compare, file: RecordFile, told: Callable[[int], None]) -> None:
+    async def _compare_all(
+        self, compare: Compare, file: RecordFile, on_progress: Callable[[int], None]
+    ) -> None:
         groups, left = self._groups(), self._left()
         pool: TaskPool[int, tuple[Group, UsageMeter]] = TaskPool()
         running, group = 0, await _next(groups)
         try:
-            told(left)
+            on_progress(left)
             while running or (group is not None and not self._stopping):
                 while group is not None and running < self._options.concurrency and not self._stopping:
                     pool.spawn(group.task_index, self._compare(group, compare))
@@ -292,7 +294,7 @@ class GroupStage:
                 for _, task in await pool.wait(None):
                     running, left = running - 1, left - 1
                     self._settle(*task.result(), file)
-                told(left)
+                on_progress(left)
         finally:
             groups.close()
             await pool.close()
@@ -357,7 +359,7 @@ class GroupStage:
 
 
 async def _next(groups: Iterator[Group]) -> Group | None:
-    """The next group, read in another thread; one that reads is waited for, as it cannot be closed."""
+    """The next group, read in another thread; a cancelled read is awaited, because it cannot be stopped."""
     reading = asyncio.ensure_future(asyncio.to_thread(next, groups, None))
     try:
         return await asyncio.shield(reading)

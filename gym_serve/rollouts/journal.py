@@ -49,9 +49,9 @@ class Outputs:
     Attributes:
         rollouts: the scored rollouts, ``out.jsonl``.
         failures: one line per failed attempt, ``out_failures.jsonl``.
-        inputs: every stamped row, ``out_materialized_inputs.jsonl``.
+        inputs: every materialized row, ``out_materialized_inputs.jsonl``.
         metrics: ``out_aggregate_metrics.json``.
-        header: what the run is made of, ``out_run.json``.
+        header: the `Header`, ``out_run.json``.
     """
 
     rollouts: Path
@@ -62,7 +62,7 @@ class Outputs:
 
     @property
     def comparisons(self) -> Path:
-        """What ``compare`` answered, a line per group, ``out_comparisons.jsonl``; see `group_stage`."""
+        """The answers of ``compare``, one line per group, ``out_comparisons.jsonl``; see `GroupStage`."""
         stem, suffix = split_name(self.rollouts)
         return self.rollouts.with_name(f"{stem}_comparisons{suffix}")
 
@@ -89,12 +89,12 @@ class Header:
         created: when it began, in UTC.
         input: `fingerprint` of the rows.
         expansion: how they are expanded.
-        graph: the graph as far as it decides what a rollout is.
-        rollouts: how many there are to make.
-        problems: how many rows were left out because they could not be used.
+        graph: the parts of the graph that decide what a rollout is.
+        rollouts: how many rollouts to make.
+        problems: how many rows were skipped because they could not be used.
         source: where the rows came from; for people, never compared.
-        forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, count no more, as failed
-            rollouts were to be made again.
+        forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
+            failed rollouts were to be retried (``retry_failed``).
         format: version of these files.
     """
 
@@ -117,38 +117,38 @@ class Header:
 
     @classmethod
     def read(cls, path: Path) -> Header | None:
-        """The header in a file; None if there is no file.
+        """The header in a file; None if the file does not exist.
 
         Raises:
-            Conflict: it is no header, or one of another version.
+            Conflict: the file is not a header, or is of another version.
         """
         try:
             content = orjson.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, orjson.JSONDecodeError) as error:
-            raise Conflict(f"{path} is no header of a run: {error}") from error
+            raise Conflict(f"{path} is not the header of a run: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise Conflict(f"{path} was written by another version of gym_serve, which has to finish the run")
+            raise Conflict(f"{path} was written by another version of gym_serve; resume with that version")
         try:
             return cls(**content)
         except TypeError as error:
-            raise Conflict(f"{path} is no header of a run: {error}") from error
+            raise Conflict(f"{path} is not the header of a run: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write it, all at once."""
+        """Write the header, atomically."""
         with replacing(path) as file:
             file.write(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
 
     def check(self, path: Path, **now: JSON) -> None:
-        """Compare it with what the run is made of now.
+        """Compare the header with what the run is made of now.
 
         Args:
             path: the main file of the run, for the message.
             now: ``input``, ``expansion`` and ``graph``.
 
         Raises:
-            Conflict: something changed; says what.
+            Conflict: something changed; the message says what.
         """
         then = {part: getattr(self, part) for part in _COMPARED}
         changes = list(differences(then, orjson.loads(orjson.dumps(now))))
@@ -156,8 +156,8 @@ class Header:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
             lines = "".join(f"\n  - {change}" for change in changes[:_SHOWN] + more)
             raise Conflict(
-                f"{path} was begun on {self.created} with something else; one file holds one run:{lines}\n"
-                "resume with what it was begun with, or write to another file"
+                f"{path} was started on {self.created} with other settings; one file holds one run:{lines}\n"
+                "Resume with the original settings, or write to another file."
             )
 
 
@@ -167,7 +167,7 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
         for key in dict.fromkeys([*then, *now]):
             place = f"{path}.{key}" if path else str(key)
             if key not in now:
-                yield f"{place}: was {_short(then[key])}, is gone"
+                yield f"{place}: was {_short(then[key])}, is missing"
             elif key not in then:
                 yield f"{place}: is new, {_short(now[key])}"
             else:
@@ -181,10 +181,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_NAMES = frozenset({*METADATA_KEYS, "agent_ref"})
-_SPARE = 1 << 20
-"""Bytes of a line that are left for what is added to a rollout later: the rewards of its group, or the
-stamps of another run."""
+_IDENTITY_KEYS = frozenset({*METADATA_KEYS, "agent_ref"})
+_SPARE_BYTES = 1 << 20
+"""Bytes of a line that are left free for keys that are added later: the rewards of its group, or the metadata
+of another run."""
 _SCORED = 2**32 - 1
 _TERMINAL = 2**31  # beside the number of failed attempts
 
@@ -194,11 +194,11 @@ class Journal:
 
     Args:
         outputs: the files.
-        resume: go on with the run that is in them, if there is one.
+        resume: continue the run that is in them, if there is one.
 
     Raises:
-        Conflict: another process writes them, or they hold something that is not to be resumed.
-        BadRequest: they cannot be written.
+        Conflict: another process is writing the files, or they hold something that cannot be resumed.
+        BadRequest: the files cannot be written.
     """
 
     def __init__(self, outputs: Outputs, *, resume: bool) -> None:
@@ -206,11 +206,11 @@ class Journal:
         self.header: Header | None = None
         """The run's header; None before `begin` in a new run."""
         self._past = IntTable()  # failed attempts, or _SCORED
-        self._forgiven = IntTable()  # of these, those that count no more
+        self._forgiven = IntTable()  # how many of these no longer count
         self._failures = 0
-        self._files = [RecordFile(outputs.rollouts, exclusive=True, spare=_SPARE)]
+        self._files = [RecordFile(outputs.rollouts, exclusive=True, spare=_SPARE_BYTES)]
         try:
-            self._files.append(RecordFile(outputs.failures, spare=_SPARE))
+            self._files.append(RecordFile(outputs.failures, spare=_SPARE_BYTES))
             if any(file.size for file in self._files):
                 if not resume:
                     raise Conflict(f"{outputs.rollouts} holds a run; resume it, or write to another file")
@@ -227,10 +227,10 @@ class Journal:
         self.header = header
 
     def recover(self) -> Iterator[JSON]:
-        """Take in what the files hold; the records, for counting.
+        """Read the files; yields the records, for counting.
 
         Raises:
-            Conflict: a record is damaged, belongs to another run, or stands twice.
+            Conflict: a record is damaged, belongs to another run, or is there twice.
         """
         assert self.header is not None
         rollouts, failures = self._files
@@ -252,7 +252,7 @@ class Journal:
             yield record
 
     def forgive(self) -> None:
-        """Let every rollout that is not scored have all of its attempts again; after `recover`.
+        """Give every rollout that is not scored all of its attempts again; call it after `recover`.
 
         When this returns, it holds for every process that resumes the run; until then, for none.
 
@@ -271,48 +271,53 @@ class Journal:
         self._past[key] = self._forgiven[key] = (self._past.get(key) or 0) & ~_TERMINAL
 
     def failed_attempts(self, row: JSON, allowed: int) -> tuple[int, int] | None:
-        """How many attempts at a row have failed, and how many of them count no more.
+        """How many attempts at a row have failed, and how many of them no longer count.
 
         Args:
-            row: a stamped row.
+            row: a materialized row.
             allowed: attempts that a rollout gets.
 
         Returns:
-            None if it needs no other attempt.
+            the two numbers; None if the row needs no further attempt.
         """
         key = rollout_key(row)
         past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
         return None if past - forgiven >= allowed else (past, forgiven)
 
     def finished(self, allowed: int) -> int:
-        """How many of the recovered rollouts need no other attempt."""
+        """How many of the recovered rollouts need no further attempt."""
         return sum(past - (self._forgiven.get(key) or 0) >= allowed for key, past in self._past.items())
 
     def append(self, row: JSON, rollout: JSON) -> JSON:
         """Record the result of an attempt; when this returns, it survives this process.
 
         Args:
-            row: the stamped row.
-            rollout: what came of it.
+            row: the materialized row.
+            rollout: the result.
 
         Returns:
-            what was recorded: the rollout, or a failure if JSON cannot hold it.
+            the record: the rollout, or a failure if the rollout cannot be stored as JSON.
 
         Raises:
             Unavailable: no space is left.
         """
         assert self.header is not None
-        stamp = {RUN_ID: self.header.run}
-        record = {**rollout, **stamp}
+        run = {RUN_ID: self.header.run}
+        record = {**rollout, **run}
         try:
             self._file_of(record).append(record)
         except (RecursionError, TypeError, ValueError) as error:
             # Nested too deep, say: a foreign server may answer anything.
-            record = {**failed_rollout(row, BadRequest(f"it cannot be stored as JSON: {error}")), **stamp}
+            record = {
+                **failed_rollout(row, BadRequest(f"the rollout cannot be stored as JSON: {error}")),
+                **run,
+            }
             try:
                 self._file_of(record).append(record)
-            except ValueError:  # the row leaves no room for the failure; it stands in the inputs
-                record = {key: value for key, value in record.items() if key not in row or key in _NAMES}
+            except ValueError:  # the row leaves no room for the failure; it is in the inputs
+                record = {
+                    key: value for key, value in record.items() if key not in row or key in _IDENTITY_KEYS
+                }
                 self._file_of(record).append(record)
         return record
 
@@ -322,7 +327,7 @@ class Journal:
             file.sync()
 
     def check(self) -> None:
-        """Check that what was recorded is where it is looked for.
+        """Check that the files of the run are where they were opened.
 
         Raises:
             Conflict: a file of the run was deleted, replaced or changed since it was opened.
@@ -332,10 +337,10 @@ class Journal:
         if self.header is not None:
             for path in (self.outputs.header, self.outputs.inputs):
                 if not path.exists():
-                    raise Conflict(f"{path} was deleted while the run went on: it cannot be resumed without")
+                    raise Conflict(f"{path} was deleted during the run, which cannot be resumed without it")
 
     def close(self) -> None:
-        """Sync, and let others write."""
+        """Sync, and release the lock."""
         try:
             self.sync()
         finally:
@@ -354,7 +359,7 @@ class Journal:
         return self._files[is_failure(record)]
 
     def _known(self, record: JSON) -> int:
-        """The key of a record, if it is one of this run."""
+        """The key of a record, if it belongs to this run."""
         assert self.header is not None
         if record.get(RUN_ID) != self.header.run:
             raise Conflict(

@@ -1,7 +1,7 @@
-"""`merge`: the runs of all shards of one data set as one run, as if it had never been divided.
+"""`merge`: joins the runs of all shards of one data set into one run, as if it had never been divided.
 
-The result has a header of its own, without the shard, so rollouts that are still missing from a shard can be
-made by resuming the merged run.
+The result has a header of its own, without the shard, so rollouts that a shard still lacks can be made by
+resuming the merged run.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ async def merge(
     """Merge the runs of shards.
 
     Args:
-        shards: the main files of all of them, in any order; none is being written.
-        output: the main file of the merged run, which does not exist.
+        shards: the main files of all shards, in any order; none may be written at the time.
+        output: the main file of the merged run, which must not exist.
         aggregate, metric_spec: see `summarize_run`.
 
     Returns:
@@ -50,13 +50,13 @@ async def merge(
 
     Raises:
         InvalidRequest: they are not all the shards of one data set.
-        Conflict: a shard is being written, or ``output`` holds something already.
+        Conflict: a shard is being written, or ``output`` exists.
     """
     sources = [Outputs.of(shard) for shard in shards]
     with ExitStack() as locks:
         for source in sources:
             if not source.rollouts.exists():
-                raise InvalidRequest(f"no run at {source.rollouts}")
+                raise InvalidRequest(f"{source.rollouts} does not exist, so there is no run to merge")
             locks.enter_context(RecordFile(source.rollouts, exclusive=True))
         await asyncio.to_thread(_merge, sources, Outputs.of(output))
     return await summarize_run(Outputs.of(output), aggregate, metric_spec)
@@ -66,7 +66,7 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
     headers = [_header(source) for source in sources]
     _check(sources, headers)
     if target.rollouts.exists() or target.failures.exists():
-        raise Conflict(f"{target.rollouts} holds a run; merge into another file")
+        raise Conflict(f"{target.rollouts} holds a run; choose another file for the merged run")
     first = headers[0]
     merged = Header.new(
         input=first.input,
@@ -85,7 +85,7 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
     _write(target.failures, _failures(sources, headers, merged.run))
     if any(source.comparisons.exists() for source in sources):
         _write(target.comparisons, _records([source.comparisons for source in sources], merged.run))
-    # The last of all: while it does not exist, there is no merged run.
+    # Written last: while it does not exist, there is no merged run.
     _write(target.rollouts, _once(_records([source.rollouts for source in sources], merged.run)))
     sync_directory(target.rollouts.parent)
 
@@ -99,15 +99,15 @@ def _header(source: Outputs) -> Header:
 
 def _check(sources: list[Outputs], headers: list[Header]) -> None:
     if not headers:
-        raise InvalidRequest("no shards to merge")
+        raise InvalidRequest("give at least one shard to merge")
     shards: dict[int, Path] = {}
     for source, header in zip(sources, headers, strict=True):
         if header.expansion["shard"] is None:
-            raise InvalidRequest(f"{source.rollouts} is no shard")
+            raise InvalidRequest(f"{source.rollouts} is not a shard (its run was collected without --shard)")
         changes = list(differences(_common(headers[0]), _common(header)))
         if changes:
             raise InvalidRequest(
-                f"{source.rollouts} is of another run than {sources[0].rollouts}: {'; '.join(changes[:5])}"
+                f"{source.rollouts} and {sources[0].rollouts} are of different runs: {'; '.join(changes[:5])}"
             )
         shard = header.expansion["shard"][0]
         if shard in shards:
@@ -133,11 +133,11 @@ def _records(paths: Iterable[Path], run: str) -> Iterator[JSON]:
 
 
 def _failures(sources: list[Outputs], headers: list[Header], run: str) -> Iterator[JSON]:
-    """The failed attempts, first those that count no more (`Header.forgiven`)."""
-    for count_no_more in (True, False):
+    """The failed attempts, first those that no longer count (`Header.forgiven`)."""
+    for no_longer_count in (True, False):
         for source, header in zip(sources, headers, strict=True):
             for number, record in enumerate(_records([source.failures], run)):
-                if (number < header.forgiven) is count_no_more:
+                if (number < header.forgiven) is no_longer_count:
                     yield record
 
 
@@ -152,7 +152,7 @@ def _once(records: Iterable[JSON]) -> Iterator[JSON]:
 
 
 def _write(path: Path, records: Iterable[JSON]) -> None:
-    """Write a file of records; it appears when it is whole."""
+    """Write a file of records; it appears when it is complete."""
     partial = path.with_name(f".partial.{path.name}")
     with RecordFile(partial) as file:
         file.clear()

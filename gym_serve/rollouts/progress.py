@@ -34,14 +34,15 @@ class Progress:
 
     Attributes:
         total: rollouts to make.
-        finished: those that are scored or have failed for good.
-        scored: those that have a reward.
-        earlier: those that had finished before this process began, in a run that was resumed.
+        finished: rollouts that are scored or whose last attempt failed.
+        scored: rollouts that have a reward.
+        earlier: rollouts that had finished before this process began, in a resumed run.
         running: attempts in flight.
-        failed_attempts: failed attempts by class, those made good by a later one included.
-        mean_reward: mean of the scored ones' rewards; None if there is none.
-        comparing: groups whose comparison has not ended; 0 until all rollouts have, and where there is none.
-        stopping: what only the operator can mend, once it ends the run: nothing more is started.
+        failed_attempts: failed attempts by class, including those that a later attempt made good.
+        mean_reward: mean reward of the scored rollouts; None if there is none.
+        comparing: groups whose comparison has not ended; 0 until all rollouts have ended, and if none are
+            compared.
+        stopping: the operator error that ends the run, once there is one: no further attempt starts.
     """
 
     total: int
@@ -56,7 +57,7 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        """Rollouts that have failed for good."""
+        """Rollouts whose last attempt failed."""
         return self.finished - self.scored
 
     @property
@@ -93,7 +94,7 @@ class Tally:
         self._finished += rollouts
 
     def begin(self) -> None:
-        """What is counted so far happened earlier."""
+        """Everything counted so far happened in an earlier process."""
         self._earlier = self._finished
 
     def progress(self, running: int = 0, stopping: str | None = None) -> Progress:
@@ -111,7 +112,7 @@ class Tally:
 
 
 _UNKNOWN = "-"
-"""The model server of rollouts that do not tell theirs: of agents that are no `AgentServer`."""
+"""The model server of rollouts that do not name theirs: those of foreign agents."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +120,28 @@ class Budget:
     """The limits of a run; None for no limit.
 
     Attributes:
-        max_cost: in the currency of the models' ``prices``.
-        max_tokens: of prompts and generations together, those of judges included.
+        max_cost: cost, in the currency of the models' ``prices``.
+        max_tokens: tokens of prompts and generations together, those of judges included.
     """
 
     max_cost: float | None = None
     max_tokens: int | None = None
 
     def check(self, prices: Mapping[str, Prices]) -> None:
-        """Check that the limits can be kept.
+        """Check the limits.
 
         Raises:
-            InvalidRequest: a limit is no positive number, or no model of the graph has prices.
+            InvalidRequest: a limit is not a positive number, or no model of the graph has prices.
         """
         if any(limit is not None and not limit > 0 for limit in (self.max_cost, self.max_tokens)):
-            raise InvalidRequest("`max_cost` and `max_tokens` must be positive numbers")
+            raise InvalidRequest(
+                "`max_cost` and `max_tokens` must be positive numbers, "
+                f"got {self.max_cost} and {self.max_tokens}"
+            )
         if self.max_cost is not None and not prices:
-            raise InvalidRequest("max_cost: no model of the graph has prices; set models.<name>.prices")
+            raise InvalidRequest(
+                "`max_cost` needs prices, and no model of the graph has any; set models.<name>.prices"
+            )
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,9 @@ class Spent:
 
     Attributes:
         usage: counts by stage and model server; see `gym_serve.servers.usage`.
-        tokens: of prompts and generations together.
-        cost: of the models that have prices; None if none has.
-        costs: the same, by stage and model server.
+        tokens: tokens of prompts and generations together.
+        cost: cost of the models that have prices; None if none has.
+        costs: the cost by stage and model server.
     """
 
     usage: JSON
@@ -165,8 +171,8 @@ class Spending:
     """Counts what a run uses.
 
     Args:
-        prices: by model server.
-        budget: its limit.
+        prices: prices by model server.
+        budget: the limit of the run.
     """
 
     def __init__(self, prices: Mapping[str, Prices] | None = None, budget: Budget | None = None) -> None:
@@ -177,7 +183,7 @@ class Spending:
         self._cost = 0.0
 
     def add(self, record: JSON) -> None:
-        """Count an attempt: a rollout, or anything else that tells its ``model_usage``."""
+        """Count an attempt: a rollout, or any record with ``model_usage``."""
         attempt = UsageMeter()
         attempt.merge(record.get(USAGE_FIELD))
         response = record.get("response")
@@ -191,12 +197,12 @@ class Spending:
 
     @property
     def exhausted(self) -> str | None:
-        """Which limit is reached, in words; None as long as none is."""
+        """The limit that is reached, as a sentence; None if none is."""
         budget = self._budget
         if budget.max_cost is not None and self._cost >= budget.max_cost:
-            return f"it has cost {self._cost:.4f} of at most {budget.max_cost:g}"
+            return f"the run has cost {self._cost:.4f} of at most {budget.max_cost:g}"
         if budget.max_tokens is not None and self._tokens >= budget.max_tokens:
-            return f"it has used {self._tokens:,} of at most {budget.max_tokens:,} tokens"
+            return f"the run has used {self._tokens:,} of at most {budget.max_tokens:,} tokens"
         return None
 
     def spent(self) -> Spent:

@@ -54,7 +54,7 @@ def task_index(row: Mapping[str, Any]) -> int:
     """``_ng_task_index`` of a row.
 
     Raises:
-        InvalidRequest: it is missing, or no integer from 0 to `MAX_TASK_INDEX`.
+        InvalidRequest: it is missing, or not an integer from 0 to `MAX_TASK_INDEX`.
     """
     return _index(row, "_ng_task_index", MAX_TASK_INDEX)
 
@@ -63,29 +63,29 @@ def rollout_index(row: Mapping[str, Any]) -> int:
     """``_ng_rollout_index`` of a row.
 
     Raises:
-        InvalidRequest: it is missing, or no integer from 0 to `MAX_ROLLOUT_INDEX`.
+        InvalidRequest: it is missing, or not an integer from 0 to `MAX_ROLLOUT_INDEX`.
     """
     return _index(row, "_ng_rollout_index", MAX_ROLLOUT_INDEX)
 
 
 def rollout_key(rollout: Mapping[str, Any]) -> int:
-    """Task and rollout index as one integer below 2**63, which names the rollout in its run.
+    """Task and rollout index as one integer below 2**63, which identifies the rollout in its run.
 
     Raises:
-        InvalidRequest: it has no such stamps.
+        InvalidRequest: an index is missing or out of range.
     """
     return task_index(rollout) << 23 | rollout_index(rollout)
 
 
 def row_of_attempt(row: JSON, attempt: int) -> JSON:
-    """The row of attempt number ``attempt``, counted from 0; the first one is not marked as such."""
+    """The row of attempt number ``attempt``, counted from 0; the first attempt has no metadata of its own."""
     if attempt == 0:
         return row
     return {**row, "_ng_attempt_index": attempt, "_ng_rollout_id": f"{row['_ng_rollout_id']}-a{attempt}"}
 
 
 def is_failure(rollout: Mapping[str, Any]) -> bool:
-    """Whether a rollout failed, rather than being scored; one that is only masked did not."""
+    """Whether a rollout failed; one that is only masked was scored."""
     return bool(rollout.get("_ng_failure_class"))
 
 
@@ -122,7 +122,7 @@ def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> It
 
     Args:
         rows: rows, or the path of a JSONL file.
-        note: told of what is unusual but harmless (a byte order mark, CRLF), once per file.
+        note: called with anything unusual but harmless (a byte order mark, CRLF), once per file.
 
     Raises:
         InvalidRequest: the file cannot be opened.
@@ -135,7 +135,7 @@ def _of_iterable(rows: Iterable[Any]) -> Iterator[LocatedRow]:
         if isinstance(row, dict):
             yield LocatedRow(f"row {number}", row)
         else:
-            yield LocatedRow(f"row {number}", None, f"a row is a JSON object, not {type(row).__name__}")
+            yield LocatedRow(f"row {number}", None, _not_an_object(row))
 
 
 def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
@@ -150,14 +150,14 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
             for number, line in enumerate(_lines(file), 1):
                 where = f"{path}:{number}"
                 if number == 1 and line and (encoding := _OTHER_ENCODINGS.get(line[:2])):
-                    yield LocatedRow(where, None, f"the file is {encoding}, not UTF-8 text")
+                    yield LocatedRow(where, None, f"the file must be UTF-8 text, but is {encoding}")
                     return
                 for what, unusual in _unusual(line):
                     if unusual and what not in noted:
                         noted.add(what)
                         note(f"{where}: {what}")
                 if line is None:
-                    yield LocatedRow(where, None, f"longer than {MAX_ROW_BYTES >> 20} MiB")
+                    yield LocatedRow(where, None, f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
                 elif content := line.removeprefix(_BOM).strip():
                     yield _parsed(where, content)
         except CORRUPT as error:
@@ -177,7 +177,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
     if line is not None:
-        yield "a byte order mark, left out", line.startswith(_BOM)
+        yield "skipped a byte order mark", line.startswith(_BOM)
         yield "lines end in CRLF", line.endswith(b"\r\n")
 
 
@@ -187,12 +187,16 @@ def _parsed(where: str, line: bytes) -> LocatedRow:
     except orjson.JSONDecodeError as error:
         return LocatedRow(where, None, _explained(line, error))
     if not isinstance(row, dict):
-        return LocatedRow(where, None, f"a row is a JSON object, not {type(row).__name__}")
+        return LocatedRow(where, None, _not_an_object(row))
     return LocatedRow(where, row)
 
 
+def _not_an_object(row: object) -> str:
+    return f"a row must be a JSON object, got a {type(row).__name__}"
+
+
 def _explained(line: bytes, error: orjson.JSONDecodeError) -> str:
-    """What is wrong with a line that is no JSON."""
+    """What is wrong with a line that is not JSON."""
     try:
         text = line.decode()
     except UnicodeDecodeError as problem:
@@ -201,7 +205,7 @@ def _explained(line: bytes, error: orjson.JSONDecodeError) -> str:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as problem:
         if isinstance(problem, _Constant):
-            return f"{problem} is no JSON; use null"
+            return f"{problem} is not valid JSON; use null"
     return f"not JSON: {error.msg} at column {error.colno}"
 
 
@@ -218,24 +222,24 @@ _SHOWN = 20
 
 
 class Problems:
-    """Problems and notes, in the order of the rows. Of many problems only the first are kept."""
+    """The problems and notes of a run's rows, to be reported together; of many, the first are kept."""
 
     def __init__(self) -> None:
         self.count = 0
         """How many problems there are."""
         self.kept: list[str] = []
-        """The first of them, each with its place."""
+        """The first problems, each with its place."""
         self.notes: list[str] = []
-        """What is unusual, but harmless."""
+        """Anything unusual, but harmless."""
 
     def add(self, problem: str) -> None:
-        """Take note of a row that cannot be used."""
+        """Record a row that cannot be used."""
         self.count += 1
         if len(self.kept) < _KEPT:
             self.kept.append(problem)
 
     def raise_if_any(self, summary: str) -> None:
-        """Raise an error if there are any.
+        """Raise an error if there are problems.
 
         Raises:
             InvalidRequest: ``summary``, and the first problems.
@@ -247,7 +251,7 @@ class Problems:
 
 
 def raise_problem(problem: str) -> None:
-    """Let the first problem be the end of it.
+    """Stop at the first problem.
 
     Raises:
         InvalidRequest: always.
@@ -256,4 +260,4 @@ def raise_problem(problem: str) -> None:
 
 
 def ignore_problem(problem: str) -> None:
-    """Leave the row out."""
+    """Skip the row."""

@@ -33,10 +33,10 @@ MAX_ROLLOUTS_SENT = 20_000
 _ANSWER_SECONDS = 600.0
 
 Aggregate = Callable[[str, list[JSON]], Awaitable[JSON]]
-"""Asks an agent for the metrics of its rollouts (``POST /aggregate_metrics``)."""
+"""Asks an agent, by its name, for the metrics of its rollouts (``POST /aggregate_metrics``)."""
 
 MetricSpecOf = Callable[[str], MetricSpec]
-"""The metrics of an agent's environment, as far as they are known here."""
+"""Returns the metrics of an agent's environment, as far as this process knows them."""
 
 _HEAVY = ("response", "responses_create_params", "_ng_attempt_index", USAGE_FIELD)
 _GROUPS = "group_level_metrics"
@@ -51,11 +51,11 @@ async def summarize_run(
 
     Args:
         outputs: the files.
-        aggregate: asks an agent; None to compute everything here.
-        metric_spec: what to compute for an agent that is not asked.
+        aggregate: asks an agent; None to compute everything in this process.
+        metric_spec: the metrics to compute for an agent that is not asked.
 
     Returns:
-        an entry for each agent, without its ``group_level_metrics``, which are in the file alone.
+        an entry for each agent, without its ``group_level_metrics``, which only the file has.
     """
     agents = await asyncio.to_thread(_read, outputs, metric_spec, keep=aggregate is not None)
     entries = []
@@ -92,7 +92,7 @@ class _Agent:
         return self._aggregator.failures
 
     def add(self, record: JSON, *, failed: bool) -> None:
-        """Take a record in; the scored ones come first."""
+        """Add a record; scored ones must come first."""
         self.meter.merge(record.get(USAGE_FIELD))
         light = _light(record)
         self._aggregator.add(light)
@@ -108,21 +108,23 @@ class _Agent:
             self._scored, self._failed = {}, {}
 
     async def metrics(self, name: str, aggregate: Aggregate | None) -> tuple[JSON, Iterable[JSON]]:
-        """The metrics without those of the groups, and those of the groups."""
+        """The metrics of all tasks together, and those of each group."""
         if aggregate is not None and self._keep:
-            # A foreign agent may have no such route: the statistics are worth having all the same.
+            # A foreign agent may have no such route; the statistics are useful all the same.
             try:
                 asked = aggregate(name, [*self._scored.values(), *self._failed.values()])
                 answer = await asyncio.wait_for(asked, _ANSWER_SECONDS)
                 groups = answer.get(_GROUPS) if isinstance(answer, dict) else None
                 if isinstance(groups, list):
                     return {key: value for key, value in answer.items() if key != _GROUPS}, groups
-                problem = f"{_GROUPS}: a list is missing"
+                problem = f"`{_GROUPS}` must be a list"
             except GymError as error:
                 problem = error.message
             except (asyncio.TimeoutError, TimeoutError):
-                problem = f"no answer within {_ANSWER_SECONDS:g} s"
-            logger.warning("%s gave no metrics, they are computed here: %s", name, problem)
+                problem = f"it did not answer within {_ANSWER_SECONDS:g} s"
+            logger.warning(
+                "agent %s gave no metrics, so they are computed in this process: %s", name, problem
+            )
         overall = await asyncio.to_thread(self._aggregator.overall)
         return overall, self._aggregator.iter_group_metrics()
 
@@ -139,7 +141,7 @@ def _read(outputs: Outputs, metric_spec: MetricSpecOf, *, keep: bool) -> dict[st
 
 
 def _light(record: JSON) -> JSON:
-    """What metrics are computed of: all but the long parts; of the response, its token counts."""
+    """The part of a record that metrics are computed from: no long values; of the response, its usage."""
     light = {key: value for key, value in record.items() if key not in _HEAVY}
     response = record.get("response")
     if isinstance(response, dict) and response.get("usage"):

@@ -53,24 +53,24 @@ R = TypeVar("R")
 
 
 class TaskPool(Generic[K, R]):
-    """Tasks by key; use it inside one event loop, and `close` it."""
+    """Tasks by key. Use it in one event loop, and `close` it."""
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[R]] = {}
-        self._given_up: set[asyncio.Task[R]] = set()
+        self._cancelled: set[asyncio.Task[R]] = set()
         self._done: list[tuple[K, asyncio.Task[R]]] = []
         self._wake = asyncio.Event()
 
     def spawn(self, key: K, work: Coroutine[Any, Any, R]) -> None:
-        """Run ``work`` as a task; its key is not in use."""
+        """Run ``work`` as a task, by a key that is not in use."""
         task = asyncio.ensure_future(work)
         self._tasks[key] = task
 
         def done(task: asyncio.Task[R]) -> None:
-            if task in self._given_up:
-                self._given_up.remove(task)
+            if task in self._cancelled:
+                self._cancelled.remove(task)
                 if not task.cancelled():
-                    task.exception()  # seen: nobody else will look at it
+                    task.exception()  # retrieved, so that asyncio does not warn
                 return
             del self._tasks[key]
             self._done.append((key, task))
@@ -79,14 +79,14 @@ class TaskPool(Generic[K, R]):
         task.add_done_callback(done)
 
     def cancel(self, key: K) -> None:
-        """Give a task up. One that is done already is handed over all the same."""
+        """Cancel a task. One that is done already is still returned by `wait`."""
         if (task := self._tasks.get(key)) and not task.done():
             del self._tasks[key]
-            self._given_up.add(task)
+            self._cancelled.add(task)
             task.cancel()
 
     async def wait(self, timeout: float | None) -> list[tuple[K, asyncio.Task[R]]]:
-        """The tasks that completed since the last call; waits for one.
+        """The tasks that completed since the last call; waits for at least one.
 
         Args:
             timeout: seconds after which an empty list is returned; None for no limit.
@@ -102,16 +102,16 @@ class TaskPool(Generic[K, R]):
         """Cancel all tasks and wait until they have ended."""
         for key in list(self._tasks):
             self.cancel(key)
-        await asyncio.gather(*self._given_up, *self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._cancelled, *self._tasks.values(), return_exceptions=True)
 
 
 logger = logging.getLogger("gym_serve")
 
 Run = Callable[[JSON], Awaitable[JSON]]
-"""One episode of a row; cancelling it cancels the episode. This is where submission would be batched."""
+"""Runs one episode of a row; cancelling it cancels the episode."""
 
-_PATIENCE = 3600.0  # seconds, without a `timeout`: an agent's own default for an episode
-_OPEN_PER_PLACE = 4  # jobs that wait for a retry or for their turn do not take the place of a running one
+_PATIENCE = 3600.0  # seconds, without a `timeout`: the default of an agent for an episode
+_OPEN_PER_PLACE = 4  # open jobs per running one: jobs that wait for a retry or their turn block no other
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,15 @@ class RunnerOptions:
 
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
-        attempts: how often a rollout is tried; only failures that are worth it are row_of_attempt.
-        timeout: seconds for one attempt, None for no limit but the servers' own. An overloaded graph
-            may push a rollout back for as long (for an hour with None) before that is a failed attempt.
+        attempts: how often a rollout is tried; only retryable failures are tried again.
+        timeout: seconds for one attempt; None for the servers' own limits alone. An overloaded graph may
+            reject a rollout for as long (an hour with None) before that counts as a failed attempt.
         backoff: how long a retry waits.
-        max_failures: so many rollouts that meet an `OperatorError` (a wrong model or address), with no
+        max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address), with no
             scored one in between, end the run. A refused key ends it at once.
 
     Raises:
-        InvalidRequest: a number out of its range.
+        InvalidRequest: a number is out of its range.
     """
 
     concurrency: int = 128
@@ -140,16 +140,16 @@ class RunnerOptions:
     def __post_init__(self) -> None:
         for name in ("concurrency", "attempts", "max_failures"):
             if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise InvalidRequest(f"`{name}` must be at least 1, got {getattr(self, name)}")
 
     @property
     def patience(self) -> float:
-        """Seconds that an attempt may be pushed back, or the comparison of a group may take."""
+        """Seconds for which an attempt may be rejected, or that the comparison of a group may take."""
         return _PATIENCE if self.timeout is None else self.timeout
 
 
 class Attempt(NamedTuple):
-    """Names one attempt at a job."""
+    """Identifies one attempt at a job."""
 
     number: int
     attempt: int
@@ -157,7 +157,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Background:
-    """Names one piece of work beside the attempts."""
+    """Identifies one piece of background work."""
 
     then: Callable[[Any], None]
 
@@ -165,11 +165,11 @@ class _Background:
 def jobs_of(
     groups: Iterable[list[JSON]], failed: Callable[[JSON], tuple[int, int]] = lambda row: (0, 0)
 ) -> Iterator[list[Job]]:
-    """Jobs of stamped rows, a list for each group.
+    """Jobs of materialized rows, a list for each group.
 
     Args:
         groups: the rows.
-        failed: how many attempts at a row have failed already, and how many of them do not count.
+        failed: how many attempts at a row have failed already, and how many of them no longer count.
     """
     number = count()
     for group, rows in enumerate(groups):
@@ -182,10 +182,10 @@ async def stream(
     options: RunnerOptions,
     order: Order = "completion",
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-    """Run every job; yield ``(row, rollout)`` in the given order. Leaving it cancels what still runs.
+    """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts.
 
     Raises:
-        OperatorError: a setting is wrong that all rollouts need; see `RunnerOptions.max_failures`.
+        OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
     runner = RolloutRunner(
@@ -206,13 +206,13 @@ class RolloutRunner:
 
     Args:
         jobs: groups of jobs, drawn one by one.
-        run: one episode.
-        options: how.
-        on_draw: told of each group when it is drawn.
-        on_start: told of each attempt and the moment when it starts.
-        on_result: told of the row and the result of every attempt, failed ones included; what it raises ends
-            the run. Not told of those that met an operator error: they count as none.
-        on_drop: told of each job that is given up as the engine drains.
+        run: runs one episode.
+        options: how attempts are run.
+        on_draw: called with each group when it is drawn.
+        on_start: called with each job whose attempt starts, and the time.
+        on_result: called with the row and the result of every attempt, also a failed one; an exception in it
+            ends the run. Not called for attempts that met an operator error, because they do not count.
+        on_drop: called with each job that is dropped because the run drains.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class RolloutRunner:
         self._draining = False
 
     def advance(self, held: int = 0) -> bool:
-        """Start what can start.
+        """Start every attempt that can start.
 
         Args:
             held: results that the caller holds back until their turn.
@@ -265,13 +265,13 @@ class RolloutRunner:
             self._draw()
 
     async def results(self, until: float = math.inf) -> list[tuple[Job, JSON]]:
-        """The jobs that ended since the last call; waits for one.
+        """The jobs that ended since the last call; waits for at least one.
 
-        One that met an operator error ended without a result that counts (`operator_error`). Once such errors
-        end the run, nothing more is started.
+        A job that met an operator error ended without a result that counts (`operator_error`). Once such
+        errors end the run, no further attempt starts.
 
         Args:
-            until: moment of `time.monotonic` at which an empty list is returned.
+            until: value of `time.monotonic` at which an empty list is returned.
         """
         until = min(until, self.scheduler.next_due())
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
@@ -299,30 +299,30 @@ class RolloutRunner:
         return ended
 
     def check(self) -> None:
-        """Raise what ends the run.
+        """Raise the error that ends the run, if there is one.
 
         Raises:
-            OperatorError: the last of those that do.
+            OperatorError: the last such error.
         """
         if self.operator_errors.fatal is not None:
             raise self.operator_errors.fatal
 
     def drop(self, job: Job) -> None:
-        """Give a job up; a running attempt is cancelled, through to the model's request."""
+        """Drop a job; a running attempt is cancelled, down to the model's request."""
         if self.scheduler.drop(job.number):
             del self._running[job.number]
             self._pool.cancel(Attempt(job.number, job.attempt))
 
     def drain(self) -> None:
-        """Start nothing more; what runs may end."""
+        """Start no further attempt; running ones may end."""
         self._draining = True
 
     def run_in_background(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
-        """Run ``work`` beside the attempts, and hand its result to ``then`` within `results`."""
+        """Run ``work`` beside the attempts; `results` calls ``then`` with its result."""
         self._pool.spawn(_Background(then), work)
 
     async def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all running tasks."""
         await self._pool.close()
 
     def _draw(self) -> None:
@@ -343,33 +343,33 @@ class RolloutRunner:
         except GymError as error:
             rollout = failed_rollout(row, error)
         except (asyncio.TimeoutError, TimeoutError):
-            limit = "its time" if self._options.timeout is None else f"{self._options.timeout:g} s"
-            rollout = failed_rollout(row, DeadlineExceeded(f"no rollout within {limit}"))
+            limit = "its deadline" if self._options.timeout is None else f"{self._options.timeout:g} s"
+            rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {limit}"))
         except Exception as error:
-            logger.exception("rollout %s could not be run", row["_ng_rollout_id"])
+            logger.exception("rollout %s failed with an unexpected error", row["_ng_rollout_id"])
             rollout = failed_rollout(row, GymError(f"{type(error).__name__}: {error}"))
-        stamps = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}
-        return {**row, **rollout, **stamps, LATENCY_FIELD: time.monotonic() - started}
+        metadata = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}
+        return {**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started}
 
 
 def _checked(rollout: Any) -> JSON:
-    """What an agent answered, if it is a rollout.
+    """An agent's answer, if it is a rollout.
 
     Raises:
-        Unavailable: it is not; another attempt may fare better.
+        Unavailable: it is not a rollout; another attempt may succeed.
     """
     if not isinstance(rollout, dict):
-        raise Unavailable(f"the agent answered no rollout: {str(rollout)[:200]}")
+        raise Unavailable(f"the agent's answer must be a rollout, got {str(rollout)[:200]}")
     if not is_failure(rollout):
         try:
             check_reward(rollout.get("reward"))
         except InvalidRequest as error:
-            raise Unavailable(f"the agent answered a rollout without a reward: {error.message}") from None
+            raise Unavailable(f"the agent's rollout must have a reward: {error.message}") from None
     return rollout
 
 
 def _failure(rollout: JSON) -> Failure | None:
-    """What the scheduler has to know of a rollout's failure, if it failed."""
+    """A rollout's failure, if it failed."""
     if not is_failure(rollout):
         return None
     kind = rollout["_ng_failure_class"]
@@ -384,7 +384,7 @@ def _failure(rollout: JSON) -> Failure | None:
 
 
 def _cancelled(job: Job) -> JSON:
-    """The failure of an attempt that was cancelled from elsewhere (the loop of its calls has stopped)."""
+    """The failure of an attempt that was cancelled from outside (the event loop of its calls has stopped)."""
     return failed_rollout(_row_of(job), Unavailable("the call was cancelled"))
 
 

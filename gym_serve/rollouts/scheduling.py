@@ -57,32 +57,32 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits that double, in seconds, spread by chance so that not all come back at once."""
+    """Delays that double, in seconds, with random jitter so that not all retries come at once."""
 
     first: float = 1.0
     largest: float = 60.0
     spread: Callable[[], float] = random.random
-    """A number from 0 to 1; the wait is between half of its full length and all of it."""
+    """Returns a number from 0 to 1; the delay is between half of its full length and all of it."""
 
     def seconds(self, failed: int) -> float:
-        """The wait after the ``failed``-th failure, counted from 1."""
+        """The delay after failure number ``failed``, counted from 1."""
         full = min(self.largest, self.first * 2.0 ** min(failed - 1, 60))
         return full * (0.5 + 0.5 * self.spread())
 
 
 _FEWEST = 8
-"""How many attempts in a row must find the graph away, at least."""
+"""How many attempts in a row must find the graph unavailable, at least."""
 
 _MAX_PROBES = 8
-"""How many probes may fail; with the usual back-off, after some two or three minutes."""
+"""How many probes may fail; the default back-off reaches it in two to three minutes."""
 
 
 class Outage:
-    """Whether the graph is away.
+    """Whether the graph as a whole is unavailable.
 
     Args:
         concurrency: attempts that run at the same time; as many in a row must fail.
-        backoff: how long a pause is; longer after every probe that fails.
+        backoff: how long a pause lasts; it grows with every probe that fails.
     """
 
     def __init__(self, concurrency: int, backoff: Backoff) -> None:
@@ -94,7 +94,7 @@ class Outage:
 
     @property
     def until(self) -> float | None:
-        """When the pause ends, or has ended; None while the graph is not away."""
+        """When the pause ends, or has ended; None while the graph is available."""
         return self._until
 
     def places(self, now: float) -> int:
@@ -104,15 +104,15 @@ class Outage:
         return 0 if now < self._until else 1
 
     def answered(self) -> None:
-        """An attempt brought something else than "unavailable"."""
+        """An attempt ended with anything else than "unavailable"."""
         self._streak = self._probes = 0
         self._until = None
 
     def unavailable(self, started: float, now: float) -> bool:
-        """An attempt that was started at ``started`` found the graph away.
+        """An attempt that started at ``started`` found the graph unavailable.
 
         Returns:
-            whether it was only a probe, which is not held against its rollout.
+            whether it was only a probe, which does not count as an attempt at its rollout.
         """
         if self._probes > _MAX_PROBES:
             return False
@@ -133,7 +133,7 @@ class Pace:
     """Bounds the attempts that run at the same time.
 
     Args:
-        ceiling: the most; it is where the run begins.
+        ceiling: the largest number, with which the run begins.
     """
 
     def __init__(self, ceiling: int) -> None:
@@ -148,11 +148,11 @@ class Pace:
         return int(self._places)
 
     def answered(self) -> None:
-        """An attempt was not overloaded."""
+        """An attempt was not rejected."""
         self._places = min(self._ceiling, self._places + self._step / self._places)
 
     def overloaded(self, started: float, now: float) -> None:
-        """An attempt that was started at ``started`` was overloaded."""
+        """An attempt that started at ``started`` was rejected by an overloaded graph."""
         if self._decreased is None or started >= self._decreased:
             self._places = max(1.0, self._places * _DECREASE)
             self._decreased = now
@@ -160,14 +160,14 @@ class Pace:
 
 @dataclass
 class Job:
-    """One rollout to be made.
+    """One rollout to make.
 
     Attributes:
-        number: its place among all jobs; the earliest come first.
+        number: position among all jobs; earlier jobs come first.
         group: number of the row that it is a rollout of.
-        row: its stamped row.
+        row: its materialized row.
         attempt: how many attempts have failed so far, which is the number of the next one.
-        forgiven: how many of them do not count any more.
+        forgiven: how many of them no longer count.
     """
 
     number: int
@@ -179,7 +179,7 @@ class Job:
 
 @dataclass
 class _Pushed:
-    """How long a job may be pushed back, and how often it was."""
+    """Until when a job may be pushed back, and how often it was."""
 
     until: float
     times: int = 0
@@ -187,13 +187,13 @@ class _Pushed:
 
 @dataclass(frozen=True)
 class Failure:
-    """What the scheduler has to know of a failed attempt.
+    """What the scheduler needs to know of a failed attempt.
 
     Attributes:
-        retryable: whether another attempt may fare better.
-        unavailable: whether it found the graph, or a server of it, away.
-        overloaded: whether it was pushed back, as the graph, or a server of it, has too much to do.
-        retry_after: seconds that an overloaded server asked for.
+        retryable: whether another attempt may succeed.
+        unavailable: whether the graph, or one of its servers, was unavailable.
+        overloaded: whether the graph, or one of its servers, rejected it because of overload.
+        retry_after: delay in seconds that an overloaded server asked for.
     """
 
     retryable: bool
@@ -207,9 +207,9 @@ class Scheduler:
 
     Args:
         concurrency: attempts that may run at the same time.
-        attempts: how often a job may be tried; with one attempt, an outage holds nothing back.
+        attempts: how often a job may be tried; with one attempt, an outage pauses nothing.
         backoff: how long a retry waits.
-        patience: seconds that a job may be pushed back for nothing, from its first start.
+        patience: seconds, from its first start, in which rejections of a job do not count as attempts.
     """
 
     def __init__(self, concurrency: int, attempts: int, backoff: Backoff, patience: float = math.inf) -> None:
@@ -237,21 +237,21 @@ class Scheduler:
 
     @property
     def hungry(self) -> bool:
-        """Whether an attempt could have started at the last `start`, if only there were another job."""
+        """Whether an attempt could have started at the last `start`, had there been another job."""
         return len(self._running) < self._places(self._now) and not self._ready
 
     @property
     def places(self) -> int:
-        """How many attempts may run at the moment."""
+        """How many attempts may run now."""
         return self._places(self._now)
 
     def add(self, job: Job) -> None:
-        """Take on a job."""
+        """Add a job."""
         self._jobs[job.number] = job
         heapq.heappush(self._ready, job.number)
 
     def start(self, now: float) -> Job | None:
-        """The job whose next attempt starts now, if one may."""
+        """The job whose next attempt starts now, if one may start."""
         self._now = now
         while self._waiting and self._waiting[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._waiting)[1])
@@ -271,12 +271,12 @@ class Scheduler:
             number: the job.
             attempt: the attempt.
             now: the time.
-            failure: what is known of its failure; None if it was scored.
+            failure: its failure; None if it was scored.
 
         Returns:
-            ``done``: it is the job's result. ``retry``: the job gets another attempt. ``again``: it gets
-            the same one again, as the graph was away or overloaded. ``late``: the attempt is not the job's
-            current one. The last two are not to be recorded.
+            ``done``: this is the job's result. ``retry``: the job gets another attempt. ``again``: the job
+            repeats this attempt, because the graph was unavailable or overloaded. ``late``: this attempt is
+            not the job's current one. Results of the last two are not recorded.
         """
         job = self._jobs.get(number)
         if job is None or number not in self._running or attempt != job.attempt:
@@ -302,25 +302,27 @@ class Scheduler:
         return "done"
 
     def drop(self, number: int) -> bool:
-        """Give a job up.
+        """Drop a job.
 
         Returns:
-            whether an attempt of it is running, and has to be cancelled.
+            whether an attempt at it is running, which the caller must cancel.
         """
         self._jobs.pop(number, None)
         self._pushed.pop(number, None)
         return self._running.pop(number, None) is not None
 
     def drop_idle(self) -> list[Job]:
-        """Give up every job that does not run at the moment; those jobs."""
+        """Drop every job that is not running; returns those jobs."""
         idle = [job for number, job in self._jobs.items() if number not in self._running]
         for job in idle:
             self.drop(job.number)
         return idle
 
     def next_due(self) -> float:
-        """When an attempt may start that could not at the last `start`, for another reason than a full
-        house: a retry is due, or a pause ends. Infinity for never."""
+        """When a retry is due or a pause ends; infinity for never.
+
+        An attempt may start then that could not at the last `start`.
+        """
         while self._waiting and self._waiting[0][1] not in self._jobs:
             heapq.heappop(self._waiting)
         due = self._waiting[0][0] if self._waiting else math.inf
@@ -331,7 +333,7 @@ class Scheduler:
         return min(self._outage.places(now), self._pace.places)
 
     def _push_back(self, number: int, started: float, now: float, retry_after: float) -> bool:
-        """Let a job wait as if it had not been tried, if its patience is not over."""
+        """Let a job wait without counting the attempt, unless its patience is over."""
         pushed = self._pushed.setdefault(number, _Pushed(started + self._patience))
         if now >= pushed.until:
             return False
@@ -342,7 +344,7 @@ class Scheduler:
 
 
 MAX_FAILURES = 5
-"""How many in a row end a run, by default."""
+"""Operator errors in a row that end a run, by default."""
 
 _FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied)
 
@@ -379,8 +381,8 @@ class OperatorErrors:
 T = TypeVar("T")
 
 Order = Literal["completion", "row", "group"]
-"""``completion``: as they complete. ``row``: as the rows come in, each with its repeats. ``group``: the
-rollouts of one row together, in the order of their repeats, as groups complete."""
+"""``completion``: as rollouts complete. ``row``: in the order of the rows, each with its repeats. ``group``:
+the rollouts of one row together, in the order of their repeats, as groups complete."""
 
 
 class Ordering(Generic[T]):
@@ -404,7 +406,7 @@ class Ordering(Generic[T]):
             self._results[group] = {}
 
     def push(self, group: int, number: int, result: T) -> Iterator[T]:
-        """Take the result of a job; the results whose turn has come."""
+        """Add the result of a job; yields the results whose turn has come."""
         if self._order == "completion":
             yield result
             return

@@ -19,7 +19,7 @@
     │   ├── VerifierFailed      503  the verifier got no answer from a judge or worker: not a zero
     │   ├── DeadlineExceeded    504  a stage, call or episode ran out of its time
     │   └── SessionLost         409  the replica that held the session died: start again from seed
-    ├── OperatorError         fix a setting, then go on: a run stops, and its rows stay open
+    ├── OperatorError         fix a setting, then resume: a run stops, and its rows stay open
     │   ├── Unauthorized           401  the bearer token is missing or wrong
     │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
     │   └── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects

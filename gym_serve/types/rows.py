@@ -291,7 +291,7 @@ def check_row(row: Any) -> None:
         InvalidRequest: all of its problems, each with its place.
     """
     if not isinstance(row, dict):
-        raise InvalidRequest(f"a row is a JSON object, not {type(row).__name__}")
+        raise InvalidRequest(f"a row must be a JSON object, got a {type(row).__name__}")
     parse(_ROW, row, "row")
 
 

@@ -32,7 +32,7 @@ def report(folder: Path, *, complete: bool, exhausted: str | None) -> Report:
 
 @pytest.mark.parametrize(
     ("complete", "exhausted", "signalled", "status"),
-    [(False, "it has cost 1", None, 4), (False, "it has cost 1", 130, 130), (True, None, None, 3)],
+    [(False, "the run has cost 1", None, 4), (False, "the run has cost 1", 130, 130), (True, None, None, 3)],
 )
 def test_the_exit_status(
     tmp_path: Path, complete: bool, exhausted: str | None, signalled: int | None, status: int
@@ -43,7 +43,7 @@ def test_the_exit_status(
 
 
 def test_the_summary_has_tokens_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(tmp_path, complete=False, exhausted="it has cost 0.2500 of at most 0.2")
+    found = report(tmp_path, complete=False, exhausted="the run has cost 0.2500 of at most 0.2")
     console = Console(file=io.StringIO(), width=200)
     print_report(found, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]

@@ -195,7 +195,7 @@ def test_ctrl_c_once_drains_and_twice_cancels(gym: Gym, tmp_path: Path, signals:
     process.send_signal(signal.SIGINT)
     if signals == 2:
         assert process.stderr is not None
-        until(lambda: "stopping" in process.stderr.readline())
+        until(lambda: "Stopping" in process.stderr.readline())
         process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
     assert process.returncode == 130, stderr

@@ -141,12 +141,12 @@ def test_all_kinds_of_bad_lines_are_named_with_their_place(tmp_path: Path) -> No
     result = runner.invoke(main, ["dataset", "validate", str(file)])
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
-        f"{file}:2: a row is a JSON object, not list",
-        f"{file}:3: NaN is no JSON; use null",
+        f"{file}:2: a row must be a JSON object, got a list",
+        f"{file}:3: NaN is not valid JSON; use null",
         f"{file}:4: byte 0xff at 7 is not UTF-8",
         f"{file}:6: not JSON: unexpected end of data at column 2",
     ]
-    assert f"note: {file}:1: a byte order mark, left out" in result.stdout
+    assert f"note: {file}:1: skipped a byte order mark" in result.stdout
     assert f"{file}: 5 rows, 4 with problems" in result.stdout
 
 
@@ -295,8 +295,11 @@ def test_render_reports_all_problems_and_writes_nothing(tmp_path: Path, template
     arguments = ["dataset", "render", str(rows), "--prompt", template, "-o", str(out)]
     result = runner.invoke(main, arguments)
     assert result.exit_code == 1
-    assert f"{rows}:1: responses_create_params.input: a row for a prompt template has none" in result.stderr
-    assert f"{rows}:2: the prompt needs question; the row has answer" in result.stderr
+    assert (
+        f"{rows}:1: `responses_create_params.input` must be left out: the prompt template makes it"
+        in result.stderr
+    )
+    assert f"{rows}:2: the prompt template needs the keys question; the row has answer" in result.stderr
     assert not out.exists()
     assert runner.invoke(main, [*arguments, "--skip-invalid"]).exit_code == 1
     assert len(read(out)) == 1

@@ -14,7 +14,7 @@ from gym_serve.cli import main
 from gym_serve.rollouts import Report, collect, files
 from gym_serve.rollouts import rows as rows_module
 from gym_serve.rollouts.files import read_records
-from gym_serve.rollouts.journal import _SPARE
+from gym_serve.rollouts.journal import _SPARE_BYTES
 from gym_serve.types.errors import InvalidRequest
 
 SIZE = 60_000_000
@@ -70,7 +70,7 @@ def test_a_rollout_of_60_mb_goes_through_everything(tmp_path: Path) -> None:
 
 def test_what_no_reader_would_take_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rows_module, files):
-        monkeypatch.setattr(module, "MAX_ROW_BYTES", _SPARE + 20_000)
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", _SPARE_BYTES + 20_000)
     source = write_jsonl(tmp_path / "rows.jsonl", [row(0), row(1, padding="y" * 19_600), row(2)])
 
     async def long(row: JSON) -> JSON:
@@ -80,7 +80,7 @@ def test_what_no_reader_would_take_is_a_failure(tmp_path: Path, monkeypatch: pyt
     report = asyncio.run(collect(source, output, collection(long)))
     assert (report.progress.scored, report.progress.failed) == (1, 2)
     failures = list(read_records(tmp_path / "out_failures.jsonl"))
-    assert all("bytes, where a line has at most 20,000" in f["failure"]["detail"] for f in failures)
+    assert all("the line must have at most 20,000 bytes, got" in f["failure"]["detail"] for f in failures)
     # With its failure the second row would be too long as well: it stands in the inputs alone.
     assert [("padding" in f, "responses_create_params" in f) for f in failures] == [
         (False, True),
@@ -93,6 +93,6 @@ def test_a_row_that_is_too_long_starts_nothing(tmp_path: Path, monkeypatch: pyte
     for module in (rows_module, files):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 2000)
     output = tmp_path / "out.jsonl"
-    with pytest.raises(InvalidRequest, match=r"task 1: 2,\d+ bytes, where a line has at most 2,000"):
+    with pytest.raises(InvalidRequest, match=r"task 1: the line must have at most 2,000 bytes, got 2,\d+"):
         asyncio.run(collect([row(0), row(1, padding="y" * 1900)], output, collection(run)))
     assert not output.stat().st_size

@@ -49,7 +49,7 @@ def test_the_run_of_all_shards(shards: list[str], tmp_path: Path) -> None:
     assert "pass@1[avg-of-2]/accuracy" in report["metrics"][0]["key_metrics"]
     again = merged(tmp_path, *shards)
     assert again.exit_code == 1
-    assert "holds a run; merge into another file" in again.stderr
+    assert "holds a run; choose another file for the merged run" in again.stderr
 
 
 def test_what_is_missing_is_said(shards: list[str], tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_profile_of_shards_and_of_damaged_files(tmp_path: Path, run: str) -> Non
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["tasks"] == 5
-    assert report["problems"] == [f"{other}:2: a row is a JSON object, not list"]
+    assert report["problems"] == [f"{other}:2: a row must be a JSON object, got a list"]
     text = runner.invoke(main, ["profile", str(other)])
     assert text.exit_code == 1
-    assert text.stderr == f"{other}:2: a row is a JSON object, not list\n"
+    assert text.stderr == f"{other}:2: a row must be a JSON object, got a list\n"
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,9 @@ def test_a_source_that_breaks_leaves_nothing_behind(format, tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BadRequest, match="there is no folder"):
+    with pytest.raises(BadRequest, match="does not exist; create it first"):
         export([episode()], "sft", tmp_path / "file" / "out.jsonl")
-    with pytest.raises(BadRequest, match="there is no folder"):
+    with pytest.raises(BadRequest, match="does not exist; create it first"):
         export([episode()], "sft", tmp_path / "mispelt" / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

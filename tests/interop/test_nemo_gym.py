@@ -672,9 +672,8 @@ def test_the_command_prints_or_writes_the_graph(tmp_path: Path, monkeypatch: pyt
     out = tmp_path / "graphs" / "quiz.yaml"
     refused = runner.invoke(main, ["import-nemo-gym", config, "-o", str(out)])
     assert refused.exit_code == 1
-    assert (
-        "there is no folder" in refused.output
-    )  # none is made in silence: a misspelt path would be hard to find
+    # No folder is created silently: a misspelt path would be hard to find.
+    assert "does not exist; create it first" in refused.output
     out.parent.mkdir()
     written = runner.invoke(main, ["import-nemo-gym", config, "-o", str(out)])
     assert written.exit_code == 0, written.output

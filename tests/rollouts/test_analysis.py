@@ -84,7 +84,7 @@ def test_rewards_of_another_scale_and_below_the_threshold_teach_as_well() -> Non
     profile = profile_of({0: [-3.0, 7.0], 1: [2.0, 2.0]}, solved_at=10.0)
     assert [task.pass_rate for task in profile.tasks()] == [0.0, 0.0]
     assert list(profile.trainable_tasks()) == [0]
-    assert (profile.transports[0], profile.transports[-1]) == (-3.0, 7.0)
+    assert (profile.bin_edges[0], profile.bin_edges[-1]) == (-3.0, 7.0)
     assert [task.histogram for task in profile.tasks()] == [
         (1, 0, 0, 0, 0, 0, 0, 0, 0, 1),
         (0, 0, 0, 0, 0, 2, 0, 0, 0, 0),
@@ -220,7 +220,7 @@ def test_tasks_named_by_a_field(tmp_path: Path) -> None:
     comparison.add_b(read_rollouts([b], key, problems))
     assert (comparison.summary(0).paired_tasks, comparison.summary(0).different_prompts) == (3, 2)
     list(read_rollouts([a], TaskKey("uuid"), problems))
-    assert problems.kept[0] == f"{a}:1: uuid: the field that names the task is missing"
+    assert problems.kept[0] == f"{a}:1: `uuid`, the field that identifies the task, is missing"
 
 
 def compared(a: dict[int, list[float]], b: dict[int, list[float]]) -> RunComparison:

@@ -162,7 +162,7 @@ async def test_notes_are_in_the_report(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_bytes(b"\xef\xbb\xbf" + orjson.dumps(row(0)) + b"\r\n")
     report = await collect(source, tmp_path / "out.jsonl", collection(FakeAgent()))
-    assert report.notes == [f"{source}:1: a byte order mark, left out", f"{source}:1: lines end in CRLF"]
+    assert report.notes == [f"{source}:1: skipped a byte order mark", f"{source}:1: lines end in CRLF"]
 
 
 async def stopped_after(count: int, source: Any, output: Path, **options: Any) -> None:
@@ -260,7 +260,7 @@ CHANGES = [
     ({"params": {"temperature": 0.5}}, "expansion.params.temperature: is new, 0.5"),
     ({"agent": "other"}, 'expansion.agent: was null, is "other"'),
     ({"graph": {"agents": {"agent": {"max_steps": 9}}}}, "graph.agents.agent.max_steps: was 3, is 9"),
-    ({"graph": {"agents": {}}}, "graph.agents.agent: was .*, is gone"),
+    ({"graph": {"agents": {}}}, "graph.agents.agent: was .*, is missing"),
 ]
 
 
@@ -282,7 +282,7 @@ async def test_a_changed_file_is_explained(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     await stopped_after(3, source, output)
     write_jsonl(source, [*rows(29), row(99)])
-    with pytest.raises(Conflict, match=r"was begun on .* with something else(.|\n)*input.digest: was"):
+    with pytest.raises(Conflict, match=r"was started on .* with other settings(.|\n)*input.digest: was"):
         await collect(source, output, collection(FakeAgent()), resume=True)
 
 
@@ -397,7 +397,7 @@ async def test_output_that_is_lost_under_a_run_ends_it(
 @pytest.mark.parametrize("output", ["mispelt/out.jsonl", "a/b/c/out.jsonl.zst"])
 async def test_no_folder_is_created(tmp_path: Path, output: str) -> None:
     agent = FakeAgent()
-    with pytest.raises(BadRequest, match=r"there is no folder .*; create it first"):
+    with pytest.raises(BadRequest, match=r"folder .* does not exist; create it first"):
         await collect(rows(8), tmp_path / output, collection(agent))
     assert agent.ran == []
     assert not (tmp_path / output).parent.exists()
@@ -469,7 +469,7 @@ async def test_an_agent_that_gives_no_metrics(
     plain = collection(scored_async)
     report = await collect(rows(3), tmp_path / "out.jsonl", with_backend(plain, aggregate=aggregate))
     assert report.metrics[0]["agent_metrics"]["mean/reward"] == 1.0
-    assert "agent gave no metrics" in caplog.text
+    assert "agent agent gave no metrics" in caplog.text
 
 
 async def scored_async(row: JSON) -> JSON:

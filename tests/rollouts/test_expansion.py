@@ -77,14 +77,14 @@ def test_repeats_by_agent() -> None:
 
 def test_an_agent_without_repeats_is_a_problem() -> None:
     source = [row(0, agent_ref={"name": "a"}), row(1, agent_ref={"name": "b"})]
-    assert problems_of(source, repeats={"a": 3}) == ["row 2: repeats: neither 'b' nor '_default' is given"]
+    assert problems_of(source, repeats={"a": 3}) == ["row 2: `repeats` must have 'b' or '_default'"]
 
 
 def test_an_agent_that_no_row_has_is_noted() -> None:
     notes: list[str] = []
     source = [row(0, agent_ref={"name": "a"})]
     list(expand(source, Expansion(repeats={"a": 1, "tpyo": 2}), problem=pytest.fail, note=notes.append))
-    assert notes == ["repeats: no row has the agent tpyo"]
+    assert notes == ["`repeats`: no row has the agent tpyo"]
 
 
 def test_the_agent_is_stamped() -> None:
@@ -140,8 +140,8 @@ def test_a_prompt_makes_the_input_of_rows_that_have_none() -> None:
 def test_all_rows_that_a_prompt_does_not_fit_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "rows.jsonl", [row(0, q="x"), {"q": "y"}, {"other": 1}])
     assert problems_of(path, prompt=PromptTemplate("{q}")) == [
-        f"{path}:1: responses_create_params.input: a row for a prompt template has none",
-        f"{path}:3: the prompt needs q; the row has other",
+        f"{path}:1: `responses_create_params.input` must be left out: the prompt template makes it",
+        f"{path}:3: the prompt template needs the keys q; the row has other",
     ]
 
 
@@ -182,7 +182,7 @@ def test_a_rollout_that_is_named_twice() -> None:
     problems: list[str] = []
     found = [r for g in expand(source, Expansion(), problem=problems.append, unique=True) for r in g]
     assert keys(found) == [(5, 1), (5, 2)]
-    assert problems == ["row 3: rollout 1 of task 5 was named before"]
+    assert problems == ["row 3: rollout 1 of task 5 is there twice"]
     assert len(expanded(source)) == 3
 
 

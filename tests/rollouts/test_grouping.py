@@ -47,7 +47,7 @@ def test_one_that_cannot_be_filled_says_why_at_once() -> None:
     assert (group.rollouts, group.usable, stragglers) == ([], False, [jobs[2]])
     assert group.reason == (
         "0 of 2 rollouts: 1 failed with tool_timeout: the tool is slow; "
-        "1 failed with model_timeout: no answer; 1 given up, as 2 were out of reach"
+        "1 failed with model_timeout: no answer; 1 cancelled because 2 could not be reached"
     )
 
 
@@ -69,7 +69,7 @@ def test_a_deadline_counts_from_the_first_start(quorum: int | None, usable: bool
     assert book.expired(104.9) == []
     ((group, stragglers),) = book.expired(105.0)
     assert (group.rollouts, group.usable, stragglers) == ([{"n": 1}], usable, [jobs[0], jobs[2]])
-    assert group.reason == "1 of 3 rollouts: its deadline of 5 s passed with 2 unfinished"
+    assert group.reason == "1 of 3 rollouts: the deadline of 5 s passed with 2 unfinished"
     assert book.next_deadline() == float("inf")
 
 

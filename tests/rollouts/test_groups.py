@@ -110,9 +110,9 @@ async def test_compare_is_tried_again() -> None:
     [
         ([Unavailable("busy")] * 3, "compare failed: busy"),
         ([BadRequest("no")], "compare failed: no"),
-        ([{"rewards": [1, float("inf")]}] * 3, "no finite numbers"),
-        ([{"rewards": [1, None]}] * 3, "no finite numbers"),
-        (["text"] * 3, "answered no 2 rewards"),
+        ([{"rewards": [1, float("inf")]}] * 3, "of `compare` must be finite numbers, got"),
+        ([{"rewards": [1, None]}] * 3, "of `compare` must be finite numbers, got"),
+        (["text"] * 3, "`compare` must answer 2 rewards, got text"),
         ([KeyError("rewards")], "KeyError: 'rewards'"),
     ],
 )
@@ -131,7 +131,7 @@ async def test_a_compare_that_never_answers_is_given_up() -> None:
     engine = RunnerOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
     (group,) = [g async for g in groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), engine, compare)]
     assert not group.usable
-    assert "compare failed: no answer within 0.05 s" in (group.reason or "")
+    assert "compare failed: compare did not answer within 0.05 s" in (group.reason or "")
 
 
 async def test_a_group_that_is_too_small_is_not_compared() -> None:

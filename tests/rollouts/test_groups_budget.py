@@ -91,7 +91,7 @@ async def test_a_group_that_can_no_longer_be_filled_says_so() -> None:
     (group,) = await grouped(20, spending, GenRM(), size=4, concurrency=1)
     assert not group.usable
     assert group.comparison is None
-    assert group.reason == "1 of 4 rollouts: 3 not started, as the run ends"
+    assert group.reason == "1 of 4 rollouts: 3 not started because the run ended"
     (group,) = await grouped(20, Spending(PRICES, Budget(max_tokens=100)), size=4, quorum=1, concurrency=1)
     assert group.usable
 
@@ -113,5 +113,6 @@ async def test_what_runs_for_a_group_out_of_reach_is_cancelled() -> None:
     (group,) = [group async for group in settled]
     assert cancelled.is_set()
     assert (
-        group.reason == "1 of 3 rollouts: 1 not started, as the run ends; 1 given up, as 3 were out of reach"
+        group.reason
+        == "1 of 3 rollouts: 1 not started because the run ended; 1 cancelled because 3 could not be reached"
     )

@@ -63,16 +63,16 @@ async def test_shards_that_do_not_fit(tmp_path: Path) -> None:
     again = await shard(rows(6), tmp_path / "again", 1, 2)
     with pytest.raises(InvalidRequest, match="are both shard 1"):
         await merge([first, again], output)
-    with pytest.raises(InvalidRequest, match=r"no run at .*nothing.jsonl"):
+    with pytest.raises(InvalidRequest, match=r"nothing.jsonl does not exist"):
         await merge([first, tmp_path / "nothing.jsonl"], output)
-    with pytest.raises(InvalidRequest, match="no shards"):
+    with pytest.raises(InvalidRequest, match="at least one shard"):
         await merge([], output)
     (tmp_path / "other").mkdir()
     other = await shard(rows(6), tmp_path / "other", 2, 2, seed=1)
-    with pytest.raises(InvalidRequest, match=r"is of another run than .*expansion.seed: was null, is 1"):
+    with pytest.raises(InvalidRequest, match=r"are of different runs: .*expansion.seed: was null, is 1"):
         await merge([first, other], output)
     await collect(rows(2), tmp_path / "whole.jsonl", collection(FakeAgent()))
-    with pytest.raises(InvalidRequest, match="is no shard"):
+    with pytest.raises(InvalidRequest, match="is not a shard"):
         await merge([tmp_path / "whole.jsonl"], output)
     with RecordFile(second, exclusive=True), pytest.raises(Conflict, match="is being written"):
         await merge([first, second], output)

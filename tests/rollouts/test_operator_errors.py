@@ -236,7 +236,7 @@ async def test_comparisons_that_are_refused_are_made_later(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["max_failures", "attempts", "concurrency"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{name} must be at least 1, got 0"):
+    with pytest.raises(InvalidRequest, match=f"`{name}` must be at least 1, got 0"):
         RunnerOptions(**{name: 0})
 
 

@@ -22,7 +22,7 @@ def test_fields_are_filled_in() -> None:
 
 
 def test_all_missing_fields_are_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"needs a, c; the row has b, d$"):
+    with pytest.raises(InvalidRequest, match=r"needs the keys a, c; the row has b, d$"):
         PromptTemplate("{a}{b}{c}").messages({"b": 1, "d": 2})
 
 
@@ -73,8 +73,8 @@ def test_a_file_and_a_mapping_do_the_same(tmp_path: Path) -> None:
         ("[1]", "a mapping with 'user'"),
         ("system: x", "a mapping with 'user'"),
         ("user: [x]", "a mapping with 'user'"),
-        ("{user: x, assistant: y}", "unknown assistant"),
-        ("{user: x, system: [y]}", "'system' is a text"),
+        ("{user: x, assistant: y}", "unknown keys assistant"),
+        ("{user: x, system: [y]}", "'system' must be a string"),
         ("{user: x", "cannot read"),
     ],
 )

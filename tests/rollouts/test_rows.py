@@ -29,12 +29,12 @@ def read(path: Path, content: bytes) -> tuple[list[LocatedRow], list[str]]:
     [
         (b"{", "not JSON: "),
         (b'{"a": 1} {"b": 2}', "not JSON: unexpected content after document at column 10"),
-        (b'{"a": NaN}', "NaN is no JSON; use null"),
-        (b'{"a": [1, -Infinity]}', "-Infinity is no JSON; use null"),
+        (b'{"a": NaN}', "NaN is not valid JSON; use null"),
+        (b'{"a": [1, -Infinity]}', "-Infinity is not valid JSON; use null"),
         (b'{"a": "\xe9t\xe9"}', "byte 0xe9 at 7 is not UTF-8"),
-        (b"[1, 2]", "a row is a JSON object, not list"),
-        (b"null", "a row is a JSON object, not NoneType"),
-        (b'"text"', "a row is a JSON object, not str"),
+        (b"[1, 2]", "a row must be a JSON object, got a list"),
+        (b"null", "a row must be a JSON object, got a NoneType"),
+        (b'"text"', "a row must be a JSON object, got a str"),
         (b"[" * 5000, "not JSON: "),
         (b"\x00\x00", "not JSON: "),
         (b"{'a': 1}", "not JSON: "),
@@ -56,7 +56,12 @@ def test_a_long_line_is_named_without_holding_it(tmp_path: Path, monkeypatch: py
     assert len(fitting) == 2 << 20
     found, _ = read(path, fitting + b"\n" + fitting + b" " + b"\n" + b"x" * (5 << 20) + b'\n{"a": 2}')
     assert [one.where for one in found] == [f"{path}:{n}" for n in (1, 2, 3, 4)]
-    assert [one.problem for one in found] == [None, "longer than 2 MiB", "longer than 2 MiB", None]
+    assert [one.problem for one in found] == [
+        None,
+        "the line is longer than 2 MiB",
+        "the line is longer than 2 MiB",
+        None,
+    ]
 
 
 def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +84,7 @@ def test_a_byte_order_mark_and_crlf_are_fine_and_noted_once(tmp_path: Path) -> N
     path = tmp_path / "rows.jsonl"
     found, notes = read(path, b'\xef\xbb\xbf{"a": 1}\r\n\r\n{"a": 2}\r\n')
     assert [one.row for one in found] == [{"a": 1}, {"a": 2}]
-    assert notes == [f"{path}:1: a byte order mark, left out", f"{path}:1: lines end in CRLF"]
+    assert notes == [f"{path}:1: skipped a byte order mark", f"{path}:1: lines end in CRLF"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
@@ -91,7 +96,7 @@ def test_another_encoding_is_no_json(tmp_path: Path, encoding: str) -> None:
 
 def test_utf_16_with_its_mark_is_named_once(tmp_path: Path) -> None:
     found, _ = read(tmp_path / "rows.jsonl", '{"a": 1}\n{"a": 2}\n'.encode("utf-16"))
-    assert [one.problem for one in found] == ["the file is UTF-16 or UTF-32, not UTF-8 text"]
+    assert [one.problem for one in found] == ["the file must be UTF-8 text, but is UTF-16 or UTF-32"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"  \r\n"])
@@ -132,7 +137,7 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, suffix: str) -> None
 
 def test_gzip_under_another_name_is_told(tmp_path: Path) -> None:
     found, _ = read(tmp_path / "rows.jsonl", gzip.compress(b"{}"))
-    assert [one.problem for one in found] == ["the file is gzip, not UTF-8 text"]
+    assert [one.problem for one in found] == ["the file must be UTF-8 text, but is gzip"]
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -144,7 +149,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_rows_of_the_caller_are_named_by_their_number() -> None:
     found = list(read_rows([{"a": 1}, "text", {"a": 2}]))  # type: ignore[list-item]
-    assert found[1] == ("row 2", None, "a row is a JSON object, not str")
+    assert found[1] == ("row 2", None, "a row must be a JSON object, got a str")
     assert [one.row for one in found] == [{"a": 1}, None, {"a": 2}]
 
 

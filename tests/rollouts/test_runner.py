@@ -133,19 +133,19 @@ async def test_an_attempt_that_takes_too_long() -> None:
     assert len(agent.cancelled) == 1
     (failed,) = await streamed(FakeAgent(hang_once), 1, attempts=1, timeout=0.01)
     assert failed["failure"]["kind"] == "episode_timeout"
-    assert failed["failure"]["detail"] == "no rollout within 0.01 s"
+    assert failed["failure"]["detail"] == "the rollout did not end within 0.01 s"
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (None, "the agent answered no rollout: None"),
-        ([1], "the agent answered no rollout"),
-        ({"detail": "Not Found"}, "a rollout without a reward: reward: a number is missing, got None"),
-        ({"reward": "1"}, "a rollout without a reward: reward: a number is missing, got 1"),
-        ({"reward": True}, "a rollout without a reward: reward: a number is missing, got True"),
-        ({"reward": 1e101}, "a rollout without a reward: reward: out of range"),
-        ({"reward": float("nan")}, "a rollout without a reward: reward: out of range, nan"),
+        (None, "the agent's answer must be a rollout, got None"),
+        ([1], "the agent's answer must be a rollout, got [1]"),
+        ({"detail": "Not Found"}, "must have a reward: reward: a number is missing, got None"),
+        ({"reward": "1"}, "must have a reward: reward: a number is missing, got 1"),
+        ({"reward": True}, "must have a reward: reward: a number is missing, got True"),
+        ({"reward": 1e101}, "must have a reward: reward: out of range"),
+        ({"reward": float("nan")}, "must have a reward: reward: out of range, nan"),
     ],
 )
 async def test_an_answer_that_is_no_rollout_is_a_failure(answer: Any, said: str) -> None:

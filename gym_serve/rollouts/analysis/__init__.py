@@ -1,11 +1,11 @@
-"""Questions to stored rollouts: how hard is each task for the policy, and what changed between two runs.
+"""Analysis of stored rollouts: how hard is each task for the policy, and what changed between two runs.
 
 - `RewardProfile`, `TaskProfile`, `BUCKETS`: pass rates by task, and the tasks to train on next.
 - `RunComparison`, `TaskDifference`, `Estimate`: two runs over the same tasks, paired.
 - `read_rollouts`, `rows_of_tasks`, `prompts_of_tasks`: the files of runs, a line at a time.
 
-Everything is computed from the files of ``collect`` (or NeMo Gym's rollouts), read as a stream; what is
-kept of a rollout is its numbers.
+Everything is computed from the files of ``collect`` (or NeMo Gym's rollouts), read as a stream; only the
+numbers of a rollout are kept.
 """
 
 from gym_serve.rollouts.analysis.comparison import Estimate, RunComparison, TaskDifference

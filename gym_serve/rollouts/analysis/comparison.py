@@ -1,9 +1,9 @@
 """`RunComparison`: two runs over the same tasks, paired task by task.
 
-A task weighs the same however many rollouts it has, and only tasks with a scored rollout in both runs
-count: the difficulty of a task is then the same on both sides, and only the difference is left to
-chance. Its 95% interval is a bootstrap over tasks. A task is *solved* by a run if more than half of its
-rollouts are, and *flips* where one run solves it and the other does not.
+Every task has the same weight, however many rollouts it has, and only tasks with a scored rollout in both
+runs count: the difficulty of a task is then the same on both sides, and only the difference is due to
+chance. The 95% interval of the difference is a bootstrap over tasks. A task is *solved* by a run if more
+than half of its rollouts are, and *flips* if one run solves it and the other does not.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse``, or ``no clear difference`` where the interval holds 0 (or there is none)."""
+        """``better``, ``worse``, or ``no clear difference`` if the interval contains 0 (or there is none)."""
         if self.low is None or self.high is None or self.low <= 0.0 <= self.high:
             return "no clear difference"
         return "better" if self.low > 0.0 else "worse"
 
 
 class ComparisonSummary(NamedTuple):
-    """What there is to say of all paired tasks together."""
+    """The figures of all paired tasks together."""
 
     estimates: list[Estimate]
     """Mean reward and pass rate (percent); of all tasks first, then by agent if there are several."""
@@ -117,7 +117,7 @@ class RunComparison:
         self._changed: set[int] = set()
 
     def add_a(self, rollouts: Iterable[JSON]) -> None:
-        """Take in the first run, before the second one.
+        """Add the first run, before the second one.
 
         Raises:
             InvalidRequest: a rollout has no task or rollout index.
@@ -127,7 +127,7 @@ class RunComparison:
             self._prompts[task_index(rollout)] = _prompt_digest(rollout)
 
     def add_b(self, rollouts: Iterable[JSON]) -> None:
-        """Take in the second run.
+        """Add the second run.
 
         Raises:
             InvalidRequest: a rollout has no task or rollout index.

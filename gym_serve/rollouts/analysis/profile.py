@@ -1,9 +1,8 @@
-"""`RewardProfile`: how the policy fares on each task, and which tasks it can learn from next.
+"""`RewardProfile`: how the policy performs on each task, and which tasks to train on next.
 
-A task whose rollouts all get the same reward teaches nothing: every advantage of its group is zero. So
-the tasks to train on next are those whose rewards differ, that is, those neither always solved nor
-never; the wider the rewards are spread, the earlier. Failed rollouts have no reward and count nowhere but
-as failures.
+A task whose rollouts all get the same reward teaches nothing: every advantage of its group is zero. So the
+tasks to train on next are those whose rewards differ; the larger the standard deviation, the earlier. Failed
+rollouts have no reward and count only as failures.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class TaskProfile:
     agent: str
     rollouts: int
     missing: int
-    """Rollouts that failed for good."""
+    """Rollouts whose last attempt failed."""
     solved: int
-    """Rollouts whose reward is enough to count as solved."""
+    """Rollouts that count as solved."""
     mean: float
     """Mean reward."""
     std: float
@@ -72,7 +71,7 @@ class TaskProfile:
 
 
 class ProfileSummary(NamedTuple):
-    """What there is to say of all tasks together."""
+    """The figures of all tasks together."""
 
     tasks: int
     """Tasks with a scored rollout."""
@@ -90,7 +89,7 @@ class ProfileSummary(NamedTuple):
     """Tasks by pass rate, in `BINS` equal steps from 0 to 1."""
     trainable_tasks: int
     train_next: list[TaskProfile]
-    """The first of them, widest spread first."""
+    """The first of them, largest standard deviation first."""
 
 
 class RewardProfile:
@@ -107,7 +106,7 @@ class RewardProfile:
         self._failed: set[int] = set()
 
     def add(self, rollout: JSON) -> None:
-        """Take a rollout in, scored or failed.
+        """Add a rollout, scored or failed.
 
         Raises:
             InvalidRequest: it has no task or rollout index.
@@ -120,8 +119,8 @@ class RewardProfile:
             self._low, self._high = min(self._low, reward), max(self._high, reward)
 
     @property
-    def transports(self) -> tuple[float, ...]:
-        """The edges of the bins of rewards: 0 to 1, or farther where rewards are."""
+    def bin_edges(self) -> tuple[float, ...]:
+        """The edges of the bins of rewards: from 0 to 1, or farther if rewards are outside of it."""
         return tuple(self._low + (self._high - self._low) * step / BINS for step in range(BINS + 1))
 
     def agents(self) -> list[SummaryRow]:

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class TaskKey:
-    """What names a task: the task index of its run, or a field of the rows.
+    """Identifies tasks: by the task index of their run, or by a field of the rows.
 
     One object numbers the tasks of all files that are read with it.
 
@@ -56,17 +56,17 @@ class TaskKey:
         self._numbers = IntTable()
 
     def apply(self, rollout: JSON) -> JSON:
-        """The rollout with the stamps of the task that it belongs to by this key.
+        """The rollout with the metadata of the task that it belongs to by this key.
 
         Raises:
-            InvalidRequest: it has no stamps, or not the field.
+            InvalidRequest: the rollout lacks its metadata, or the field.
         """
         index = rollout_key(rollout)
         if self.field == TASK_INDEX:
             return rollout
         value = rollout.get(self.field)
         if value is None:
-            raise InvalidRequest(f"{self.field}: the field that names the task is missing")
+            raise InvalidRequest(f"`{self.field}`, the field that identifies the task, is missing")
         # The row's own index keeps the rollouts apart of two rows with the same key.
         return {**rollout, TASK_INDEX: self._number(digest(value)), "_ng_rollout_index": index}
 
@@ -82,8 +82,8 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
 
     Args:
         paths: the main files; the failures beside each are read with it.
-        key: names the tasks.
-        problems: takes the lines that are no rollouts.
+        key: identifies the tasks.
+        problems: collects the lines that are not rollouts.
 
     Raises:
         InvalidRequest: a file cannot be opened.
@@ -113,22 +113,22 @@ def _checked(rollout: JSON) -> JSON:
 
 
 def rows_of_tasks(path: Path, tasks: Iterable[int]) -> Iterator[JSON]:
-    """The row of each of some tasks, once, as a data set for another run: without stamps and the run's seeds.
+    """One row of each of some tasks, as a data set for another run: without metadata and the run's seeds.
 
     Args:
         path: the main file of the run.
         tasks: task indices.
 
     Raises:
-        InvalidRequest: the run's inputs are not beside it.
+        InvalidRequest: the run's inputs are not beside the file.
     """
     outputs = Outputs.of(path)
     if not outputs.inputs.exists():
-        raise InvalidRequest(f"{outputs.inputs} is not there: the rows of {path.name} are in it")
+        raise InvalidRequest(f"{outputs.inputs}, which has the rows of {path.name}, does not exist")
     header = Header.read(outputs.header)
     seeded = header is not None and header.expansion.get("seed") is not None
-    for _, stamped in _first_rows(outputs.inputs, set(tasks), raise_problem):
-        row = {key: value for key, value in stamped.items() if key not in METADATA_KEYS}
+    for _, materialized in _first_rows(outputs.inputs, set(tasks), raise_problem):
+        row = {key: value for key, value in materialized.items() if key not in METADATA_KEYS}
         yield _unseeded(row) if seeded else row
 
 
@@ -136,7 +136,7 @@ def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
     """The prompt of each of some tasks, see `prompt_text`.
 
     Args:
-        path: the main file of the run; read instead of the run's inputs where these are not there.
+        path: the main file of the run; it is read if the run's inputs do not exist.
         tasks: task indices.
     """
     inputs = Outputs.of(path).inputs
@@ -157,7 +157,7 @@ def prompt_text(row: JSON) -> str:
 
 
 def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) -> Iterator[tuple[int, JSON]]:
-    """The first row of each task in ``left``, which is used up."""
+    """The first row of each task in ``left``, from which found tasks are removed."""
     for where, row, reason in read_rows(inputs):
         if not left:
             return
@@ -174,7 +174,7 @@ def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) ->
 
 
 def _unseeded(row: JSON) -> JSON:
-    """The row without the sampling seed of a rollout: with it, all rollouts of the next run would be one."""
+    """The row without a rollout's sampling seed, with which all rollouts of the next run would be equal."""
     row = orjson.loads(orjson.dumps(row))
     metadata = row["responses_create_params"].get("metadata")
     if isinstance(row.get("extra_body"), dict):
