@@ -25,8 +25,7 @@ from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.event_stream import is_event_stream, read_events
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure, redirected
-from gym_serve.servers.context import CallContext, closing, stream_in
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 

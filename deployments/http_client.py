@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import redirected, retry_after
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     DeadlineExceeded,

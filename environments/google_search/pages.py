@@ -33,8 +33,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from gym_serve.grading import replace_surrogates
-from gym_serve.servers.context import current
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import current, time_limit
 from gym_serve.types.errors import Overloaded, Retryable, ToolFailed, Unavailable
 
 __all__ = [

@@ -41,7 +41,7 @@ __all__ = ["Answer", "CacheSettings", "JudgeCalls", "Protocol", "VerdictCache"]
 V = TypeVar("V")
 
 Protocol = Literal["responses", "chat_completions", "pooling", "classify"]
-"""How a judge is asked: to write, or (vLLM's routes of pooling models) for scores."""
+"""How a judge is asked: for text, or for scores (vLLM's routes of pooling models)."""
 
 _BUSY_SECONDS = 5.0
 
@@ -53,9 +53,9 @@ class Answer(Generic[V]):
     """One call of a judge.
 
     Attributes:
-        request: the body that it was sent.
-        response: its reply.
-        verdict: what that says; None for a reply without a verdict.
+        request: the body of the call.
+        response: the reply.
+        verdict: the verdict of the reply; None if it gives none.
     """
 
     request: JSON
@@ -67,8 +67,8 @@ class JudgeCalls:
     """Calls judges.
 
     Args:
-        max_concurrency: calls at once; others wait for their turn. None sets no limit.
-        cache: where replies are kept, or None.
+        max_concurrency: maximum number of concurrent calls; None sets no limit.
+        cache: cache of replies, or None.
     """
 
     def __init__(self, max_concurrency: int | None, cache: VerdictCache | None = None) -> None:
@@ -86,23 +86,23 @@ class JudgeCalls:
         judge: int = 0,
         vote: int = 0,
     ) -> Answer[V]:
-        """Ask a judge.
+        """Make a call to a judge.
 
         Args:
             model: its model.
             request: the body of the call.
-            read: the verdict of a reply; None if it gives none. May raise `VerifierFailed`.
-            protocol: what ``request`` is.
-            judge, vote: number of the judge and of the question, among several that are asked the same.
+            read: returns the verdict of a reply, or None if it gives none. May raise `VerifierFailed`.
+            protocol: the protocol of ``request``.
+            judge, vote: number of the judge, and of the repetition, if the same is asked several times.
 
         Raises:
-            VerifierFailed: the call failed, or its reply is none.
-            OperatorError: the judge's endpoint refuses its key, or is none.
+            VerifierFailed: the call failed, or its reply is malformed.
+            OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
         key = self._cache.key(judge, protocol, request, vote)
-        # The rollouts of a group often ask the same at the same time.
+        # The rollouts of a group often ask the same question at the same time.
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with turn:
             kept = await self._cache.get(key)
@@ -122,7 +122,7 @@ class JudgeCalls:
 
 
 def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
-    """What a kept reply says; None where it says nothing by now, as the labels of the verdict are others."""
+    """The verdict of a cached reply; None if it has none any more, because the labels have changed."""
     try:
         return read(kept)
     except VerifierFailed:
@@ -142,28 +142,28 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
     except NotFound as error:
         raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
-        # Also one that no retry of the call would mend: the response is sound, and may be scored again.
+        # Also if retrying the call is useless: the response is sound and may be scored again later.
         raise VerifierFailed(
             f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
         ) from error
 
 
 class CacheSettings(BaseModel):
-    """Where replies are kept."""
+    """Settings of the cache."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: Path
-    """The SQLite file, on a local disk; created with its folder if there is none. It is never shortened."""
+    """The SQLite file, on a local disk. It is created with its folder if missing, and grows without limit."""
     model: str = Field(min_length=1)
-    """Name and version of the judge's model: the file outlives the graph, and so the names of its servers."""
+    """Name and version of the judge's model: part of the key, because the file outlives the graph."""
 
 
 class VerdictCache:
     """Replies by request.
 
     Args:
-        settings: where they are kept.
+        settings: the settings.
 
     Raises:
         BadRequest: the file cannot be opened.
@@ -181,16 +181,16 @@ class VerdictCache:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply BLOB)")
         except (OSError, sqlite3.Error) as error:
-            raise BadRequest(f"the verdict cache {settings.path} cannot be opened: {error}") from None
+            raise BadRequest(f"cannot open the verdict cache {settings.path}: {error}") from None
 
     def key(self, judge: int, protocol: str, request: JSON, vote: int) -> bytes:
         """The key of a call.
 
         Args:
             judge: number of the judge among several.
-            protocol: what the request is.
+            protocol: protocol of the request.
             request: its body.
-            vote: number of the question among equal ones.
+            vote: number of the repetition.
         """
         parts = [self._model, judge, protocol, request, vote]
         try:
@@ -200,16 +200,16 @@ class VerdictCache:
         return hashlib.sha256(written).digest()
 
     async def get(self, key: bytes) -> JSON | None:
-        """The reply that is kept under a key."""
+        """The cached reply of a key, or None."""
         rows = await asyncio.to_thread(self._execute, "SELECT reply FROM replies WHERE key = ?", key)
         try:
             return orjson.loads(rows[0][0]) if rows else None
         except orjson.JSONDecodeError as error:
-            logger.warning("the verdict cache holds what is no reply: %s", error)
+            logger.warning("the verdict cache holds an entry that is not JSON: %s", error)
             return None
 
     async def put(self, key: bytes, reply: JSON) -> None:
-        """Keep a reply."""
+        """Store a reply."""
         insert = "INSERT OR REPLACE INTO replies VALUES (?, ?)"
         await asyncio.to_thread(self._execute, insert, key, orjson.dumps(reply))
 

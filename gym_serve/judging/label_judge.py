@@ -46,11 +46,11 @@ Label = Hashable
 
 @dataclass(frozen=True)
 class Ballot:
-    """What came of one question.
+    """The result of one question.
 
     Attributes:
-        label: the label that counts; None if none does.
-        votes: the calls that were made and did not fail, in the order of the judges.
+        label: the label of the majority; None if there is none.
+        votes: the calls that succeeded, in the order of the judges.
     """
 
     label: str | None
@@ -59,20 +59,20 @@ class Ballot:
 
 @dataclass(frozen=True)
 class LabelJudge:
-    """How to ask.
+    """Asks judges for a label.
 
     Attributes:
         models: the judges.
         calls: makes the calls.
         prompt_template: the prompt, for `str.format`; see `check_fields`.
-        labels: what they may answer with; the first one in a reply is its verdict.
+        labels: the allowed labels; the first one in a reply is its verdict.
         params: Responses body of every call, less ``input``.
         system_message: message before each prompt, or None.
-        read: the part of a reply that counts.
-        votes: how often each of them is asked.
+        read: returns the part of a reply that is searched for labels.
+        votes: number of times that each judge is asked.
 
     Raises:
-        ValueError: neither the prompt nor the system message mentions a label, see `check_labels`.
+        ValueError: neither prompt nor system message mentions a label, see `check_labels`.
     """
 
     models: Sequence[ModelClient]
@@ -88,13 +88,13 @@ class LabelJudge:
         check_labels(self.labels, self.prompt_template, self.system_message)
 
     async def ask(self, fields: Mapping[str, str]) -> Ballot:
-        """Ask a question.
+        """Ask the judges a question.
 
         Args:
-            fields: the texts of the prompt's fields; what a policy wrote goes through `escape_labels` first.
+            fields: values of the prompt's fields; text of a policy must go through `escape_labels` first.
 
         Raises:
-            VerifierFailed: calls failed, and those that did not are no majority.
+            VerifierFailed: calls failed, and the others have no majority.
         """
         prompt = self.prompt_template.format(**fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
@@ -127,15 +127,15 @@ class LabelJudge:
 async def both_orders(
     ask: Callable[[str, str], Awaitable[Ballot]], first: str, second: str, label: str
 ) -> list[Ballot]:
-    """Ask about two texts, and once more with their places swapped if the answer was ``label``.
+    """Ask about two texts, and again with the texts swapped if the answer was ``label``.
 
     Args:
         ask: asks about two texts in the order given.
         first, second: the texts.
-        label: the answer that has to stand both times.
+        label: the answer that must hold both times.
 
     Returns:
-        one ballot, or two; it stands if all of them have the label.
+        one ballot or two; the answer holds if all of them have the label.
     """
     ballot = await ask(first, second)
     return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
@@ -145,8 +145,8 @@ def majority(labels: Sequence[str | None], asked: int) -> str | None:
     """The label of more than half of ``asked`` votes; None if there is none.
 
     Args:
-        labels: the votes that were given; None for one without a verdict.
-        asked: how many were asked for.
+        labels: the votes; None for a reply without a verdict.
+        asked: number of votes that were asked for.
     """
     counts = Counter(label for label in labels if label is not None)
     for label, count in counts.most_common(1):
@@ -164,29 +164,29 @@ class JudgeSettings(ResourcesServer.Config):
     judge: ModelClient | None = None
     """The model that judges."""
     judge_system_message: str | None = None
-    """Message before each prompt."""
+    """System message before each prompt."""
     judge_prompt_template: str
-    """The prompt of each call; one of the two messages asks for the labels."""
+    """Template of the prompt; it or the system message asks for the labels."""
     judge_responses_create_params: dict[str, Any] = Field(default_factory=dict)
-    """Responses body of each call of the judge, less ``input``: temperature, max_output_tokens, ..."""
+    """Further fields of each call's Responses body: ``temperature``, ``max_output_tokens``, ..."""
     judge_equal_label: str = Field("[[A=B]]", min_length=2)
     """The judge's verdict "equal"."""
     judge_not_equal_label: str = Field("[[A!=B]]", min_length=2)
     """The judge's verdict "not equal"."""
     further_judges: list[ModelClient] = Field(default_factory=list)
-    """Models that vote beside ``judge``; more than half of all votes decide, and a tie is "not equal"."""
+    """Further models that vote; more than half of all votes decide, and a tie is "not equal"."""
     judge_votes: PositiveInt = 1
-    """How often each judge is asked the same."""
+    """Number of votes of each judge."""
     judge_max_concurrency: PositiveInt | None = 256
-    """Calls of judges at once, in each replica; null sets no limit. Read at the start only."""
+    """Maximum number of concurrent judge calls per replica; null sets no limit. Read at start only."""
     judge_cache: CacheSettings | None = None
-    """Keep the judge's replies on disk, and ask the same only once; read at the start only."""
+    """Cache of the judge's replies on disk, so that the same is asked once. Read at start only."""
 
     @model_validator(mode="after")
     def _labels_can_be_said(self) -> Self:
         labels = (self.judge_equal_label, self.judge_not_equal_label)
         if labels[0] == labels[1]:
-            raise ValueError("judge_equal_label and judge_not_equal_label are the same")
+            raise ValueError("`judge_equal_label` and `judge_not_equal_label` must differ")
         if self.judge is not None:
             try:
                 check_labels(labels, self.judge_prompt_template, self.judge_system_message)
@@ -199,21 +199,21 @@ class JudgeSettings(ResourcesServer.Config):
 
 
 def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
-    """The verdict cache of an environment; None for one without.
+    """The verdict cache of an environment; None without settings.
 
     Raises:
-        BadRequest: its file cannot be opened.
+        BadRequest: the file cannot be opened.
     """
     return None if settings is None else VerdictCache(settings)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A judge beside people.
+    """The agreement of a judge with people.
 
     Attributes:
-        pairs: how often each pair (person's label, judge's label) came up; None is a reply without verdict.
-        failed: rows whose judge failed; they are in none of the figures.
+        pairs: count of each pair (person's label, judge's label); None is a reply without a verdict.
+        failed: rows whose judge failed; no figure includes them.
     """
 
     pairs: Mapping[tuple[Label, Label], int]
@@ -228,12 +228,12 @@ class Calibration:
         """
         pairs = Counter(labels)
         if not pairs:
-            raise InvalidRequest("calibration: there is no labelled row with a verdict")
+            raise InvalidRequest("calibration needs at least one labelled row with a verdict")
         return cls(pairs, failed)
 
     @property
     def rows(self) -> int:
-        """How many rows the figures rest on."""
+        """Number of rows in the figures."""
         return sum(self.pairs.values())
 
     @property
@@ -243,7 +243,7 @@ class Calibration:
 
     @property
     def kappa(self) -> float | None:
-        """Cohen's kappa, -1 to 1; None where both gave one and the same label to all rows."""
+        """Cohen's kappa, -1 to 1; None if both gave the same single label to all rows."""
         people, judges = Counter[Label](), Counter[Label]()
         for (person, judge), count in self.pairs.items():
             people[person] += count
@@ -269,11 +269,11 @@ class Calibration:
 async def calibrate(
     labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
 ) -> Calibration:
-    """Let a judge label what people have labelled, all at once: `JudgeCalls` bounds what runs.
+    """Let a judge label questions that people have labelled. `JudgeCalls` bounds the concurrency.
 
     Args:
         labelled: each question with the person's label.
-        judge: the judge's label of a question; one that raises `VerifierFailed` is counted as failed.
+        judge: returns the judge's label of a question; `VerifierFailed` counts as failed.
 
     Raises:
         InvalidRequest: no question got a label.
@@ -289,7 +289,7 @@ async def calibrate(
     try:
         pairs = await asyncio.gather(*asked)
     finally:
-        for task in asked:  # the others of one that failed in a way that was not foreseen
+        for task in asked:  # the others, after an unexpected exception
             task.cancel()
     judged = [found for found in pairs if found is not None]
     return Calibration.of(judged, failed=len(pairs) - len(judged))

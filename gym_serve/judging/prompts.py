@@ -33,45 +33,45 @@ __all__ = [
 _WORD = re.compile(r"[^\W\d_]+")
 _PIECES = re.compile(r"\w+|[^\w\s]+")
 _INSTRUCTION = 8
-"""Words that a prompt has at least if it tells its judge what to do."""
+"""Minimum number of words in a prompt that gives its judge instructions."""
 
-_TAIL = 20_000  # characters: verdicts stand at the end, and a search for JSON takes quadratic time at worst
+_TAIL = 20_000  # characters; verdicts are at the end, and the search for JSON can take quadratic time
 _FENCED = re.compile(r"```json(.*?)```", re.DOTALL | re.IGNORECASE)
 _DECODER = json.JSONDecoder()
 
 
 def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
-    """``template``, if its ``{fields}`` are the ``required`` ones, and maybe ``optional`` ones.
+    """Check that a template has the ``required`` fields, and none but these and ``optional`` ones; return it.
 
     Raises:
-        ValueError: they are not, or a brace is not doubled.
+        ValueError: it has other fields, or a brace that is not doubled.
     """
     fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     if not set(required) <= fields <= {*required, *optional}:
         raise ValueError(
-            f"the fields of a judge prompt are {sorted({*required, *optional})}, not {sorted(fields)}; "
-            "other braces are doubled: {{ }}"
+            f"the fields of a judge prompt must be {sorted({*required, *optional})}, got {sorted(fields)}; "
+            "double other braces: {{ }}"
         )
     return template
 
 
 def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
-    """Check that a judge is told the labels of its verdict.
+    """Check that the prompt tells a judge the labels of its verdict.
 
-    A judge that is asked for other labels never says these, and every answer would get 0. A prompt may
+    A judge that is asked for other labels never writes these, and every answer would get 0. A prompt may
     describe a label in pieces: ``Judgement: answer 'yes' if ...`` for the label ``Judgement: yes``, or
-    ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt that only lays out its fields, with hardly a
-    word between them, is for a judge that was trained to its labels.
+    ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt of hardly more than its fields is for a judge
+    that was trained to its labels, and is not checked.
 
     Args:
-        labels: what the judge may answer with.
+        labels: the allowed labels.
         template: the prompt, for `str.format`.
         system_message: message before each prompt, or None.
 
     Raises:
-        ValueError: the prompt tells the judge what to do, and does not mention a label.
+        ValueError: the prompt gives instructions and does not mention a label.
     """
-    parts = string.Formatter().parse(template)  # which ends a part at each doubled brace, too
+    parts = string.Formatter().parse(template)  # a doubled brace ends a part, too
     said = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
     told = f"{system_message or ''}\n{said}"
     missing, rest = [], told
@@ -87,21 +87,21 @@ def check_labels(labels: Collection[str], template: str, system_message: str | N
 
 
 def _says(text: str, piece: str) -> bool:
-    """Whether a text has a word, as a whole one, or the symbols of a label."""
+    """Whether a text contains a piece of a label: a whole word, or symbols."""
     if not piece[0].isalnum():
         return piece in text
     return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", text) is not None
 
 
 def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
-    """The end of a policy's text, with the labels of the verdict spaced out.
+    """The end of a policy's text, with a space between the characters of each label.
 
-    A judge that quotes it says nothing by that.
+    So a judge that quotes the text does not give a verdict by that.
 
     Args:
         text: the text.
-        labels: what the judge may answer with.
-        max_chars: of a longer text only this many characters at its end are kept.
+        labels: the labels of the judge.
+        max_chars: number of characters that are kept, at the end of the text.
     """
     text = text[-max_chars:]
     for label in labels:
@@ -116,19 +116,19 @@ def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]
 
 
 def whole_text(response: JSON) -> str:
-    """All text of all assistant messages of a Response.
+    """The text of all assistant messages of a Response.
 
     Raises:
-        VerifierFailed: it is none.
+        VerifierFailed: it is not a Response.
     """
     return _checked(response).output_text
 
 
 def final_text(response: JSON) -> str:
-    """The last part of the message that a Response ends with; empty if it ends with anything else.
+    """The last part of the message that ends a Response; empty if another item ends it.
 
     Raises:
-        VerifierFailed: it is none.
+        VerifierFailed: it is not a Response.
     """
     reply = _checked(response)
     messages = reply.messages
@@ -142,22 +142,22 @@ def final_text(response: JSON) -> str:
 
 
 def first_label(text: str, labels: Sequence[str]) -> str | None:
-    """The label that stands first in ``text``; None if there is none."""
-    places = [(text.find(label), -len(label), label) for label in labels]  # of two at one place, the longer
+    """The first label in ``text``, or None."""
+    places = [(text.find(label), -len(label), label) for label in labels]  # the longer of two at one place
     found = [place for place in places if place[0] >= 0]
     return min(found)[2] if found else None
 
 
 def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
-    """The label that a reply gives; None if it is complete and gives none.
+    """The label of a reply; None if the reply is complete and has none.
 
     Args:
         response: the reply.
-        text: the part of it that counts: `whole_text` or `final_text`.
-        labels: what it may answer with.
+        text: the part of it to search: `whole_text` or `final_text`.
+        labels: the labels of the judge.
 
     Raises:
-        VerifierFailed: it broke off before its verdict, or is empty.
+        VerifierFailed: the reply is empty, or broke off before its verdict.
     """
     label = first_label(text, labels)
     if label is None:
@@ -174,7 +174,7 @@ def _checked(response: JSON) -> Response:
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
-        raise VerifierFailed(f"the judge's reply is no Response: {where}: {problem['msg']}") from None
+        raise VerifierFailed(f"the judge's reply is not a Response: {where}: {problem['msg']}") from None
 
 
 def json_objects(text: str) -> Iterator[JSON]:

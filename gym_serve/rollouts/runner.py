@@ -34,7 +34,7 @@ from gym_serve.rollouts.scheduling import (
     Ordering,
     Scheduler,
 )
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import time_limit
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from gym_serve.servers.snapshots import RESTORE, restore_request, version_of
+from gym_serve.servers.sessions import RESTORE, restore_request, version_of
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import GymError, Retryable, SessionLost
 

@@ -32,10 +32,8 @@ from gym_serve.routing.rpc import (
     QueueFullError,
 )
 from gym_serve.routing.serve_compat import local_handle
-from gym_serve.servers.context import closing
-from gym_serve.servers.deadline import time_limit
-from gym_serve.servers.sessions import replica_of
-from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.context import closing, time_limit
+from gym_serve.servers.sessions import RESTORE, replica_of
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 

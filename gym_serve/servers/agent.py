@@ -19,8 +19,7 @@ from pydantic import Field
 from gym_serve.observe.catalogue import record_rollout
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
-from gym_serve.servers.context import current, use
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.protocols import schemas

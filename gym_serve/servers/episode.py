@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gym_serve.servers.clients import EnvironmentClient, ModelClient
-from gym_serve.servers.context import current, use
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering

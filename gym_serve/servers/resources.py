@@ -25,8 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
 from gym_serve.servers.base import Operation, Server, author_error, place_of, place_of_class
 from gym_serve.servers.context import current
-from gym_serve.servers.sessions import LiveSessions, OpenSession, SessionCall
-from gym_serve.servers.snapshots import RESTORE, seal, state_of, unseal
+from gym_serve.servers.sessions import RESTORE, LiveSessions, OpenSession, SessionCall, seal, state_of, unseal
 from gym_serve.servers.tools import (
     RESERVED,
     UNAVAILABLE,

@@ -17,10 +17,9 @@ from typing import Any
 
 from gym_serve.observe.catalogue import record_call
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.context import CallContext, closing, current, stream_in, use
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import CallContext, closing, current, stream_in, time_limit, use
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
-from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
 from gym_serve.types.exact import any_json, exact_json

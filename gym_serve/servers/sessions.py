@@ -11,13 +11,22 @@ closing and stopping interleave:
   refused.
 - A method in a thread cannot be stopped. Its session stays in use until the thread has finished, even if the
   caller is gone, so that the next call never runs beside it on the same state.
+
+The state of a session can be sealed into bytes, go to the caller, and open a session on another replica.
+Sealed are: the version (8 bytes, big-endian), the length of the row's own keys (4 bytes) and these keys as
+JSON, if tools read them, one byte for the form of the snapshot, and the snapshot. The version counts the
+snapshots of a session, so that a caller that gets replies out of order knows the latest one. JSON is written
+by the standard library, which unlike faster encoders keeps numbers that are not finite and integers of any
+length.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextvars
 import inspect
+import json
 import logging
 import secrets
 import time
@@ -27,9 +36,28 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gym_serve.servers.usage import UsageMeter
-from gym_serve.types.errors import GymError, Overloaded, SessionLost, SessionNotFound, Unavailable
+from gym_serve.types.errors import (
+    GymError,
+    InvalidRequest,
+    Overloaded,
+    SessionLost,
+    SessionNotFound,
+    Unavailable,
+)
 
-__all__ = ["LiveSessions", "OpenSession", "SessionCall", "SessionTable", "replica_of"]
+__all__ = [
+    "RESTORE",
+    "LiveSessions",
+    "OpenSession",
+    "SessionCall",
+    "SessionTable",
+    "replica_of",
+    "restore_request",
+    "seal",
+    "state_of",
+    "unseal",
+    "version_of",
+]
 
 S = TypeVar("S")
 
@@ -38,6 +66,13 @@ _STOP_SECONDS = 10.0
 """Seconds that a stopping server waits for running calls before it closes their sessions."""
 
 logger = logging.getLogger("gym_serve")
+
+RESTORE = "restore_session"
+"""The operation that opens a session from a sealed state. It has no HTTP route, because snapshots are
+trusted."""
+
+_BYTES, _JSON = b"b", b"j"
+_VERSION, _LENGTH = 8, 4
 
 
 @dataclass(eq=False, slots=True)
@@ -344,3 +379,68 @@ class SessionCall(Generic[S]):
             session.turn.release()
         if session.quiet is not None and not session.running:
             session.quiet.set()
+
+
+def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
+    """A snapshot as sealed state.
+
+    Args:
+        version: number of the snapshot within its session.
+        snapshot: bytes, or anything that JSON can hold.
+        row: the row's own keys; None if no tool reads them.
+
+    Raises:
+        TypeError: the snapshot is neither.
+    """
+    raw = isinstance(snapshot, bytes)
+    payload = snapshot if raw else json.dumps(snapshot, separators=(",", ":")).encode()
+    keys = b"" if row is None else json.dumps(row, separators=(",", ":")).encode()
+    head = version.to_bytes(_VERSION, "big") + len(keys).to_bytes(_LENGTH, "big") + keys
+    return head + (_BYTES if raw else _JSON) + payload
+
+
+def version_of(state: bytes) -> int:
+    """The version of a sealed state."""
+    return int.from_bytes(state[:_VERSION], "big")
+
+
+def unseal(state: bytes) -> tuple[int, Any, Any]:
+    """Version, snapshot and row of a sealed state.
+
+    Raises:
+        InvalidRequest: it is not a sealed state.
+    """
+    start = _VERSION + _LENGTH
+    length = int.from_bytes(state[_VERSION:start], "big")
+    keys, kind, payload = (
+        state[start : start + length],
+        state[start + length :][:1],
+        state[start + length + 1 :],
+    )
+    try:
+        row = json.loads(keys) if keys else None
+        if kind == _BYTES:
+            return version_of(state), payload, row
+        if kind == _JSON:
+            return version_of(state), json.loads(payload), row
+    except ValueError as error:
+        raise InvalidRequest(f"the state of the session is broken: {error}") from None
+    raise InvalidRequest("the state of the session is broken")
+
+
+def restore_request(state: bytes) -> dict[str, str]:
+    """The body of `RESTORE` for a sealed state."""
+    return {"state": base64.b64encode(state).decode()}
+
+
+def state_of(body: Any) -> bytes:
+    """The sealed state in the body of `RESTORE`.
+
+    Raises:
+        InvalidRequest: it is missing.
+    """
+    state: Any = body.get("state") if isinstance(body, dict) else None
+    try:
+        return base64.b64decode(state, validate=True)
+    except (TypeError, ValueError):
+        raise InvalidRequest("`state` must be the sealed state of a session, in base64") from None

@@ -71,7 +71,7 @@ class Reply(NamedTuple):
         status: an HTTP status.
         body: JSON.
         session: the session that the call belongs to now.
-        state: the state in which the call left its session, sealed (`gym_serve.servers.snapshots`); None
+        state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
             if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
             answer.
     """

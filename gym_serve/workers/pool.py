@@ -39,14 +39,15 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 _PATIENCE = 20
-"""Wall time that is allowed, in multiples of the CPU time; a worker that needs more is starved."""
+"""Allowed wall time as a multiple of the CPU time; a worker that needs more gets too little of the
+machine."""
 
 
 class WorkerProcess:
     """A worker that can be started, asked, stopped, and started again.
 
     Args:
-        name: what it runs, for messages: ``"math-verify"``.
+        name: name of the work for messages: ``"math-verify"``.
         path: the file with the work, see child.py.
         memory_bytes: address space that it may use.
     """
@@ -66,7 +67,7 @@ class WorkerProcess:
         """Start the process and wait until it is warm.
 
         Raises:
-            VerifierFailed: it does not start, with its reason.
+            VerifierFailed: it does not start; gives the reason.
         """
         reason = None
         try:
@@ -75,7 +76,7 @@ class WorkerProcess:
             reason = (await asyncio.wait_for(self._receive(), _WARM_UP_SECONDS)).get("error")
         except asyncio.TimeoutError:
             await self.stop()
-            reason = f"it was not ready in {_WARM_UP_SECONDS:g} s"
+            reason = f"it was not ready after {_WARM_UP_SECONDS:g} s"
         except OSError as error:
             end = await self.collect()
             reason = f"{error} ({end})" if end else str(error)
@@ -98,7 +99,7 @@ class WorkerProcess:
         return await self._receive()
 
     async def collect(self) -> End | None:
-        """`stop`, for a process that has closed its socket: it is given time to end by itself."""
+        """`stop` for a process that has closed its socket: it gets time to end by itself."""
         return await self._end(_LAST_SECONDS)
 
     async def stop(self) -> End | None:
@@ -133,9 +134,9 @@ def _environment() -> dict[str, str]:
 
 
 class WorkFailed(Exception):
-    """The request is at fault: it used up its CPU time or memory, crashed the process, or raised.
+    """The request is at fault: it exceeded its CPU time or memory, crashed the process, or raised.
 
-    Its message says which, e.g. ``"it takes more than 20 s of CPU time"``.
+    The message says which, e.g. ``"it takes more than 20 s of CPU time"``.
     """
 
 
@@ -150,7 +151,7 @@ class WorkerPool:
     """A fixed number of workers that share one queue.
 
     Args:
-        name: what they run, for messages: ``"math-verify"``.
+        name: name of the work for messages: ``"math-verify"``.
         path: a file that defines ``work(request)`` and ``warm_up()``, see child.py.
         num_workers: number of processes, each using one core while it works.
         memory_bytes: address space that one worker may use.
@@ -169,7 +170,7 @@ class WorkerPool:
         """Start the workers; returns when all are warm.
 
         Raises:
-            VerifierFailed: a worker did not start, with its reason (a package is not installed, ...).
+            VerifierFailed: a worker did not start; gives the reason, such as a missing package.
         """
         try:
             starts = (worker.start() for worker in self._workers)
@@ -183,7 +184,7 @@ class WorkerPool:
         self._slots = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
-        """End the workers; whoever still waits gets `Unavailable`. Safe to call twice."""
+        """End the workers; waiting calls raise `Unavailable`. Safe to call twice."""
         self._running = False
         for slot in self._slots:
             slot.cancel()
@@ -194,18 +195,18 @@ class WorkerPool:
                 outcome.set_exception(Unavailable("the verifier was stopped"))
 
     async def run(self, request: Any, *, cpu_seconds: float) -> Any:
-        """What ``work`` returns for a request, in the next free worker.
+        """Run ``work(request)`` in the next free worker and return its result.
 
-        A cancelled call leaves the queue; if a worker is at it already, the worker finishes the request
-        (or is killed at its limit) and goes on: that is cheaper than a new process.
+        A cancelled call leaves the queue. If a worker has begun it, the worker finishes it (or is killed at
+        its limit) and continues, which is cheaper than a new process.
 
         Args:
-            request: anything that JSON holds.
-            cpu_seconds: CPU time that it may take; waiting for a worker or a processor does not count.
+            request: a value that JSON can hold.
+            cpu_seconds: limit of CPU time; waiting for a worker or a processor does not count.
 
         Raises:
             WorkFailed: the request is at fault.
-            VerifierFailed: the machine is: the worker was killed, or got almost no time.
+            VerifierFailed: the machine is at fault: the worker was killed, or got almost no CPU time.
             Unavailable: the pool is not running.
         """
         if not self._running:
@@ -234,8 +235,8 @@ class WorkerPool:
                 if not task.outcome.done():
                     task.outcome.set_result(result)
             if not worker.running:
-                # Replaced before the next task comes, which then finds it warm. If that fails, the
-                # next task tries again and reports it.
+                # Replace it now, so that the next task finds it warm. If that fails, the next task tries
+                # again and reports it.
                 with suppress(VerifierFailed):
                     await worker.start()
 
@@ -268,11 +269,11 @@ class WorkerPool:
         raise self._blame(ends)
 
     def _blame(self, ends: list[End]) -> Exception:
-        """Who is at fault when two workers have died of one request."""
+        """The failure to raise when two workers have died of one request."""
         how = f"two {self._name} workers died of it, the last one with {ends[-1]}"
         if all(end.by_itself for end in ends):
             return WorkFailed(how)
-        # The system kills who takes much memory where there is little, even below the limit.
+        # If memory is short, the system kills processes with much memory, even below the limit.
         if all(end.by_itself or end.peak_bytes > self._memory_bytes // 2 for end in ends):
             return WorkFailed(f"it takes too much memory: {how}")
         return VerifierFailed(how)

@@ -46,10 +46,10 @@ def test_agreement(tmp_path: Path, arguments: str, agreement: float, kappa: floa
 @pytest.mark.parametrize(
     ("rollouts", "arguments", "problem"),
     [
-        (ROLLOUTS, "--label nobody", "no labelled row"),
+        (ROLLOUTS, "--label nobody", "at least one labelled row"),
         (ROLLOUTS, "--label meta", "dict is no label"),
         (ROLLOUTS, "--label verdict --at 0.5", "'good' is no number"),
-        ([], "--label human", "no labelled row"),
+        ([], "--label human", "at least one labelled row"),
     ],
 )
 def test_labels_that_cannot_be_compared(

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.proxies import proxy_of
-from gym_serve.servers.context import CallContext, use
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import CallContext, time_limit, use
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -274,7 +273,7 @@ async def test_the_deadline_of_the_call_ends_a_hanging_one(model, backend):
 
 
 async def test_an_endpoint_that_hangs_is_known_for_it_whoever_ends_the_call(model, backend, monkeypatch):
-    monkeypatch.setattr("gym_serve.servers.deadline._COARSE_SECONDS", 0.0)  # one timer for both limits
+    monkeypatch.setattr("gym_serve.servers.context._COARSE_SECONDS", 0.0)  # one timer for both limits
     backend.replies = ["hang"]
     (endpoint,) = model._upstream.pool.endpoints
     for _ in range(5):

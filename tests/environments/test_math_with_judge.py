@@ -308,7 +308,7 @@ async def test_no_false_zeros_under_load() -> None:
         ({"judge": "judge", "judge_prompt_template": "{question} {first_answer}"}, "second_answer"),
         ({"judge": "judge", "judge_prompt_template": PROMPT + "\\boxed{}"}, "doubled"),
         ({"judge": "judge", "judge_prompt_template": PROMPT + "{question.__class__}"}, "not"),
-        ({"judge": "judge", "judge_equal_label": DIFFERENT}, "are the same"),
+        ({"judge": "judge", "judge_equal_label": DIFFERENT}, "must differ"),
         ({"judge": "judge", "num_workers": 0}, "num_workers"),
         ({"judge": "judge", "library_verifier_timeout_seconds": 0}, "library_verifier_timeout_seconds"),
     ],

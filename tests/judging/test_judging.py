@@ -191,14 +191,14 @@ async def test_a_broken_cache_costs_a_call_and_no_verdict(
     with caplog.at_level(logging.WARNING):
         assert (await judge_of(Voter(YES), calls=JudgeCalls(8, cache)).ask({"it": "this"})).label == YES
     assert "verdict cache failed" in caplog.text
-    with pytest.raises(BadRequest, match="cannot be opened"):
+    with pytest.raises(BadRequest, match="cannot open the verdict cache"):
         VerdictCache(CacheSettings(path=tmp_path, model="judge"))
 
 
 @pytest.mark.parametrize("output", [[1], None, "text", [["x"]]])
 @pytest.mark.parametrize("read", [final_text, whole_text])
 def test_a_judge_that_answers_no_response(output: Any, read: Any) -> None:
-    with pytest.raises(VerifierFailed, match="no Response: output"):
+    with pytest.raises(VerifierFailed, match="not a Response: output"):
         read({"output": output})
 
 
@@ -330,7 +330,7 @@ async def test_a_judge_is_calibrated() -> None:
         "kappa": pytest.approx(0.4),
         "confusion": {NO: {NO: 1}, YES: {NO: 1, YES: 1}},
     }
-    with pytest.raises(InvalidRequest, match="no labelled row"):
+    with pytest.raises(InvalidRequest, match="at least one labelled row"):
         await calibrate([("a", YES)], judge_failing)
 
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 import pytest
 
-from gym_serve.servers import deadline
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers import context
+from gym_serve.servers.context import time_limit
 
 
 @pytest.fixture(params=["own timer", "shared timer"])
 def coarse(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "shared timer":
-        monkeypatch.setattr(deadline, "_COARSE_SECONDS", 0.0)
+        monkeypatch.setattr(context, "_COARSE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("coarse")
@@ -61,7 +61,7 @@ async def test_limits_of_one_second_share_a_timer_and_leave_nothing_behind() -> 
             await asyncio.sleep(0.01)
 
     await asyncio.gather(*(work() for _ in range(100)))
-    seconds = deadline._seconds
+    seconds = context._seconds
     assert seconds.loop is asyncio.get_running_loop()
     assert len(seconds.ending) <= 2
     assert not any(seconds.ending.values())
@@ -72,11 +72,11 @@ async def test_a_block_that_caught_its_end_tells_of_it_no_more() -> None:
         await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
-    assert deadline._cancelling(task) == 0
+    assert context._cancelling(task) == 0
 
 
 def test_loops_one_after_the_other_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "_COARSE_SECONDS", 0.0)
+    monkeypatch.setattr(context, "_COARSE_SECONDS", 0.0)
 
     async def late() -> None:
         with time_limit(0.01):

@@ -25,7 +25,7 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.mcqa import Mcqa
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.routing.failover import FailoverTransport
-from gym_serve.servers.snapshots import RESTORE
+from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 
 ROW = {"responses_create_params": {"input": "go"}, "number": 7, "_ng_rollout_id": "0-0"}

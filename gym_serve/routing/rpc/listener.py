@@ -34,8 +34,7 @@ from gym_serve.routing.rpc.messages import (
     decode,
 )
 from gym_serve.routing.rpc.network import Address, check_certificate, enable_keepalive, listener_context
-from gym_serve.servers.context import closing
-from gym_serve.servers.deadline import time_limit
+from gym_serve.servers.context import closing, time_limit
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError
 
