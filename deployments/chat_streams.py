@@ -1,7 +1,15 @@
-"""Chat streams of a backend, joined to its completion and turned into the streams of a `ModelServer`.
+"""Streams of a backend: read, joined to its completion, and turned into the streams of a `ModelServer`.
 
-A backend that is asked for a stream may answer whole instead, e.g. when the prompt exceeds its context. So a
-stream of a backend yields decoded chunks and, where there is a whole answer, ends with a `Whole`.
+    read_events        server-sent events, decoded as they arrive
+    joined             the chunks of a chat stream, and then the completion that they add up to
+    chat_stream        what `ModelServer.stream_chat` yields
+    response_stream    what `ModelServer.stream_responses` yields
+
+A backend that is asked for a stream may answer whole instead, e.g. when the prompt exceeds its context. So
+the streams of a backend may hold a `Whole` answer, as their last item.
+
+Model APIs use the field ``data`` of server-sent events, and ``event`` only to repeat the type that is in the
+data (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
 from __future__ import annotations
@@ -9,11 +17,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
 from gym_serve.servers.context import closing
+from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
-__all__ = ["Whole", "chat_stream", "joined", "response_stream"]
+__all__ = ["Whole", "chat_stream", "is_event_stream", "joined", "read_events", "response_stream"]
+
+_DONE = b"[DONE]"
+_MAX_EVENT = 16 * 2**20  # bytes; one event can hold a whole answer with its tokens
 
 
 class Whole(NamedTuple):
@@ -21,6 +35,44 @@ class Whole(NamedTuple):
 
     answer: Any
     """Decoded JSON; None if the prompt does not fit the model's context."""
+
+
+def is_event_stream(headers: Mapping[str, str]) -> bool:
+    """Whether an answer with these headers is a stream."""
+    return headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """The decoded events of a stream.
+
+    Args:
+        url: what was called, for errors.
+        content: the body of the answer, in chunks of any size.
+
+    Raises:
+        Unavailable: an event is not JSON, or too large, or there is none.
+    """
+    empty = True
+    rest = b""
+    data: list[bytes] = []
+    size = 0
+    async with closing(content):
+        async for chunk in content:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for raw in lines:
+                line = raw.removesuffix(b"\r")
+                if line.startswith(b"data:"):
+                    data.append(line[5:].removeprefix(b" "))
+                    size += len(line)
+                elif not line and data:
+                    event, data, size = b"\n".join(data), [], 0
+                    if event != _DONE:
+                        empty = False
+                        yield _decoded(url, event)
+            if size + len(rest) > _MAX_EVENT:
+                raise Unavailable(f"{url} sent an event of over {_MAX_EVENT} bytes")
+    if empty:
+        raise Unavailable(f"{url} answered a stream without any event")
 
 
 async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, None]:
@@ -92,3 +144,10 @@ async def response_stream(
             else:
                 for event in events.chunk(item):
                     yield event
+
+
+def _decoded(url: str, event: bytes) -> Any:
+    try:
+        return orjson.loads(event)
+    except orjson.JSONDecodeError as error:
+        raise Unavailable(f"{url} sent an event that is no JSON ({error}): {event[:200]!r}") from None

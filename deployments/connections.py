@@ -20,9 +20,8 @@ from urllib.parse import urlencode
 import aiohttp
 import orjson
 
-from gym_serve.deployments.chat_streams import Whole
+from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
-from gym_serve.deployments.event_stream import is_event_stream, read_events
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure, redirected
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit

@@ -14,8 +14,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.deployments.chat_streams import Whole
-from gym_serve.deployments.event_stream import is_event_stream, read_events
+from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable, error_from_body

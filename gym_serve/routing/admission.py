@@ -1,8 +1,7 @@
-"""`Admission`: how many calls a replica works on at the same time, and how many wait.
+"""`Admission` limits the calls that a replica runs and queues; `LoadMeter` measures its load.
 
-Calls do not pass through Serve's queues, so Serve's ``max_ongoing_requests`` and
-``max_queued_requests`` are kept here, at the replica, where all of its callers meet. Serve does not
-see the calls either: what its autoscaling goes by is counted here.
+Calls do not pass through Serve's queues. So Serve's ``max_ongoing_requests`` and ``max_queued_requests`` are
+enforced here, at the replica, and the calls are counted here for Serve's autoscaling.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ _WINDOW_SECONDS = 10
 
 
 class Admission:
-    """Lets calls in, first come first served.
+    """Admits calls, first come first served.
 
     Args:
         dispatch: runs a call.
         stream: runs a call whose answer comes in parts.
-        limits: the most calls that run, and that wait (-1 for no limit); asked anew for each call,
-            as a deploy changes them.
+        limits: most calls that run, and most that wait (-1 for no limit). Asked at each call, as a deploy may
+            change them.
 
     Attributes:
-        running: calls at work.
-        unbound: calls at work or waiting that belong to no session.
-        meter: how busy the replica was of late.
+        running: calls that run.
+        unbound: calls that run or wait and belong to no session.
+        meter: the load of the last seconds.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait to be let in."""
+        """Calls that wait."""
         return len(self._queue)
 
     async def dispatch(self, call: Call) -> Reply:
-        """Run a call when there is room.
+        """Run a call as soon as there is room.
 
         Raises:
-            QueueFullError: too many wait already; it was not begun.
+            QueueFullError: too many calls wait already; this one was not begun.
         """
         await self._begin(call)
         try:
@@ -106,7 +105,7 @@ class Admission:
         self._admit()
 
     async def _turn(self) -> None:
-        """Wait to be let in; whoever lets it in has counted it."""
+        """Wait for room; `_admit` counts the call as running."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:
@@ -114,7 +113,7 @@ class Admission:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._queue.remove(turn)
-            else:  # let in and cancelled at the same moment
+            else:  # admitted and cancelled at the same moment
                 self.running -= 1
                 self._admit()
             raise

@@ -3,8 +3,8 @@
 Both are pure: they own no task and no clock.
 
 Two replicas are drawn and the less busy one takes it ("power of two choices", Mitzenmacher 2001):
-nearly as even as to ask all, and callers that share old news do not all run to the same replica.
-The calls of one episode stay with one replica (its prefix cache) as long as that one is there.
+nearly as even as comparing all, and callers with the same outdated loads do not all pick the same replica.
+The calls of one episode stay on one replica, which has their prefix cached, as long as it runs.
 """
 
 from __future__ import annotations

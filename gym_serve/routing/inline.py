@@ -1,4 +1,4 @@
-"""The inline transport: an instance inside the caller's process, reached without any hop."""
+"""The inline transport: reaches a server inside the caller's process, without any hop."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["InlineTransport"]
 
 
 class InlineTransport:
-    """Reaches an instance inside this process.
+    """Reaches a server inside this process.
 
     Args:
-        host: runs the instance.
+        runner: of the server.
     """
 
-    def __init__(self, host: ServerRunner) -> None:
-        self.server = host.server.name
-        self.host = host
+    def __init__(self, runner: ServerRunner) -> None:
+        self.server = runner.server.name
+        self.runner = runner
 
     def call(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """See `Transport.call`."""
-        return self.host.dispatch(call)
+        return self.runner.dispatch(call)
 
     def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """See `Transport.stream`."""
-        return self.host.stream(call)
+        return self.runner.stream(call)
 
     async def close(self) -> None:
-        """Nothing to release: whoever started the host stops it."""
+        """Nothing: whoever started the runner stops it."""

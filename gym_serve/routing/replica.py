@@ -1,13 +1,13 @@
-"""The replica transport: a deployment of the same application, on replicas of its own.
+"""The replica transport: reaches a deployment of the same application on replicas of its own.
 
-Its Serve handle tells which replicas run and wakes a deployment that was scaled to zero; calls go
-to the replicas directly (`gym_serve.routing.rpc`). A call of a session goes to the replica that
-the session's id names, also while that one drains, and to no other one.
+The Serve handle reports which replicas run, and wakes a deployment that was scaled to zero. The calls go to
+the replicas directly (`gym_serve.routing.rpc`). A call of a session goes only to the replica that the
+session's id names, even while that replica drains.
 
-Foreign exceptions become typed failures here. What was not delivered is sent elsewhere; so is a call
-that a replica with a full queue refused (it is `Overloaded` when all refuse), and so is a model call
-whose replica died, as it has no effect. Any other call whose replica died is `Unavailable`, and a
-session whose replica died is `SessionLost`.
+Undelivered calls, calls refused by a full queue, and model calls (free of side effects) whose replica died
+are retried on another replica, streams only before their first event. If all queues are full, the call fails
+as `Overloaded`. Any other call whose replica died fails as `Unavailable`, or as `SessionLost` if that replica
+held its session.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["ReplicaTransport"]
 T = TypeVar("T")
 _Parts = AsyncGenerator[bytes, None]
 
-_AVOIDED_SECONDS = 1.0  # a replica that cannot be reached is left alone for that long
-_TRIES = 3  # to reach the replica of a session: a machine that is too busy may not answer in time
+_AVOIDED_SECONDS = 1.0  # for which a replica that cannot be reached is skipped
+_TRIES = 3  # to reach the replica of a session: a busy machine may not accept in time
 _PATIENCE_SECONDS = 30.0  # how long a call waits for a replica that can be reached
 _PAUSE_SECONDS = 0.05
 _RERUNS = 1  # of a call whose replica died: it may be the call that kills it
@@ -56,7 +56,7 @@ class ReplicaTransport:
 
     Args:
         server: name of the deployment.
-        handle: its handle, as Serve gives it.
+        handle: its Serve handle.
     """
 
     def __init__(self, server: str, handle: DeploymentHandle[Any]) -> None:
@@ -87,13 +87,13 @@ class ReplicaTransport:
                 first = await self._within(left, call, _next_part(parts))
 
     async def _send(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
-        """What ``send`` returns for the replica that takes a call, by the call's deadline."""
+        """What ``send`` returns for the replica that takes the call, within its deadline."""
         if self._ping is None:
-            self._ping = local_handle(self.handle, "ping")  # from now on Serve tells which replicas run
+            self._ping = local_handle(self.handle, "ping")  # from now on Serve reports which replicas run
         owner = replica_of(call.session) if call.session else ""
         if owner:
-            return await self._within(call.timeout, call, self._pinned(call, owner, send))
-        return await self._within(call.timeout, call, self._balanced(call, send))
+            return await self._within(call.timeout, call, self._send_to_owner(call, owner, send))
+        return await self._within(call.timeout, call, self._send_to_any(call, send))
 
     async def _within(self, timeout: float | None, call: Call, answer: Awaitable[T]) -> T:
         try:
@@ -112,7 +112,7 @@ class ReplicaTransport:
             raise
 
     async def close(self) -> None:
-        """Close the connections; the loop that made the calls has to be the running one."""
+        """Close the connections, in the event loop that made the calls."""
         for task in [*self._opening.values(), *filter(None, [self._waking])]:
             task.cancel()
         channels, self._channels = self._channels, {}
@@ -121,7 +121,9 @@ class ReplicaTransport:
             await self._ping.shutdown_async()  # type: ignore[no-untyped-call]
             self._ping = None
 
-    async def _pinned(self, call: Call, owner: str, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
+    async def _send_to_owner(
+        self, call: Call, owner: str, send: Callable[[Channel, Call], Awaitable[T]]
+    ) -> T:
         try:
             return await send(await self._owner(owner), call)
         except QueueFullError as busy:
@@ -139,7 +141,7 @@ class ReplicaTransport:
                 raise Unavailable(f"the connection to {self.server} broke during {call.op}") from None
         raise SessionLost(f"replica {owner[:64]} of {self.server}, which held the session, died")
 
-    async def _balanced(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
+    async def _send_to_any(self, call: Call, send: Callable[[Channel, Call], Awaitable[T]]) -> T:
         give_up = time.monotonic() + _PATIENCE_SECONDS
         full: set[str] = set()
         broken = 0
@@ -180,10 +182,10 @@ class ReplicaTransport:
         return 0 if channel is None else channel.load
 
     async def _owner(self, replica: str) -> Channel:
-        """The connection to the replica that holds a session, whose loss is not to be told in haste.
+        """The connection to the replica that holds a session, which takes several tries.
 
         Raises:
-            ConnectError: there is nobody.
+            ConnectError: the replica is gone.
         """
         for _ in range(_TRIES - 1):
             with suppress(ConnectTimeoutError):
@@ -194,7 +196,7 @@ class ReplicaTransport:
         """The connection to a replica.
 
         Raises:
-            ConnectError: there is nobody.
+            ConnectError: the replica cannot be reached.
         """
         channel = self._channels.get(replica)
         if channel is not None and channel.is_open:
@@ -208,8 +210,8 @@ class ReplicaTransport:
         self._channels = {name: channel for name, channel in self._channels.items() if channel.is_open}
         address = await self._directory.get(replica)
         if address is None:
-            self._members.died(replica)  # of an application of the same name that ran before, say
-            raise ConnectError(f"no replica {replica[:64]}")
+            self._members.died(replica)  # e.g. of an earlier application of the same name
+            raise ConnectError(f"There is no replica {replica[:64]!r}.")
         try:
             channel = await Channel.open(address)
         except ConnectTimeoutError:
@@ -234,7 +236,7 @@ class ReplicaTransport:
         except BackPressureError:
             raise Overloaded(f"the queue of {self.server} is full", retry_after=_RETRY_SECONDS) from None
         except DeploymentUnavailableError:
-            raise Unavailable(f"{self.server} failed to deploy; see its logs") from None
+            raise Unavailable(f"{self.server} failed to deploy. See its logs (gym-serve logs).") from None
         except Exception as error:
             raise Unavailable(
                 f"{self.server} could not be reached: {type(error).__name__}: {error}"
@@ -242,7 +244,7 @@ class ReplicaTransport:
 
 
 async def _begin_stream(channel: Channel, call: Call) -> tuple[bytes | None, _Parts]:
-    """The first part of an answer, and the others; a replica that fails before it has had no effect."""
+    """The first part of an answer, and the further ones. Until the first one, the call can be retried."""
     parts = channel.stream(call)
     return await _next_part(parts), parts
 

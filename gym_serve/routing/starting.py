@@ -1,4 +1,4 @@
-"""Starting Ray and Serve: free ports, settings for slow or busy machines, and a second try."""
+"""Starting Ray and Serve: free ports, settings for slow machines, and a second attempt."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def try_twice(
         reason = " ".join(str(error).split())[:250].rstrip(".")
         raise Unavailable(
             f"{what} did not start, in two tries: {type(error).__name__}: {reason}. The machine may be too "
-            "busy: try again later, or see Ray's logs, in session_latest/logs of its folder (/tmp/ray)"
+            "busy. Try again later, or see Ray's logs in session_latest/logs of its folder (/tmp/ray)."
         ) from error

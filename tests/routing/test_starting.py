@@ -41,7 +41,7 @@ def test_two_failures_are_unavailable() -> None:
         starting.run()
     assert caught.value.message.startswith(
         "Ray did not start, in two tries: RuntimeError: The current node timed out during startup. Some of "
-        "the raylet failed. The machine may be too busy: try again later"
+        "the raylet failed. The machine may be too busy. Try again later"
     )
     assert starting.done == ["start", "undo", "start", "undo"]
 

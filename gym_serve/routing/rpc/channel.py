@@ -84,7 +84,7 @@ class Channel:
 
     def __init__(self, client: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.load = 0
-        """How busy the replica is, as it said last, and the calls that it was sent since then."""
+        """The load that the replica reported last, and the calls that were sent to it since then."""
         self._open = True
         self._client = client
         self._socket = socket
@@ -139,7 +139,7 @@ class Channel:
         return len(self._waiting)
 
     async def call(self, call: Call) -> Reply:
-        """Send a call and wait for its reply; cancelling the wait cancels the call over there.
+        """Send a call and wait for its reply; cancelling the wait cancels the call at the replica.
 
         Raises:
             NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
@@ -154,7 +154,7 @@ class Channel:
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Send a call and yield the parts of its answer; parts that wait for the reader are joined.
 
-        Closing the generator cancels the call over there.
+        Closing the generator cancels the call at the replica.
 
         Raises:
             NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
@@ -192,14 +192,14 @@ class Channel:
         return number, reply
 
     def _end(self, number: int, reply: asyncio.Future[Reply]) -> None:
-        """Forget a call; cancel it over there if it still runs."""
+        """Forget a call; cancel it at the replica if it still runs."""
         if self._waiting.pop(number, None) and (reply.cancelled() or not reply.done()):
             self._outbox.put(Notification(CANCEL, [number]))
         if reply.done() and not reply.cancelled():
             reply.exception()  # a stream may be closed before it has read its failure
 
     async def close(self) -> None:
-        """Close the connection; calls in progress are cancelled over there."""
+        """Close the connection; calls in progress are cancelled at the replica."""
         await self._socket.close()
         await self._reader
 

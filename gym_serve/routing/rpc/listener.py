@@ -1,8 +1,7 @@
-"""`Listener`: the end of a replica. Each connection carries the calls of one other process.
+"""`Listener`: the replica's end of the connections. Each carries the calls of one other process.
 
-A caller that goes away cancels its calls. `stop` first answers every call that was read, then
-closes with 1001 ("going away"): what has no answer by then was never begun, and may be sent
-elsewhere.
+A caller that goes away cancels its calls. `stop` first answers every call that was read, then closes with
+1001 ("going away"): a call without a reply was never begun, and is safe to retry on another replica.
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ class Listener:
         return Reply(200, b"", call.session)
 
     async def _report(self) -> None:
-        """Tell idle callers, too, how busy this replica is; else they would keep to old news."""
+        """Report the load to idle callers as well, whose knowledge would be outdated otherwise."""
         while True:
             await asyncio.sleep(_LOAD_SECONDS)
             load = self._load()

@@ -1,9 +1,9 @@
 """The messages of a connection, and the `Outbox` that writes them in frames.
 
-A frame is a MessagePack array of MessagePack-RPC messages: ``[0, id, method, params]`` asks,
-``[1, id, error, result]`` answers, ``[2, method, params]`` tells. Beyond the specification, ``[3, id, method,
-params]`` asks for an answer in parts, and ``[4, id, data]`` is one of these. A failure is a `Reply` like any
-other; ``error`` says why a call was not begun.
+A frame is a MessagePack array of MessagePack-RPC messages: ``[0, id, method, params]`` asks, ``[1, id, error,
+result]`` answers, ``[2, method, params]`` notifies. Beyond the specification, ``[3, id, method, params]``
+asks for an answer in parts, and ``[4, id, data]`` is one part. A failure is a `Reply` like any other;
+``error`` is the reason why a call was not begun.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ FULL = 64
 """Messages of a frame at most."""
 
 CANCEL = "cancel"
-"""Told by the caller: nobody waits for the call ``params[0]`` any more."""
+"""Sent by the caller: it no longer waits for the call ``params[0]``."""
 
 LOAD = "load"
-"""Told by the replica: it has ``params[0]`` live sessions and calls in progress."""
+"""Sent by the replica: it has ``params[0]`` live sessions and calls in progress."""
 
 WINDOW = 64
 """Parts of an answer that the replica sends ahead of the caller's reader. All calls of two processes share a
 connection, which must not wait for a slow reader."""
 
 TAKEN = "taken"
-"""Told by the caller: its reader took ``params[1]`` more parts of the answer to the call ``params[0]``."""
+"""Sent by the caller: its reader took ``params[1]`` more parts of the answer to the call ``params[0]``."""
 
 Params = tuple[bytes, Union[str, None], str, Union[str, None], Union[float, None]]  # noqa: UP007  # on 3.10
 
