@@ -93,7 +93,7 @@ class CodeGen(ResourcesServer):
         packages: tuple[str, ...] = ("numpy",)
         """Installed packages that programs may import, with what they require; read at the start only."""
         float_tolerance: NonNegativeFloat = 0.0
-        """How far a number that is no integer may be from the expected one, absolutely or relatively."""
+        """How far a number that is not an integer may be from the expected one, absolutely or relatively."""
         reasoning_format_penalty: float = 0.0
         """Reward of a response that breaks the format of reasoning, whatever its program does."""
         debug: bool = False

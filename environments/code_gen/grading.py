@@ -53,7 +53,7 @@ def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
     their words are numbers, of equal value each.
 
     Args:
-        tolerance: how far numbers may differ, absolutely or relatively, if one is no integer.
+        tolerance: how far numbers may differ, absolutely or relatively, if one is not an integer.
     """
     wanted, output = _lines(expected), output.strip()
     if output.count("\n") + 1 != len(wanted):
@@ -67,7 +67,7 @@ def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
 def same_value(expected: Any, value: Any, tolerance: float = 0.0) -> bool:
     """Compare what a function returned; both are decoded JSON.
 
-    Two numbers, one of which is no integer, may differ by 1e-5 (relatively) if they are the whole value,
+    Two numbers, one of which is not an integer, may differ by 1e-5 (relatively) if they are the whole value,
     and by ``tolerance`` within lists and objects.
     """
     if _equal(expected, value, tolerance) or _close(expected, value):

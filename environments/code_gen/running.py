@@ -140,7 +140,7 @@ _LONG = 1 << 16  # bytes that take longer to compare than another thread to be c
 
 @dataclass(frozen=True)
 class TestReport:
-    """What came of the tests.
+    """The results of the tests.
 
     Attributes:
         result: True for each test passed, and the code of the first one that was not.

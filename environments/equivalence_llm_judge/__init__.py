@@ -141,7 +141,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         reward_if_swap_fails: float = 0.0
         """Reward of an answer that is equal one way round only."""
         use_per_record_regex: bool = True
-        """A row's ``template_metadata.output_regex`` goes before ``response_extract_regex``."""
+        """A row's ``template_metadata.output_regex`` takes precedence over ``response_extract_regex``."""
         extraction_length_threshold: int | None = Field(120, ge=0)
         """With a longer expected answer, the row's pattern is not used, and the judge is asked once."""
         check_full_generation_on_fail: bool = True
@@ -260,7 +260,7 @@ def question_text(params: JSON) -> str:
 
 
 def last_match(text: str, pattern: str | None) -> str:
-    """What the last match of ``pattern`` gives: its first group that is not blank, else all of it.
+    """What the last match of ``pattern`` gives: its first group that is not blank, else the whole match.
 
     Args:
         text: where to search; ``.`` matches line ends, ``^`` and ``$`` match at each line.

@@ -275,7 +275,7 @@ def shortest_bonus(
 def style_density(text: str) -> float:
     """Headers, list items, bold passages and emoji per character, outside code blocks; 0.0 without text."""
     parts = text.split(_FENCE)
-    # Every second part is code; an unclosed fence is none.
+    # Every second part is code; an unclosed fence does not open a code block.
     prose = "".join(parts[::2]) if len(parts) % 2 else "".join(parts[:-1:2]) + _FENCE + parts[-1]
     length = len(prose.strip())
     return len(_STYLE.findall(prose)) / length if length else 0.0

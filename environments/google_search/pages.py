@@ -91,7 +91,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Whether a host on the public internet answers at ``address``; False for what is no address."""
+    """Whether a host on the public internet answers at ``address``; False if it is not an address."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -148,7 +148,7 @@ def checked_url(text: str) -> URL:
     """The URL that a model wrote, without its fragment.
 
     Raises:
-        ToolFailed: it is none, or one that is not fetched.
+        ToolFailed: it is not a URL, or must not be fetched.
     """
     if len(text) > _MAX_URL:
         raise ToolFailed(f"the URL has more than {_MAX_URL} characters")
@@ -229,7 +229,7 @@ class WebPages:
         """The page behind a URL.
 
         Raises:
-            ToolFailed: it cannot be had, or is not what can be read; says why.
+            ToolFailed: it cannot be fetched or read; the message says why.
             Overloaded, Unavailable: its server was busy or away to the last attempt.
         """
         return await with_retries(lambda: self._within_time(url), self._max_retries)
@@ -305,7 +305,7 @@ class WebPages:
                 plain += part.decompress(body, self._max_bytes + 1 - len(plain))
             except zlib.error:
                 if number:
-                    break  # what follows is no part
+                    break  # the rest is not a gzip part
                 raise ToolFailed("the page's compressed data is broken") from None
             if len(plain) > self._max_bytes:
                 raise self._too_large()
@@ -340,7 +340,7 @@ class PageText:
     def __init__(self, max_words: int, timeout: float, processes: int) -> None:
         self._max_words = max_words
         self._timeout = timeout
-        self._turns = asyncio.Semaphore(processes)  # waiting for a turn is no time of the page's
+        self._turns = asyncio.Semaphore(processes)  # waiting for a turn does not count as the page's time
         self._limiter = anyio.CapacityLimiter(processes)
 
     async def of(self, page: Page) -> str | None:
@@ -374,7 +374,7 @@ def decoded(page: Page) -> str:
         try:
             text = page.body.decode(codecs.lookup(charset or "").name, "replace")
             break
-        except (LookupError, ValueError):  # no such character set, or one that is no text encoding
+        except (LookupError, ValueError):  # an unknown character set, or not a text encoding
             continue
     else:
         text = _undeclared(page.body)

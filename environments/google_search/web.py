@@ -162,7 +162,7 @@ class Cassette:
         record: whether new answers are appended; else the file is only read, and has to be there.
 
     Raises:
-        GraphError: the file cannot be opened, or has a line that is none.
+        GraphError: the file cannot be opened, or has an invalid line.
     """
 
     def __init__(self, path: Path, *, record: bool) -> None:
@@ -191,7 +191,7 @@ class Cassette:
         if digest in self._places:
             return
         line = orjson.dumps({"tool": tool, "argument": argument, "answer": answer}) + b"\n"
-        # One write appends a line as a whole, also beside other processes; its place is where it ends.
+        # One write appends a line as a whole, also while other processes write; its end tells its place.
         os.write(self._file, line)
         self._places[digest] = (os.lseek(self._file, 0, os.SEEK_CUR) - len(line), len(line))
 

@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Step(BaseModel):
-    """What came of a step; the five values of Gymnasium's ``step``."""
+    """The result of a step: the five values of Gymnasium's ``step``."""
 
     observation: str | None = None
     """The next message to the model; None for none."""
@@ -99,7 +99,7 @@ class GymnasiumServer(ResourcesServer):
         """Take a step: a `Step` for the row and the response of the model's turn.
 
         Raises:
-            GymError: the step failed. What a model did wrong is no failure, but an observation.
+            GymError: the step failed. A model's mistake is not a failure, but an observation.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 

@@ -34,7 +34,7 @@ class Language(NamedTuple):
     """How an environment is spoken to.
 
     Attributes:
-        rules: what the model is told first.
+        rules: the first text for the model.
         describe: observations in words.
         actions: names of the actions, in the order of their numbers; None if an action is any text.
     """
@@ -274,7 +274,7 @@ def _action_in(text: str) -> str | None:
 
 
 def _played(action: str | None, language: Language, space: Any) -> Any:
-    """The action as the environment takes it; None if it is none."""
+    """The action as the environment takes it; None if it is invalid."""
     if action is None or language.actions is None:
         return action if action is not None and space.contains(action) else None
     names = [name.casefold() for name in language.actions]

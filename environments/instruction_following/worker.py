@@ -105,7 +105,7 @@ def _instructions() -> dict[str, Any]:
 def _load() -> dict[str, Any]:
     import nltk
 
-    # Last in the path: an installed punkt_tab, which knows more abbreviations, goes before it.
+    # Last in the path: an installed punkt_tab, which knows more abbreviations, takes precedence.
     nltk.data.path.append(str(_NLTK_DATA))
     langdetect.DetectorFactory.seed = 0
     detector_factory.init_factory()
@@ -119,7 +119,7 @@ def _load() -> dict[str, Any]:
 
 
 class Checked(TypedDict):
-    """What came of it."""
+    """The result."""
 
     followed: list[bool]
     """Whether the text follows each instruction."""

@@ -286,7 +286,7 @@ def boxed_answer(response: Response) -> str | None:
 
 
 def _printed(output: str) -> str:
-    """Standard output of an execution; the whole text if it is no answer of `execute_python`."""
+    """Standard output of an execution; the whole text if it is not an output of `execute_python`."""
     try:
         result = json.loads(output)
     except (ValueError, RecursionError):

@@ -192,7 +192,7 @@ class MathWithJudge(ResourcesServer):
             timeout=config.library_verifier_timeout_seconds,
         )
         equal, calls = library.equal, None
-        # Nor is the judge asked about what could not be compared: nobody knows which of its answers counts.
+        # If the answers could not be compared, the judge is not asked: it is unknown which answer counts.
         if not equal and library.reason is None and config.should_use_judge:
             # The same answer that was compared, else a text with two answers would have two chances;
             # but as written, not as SymPy reads it: a word is a product of letters there.

@@ -40,7 +40,7 @@ from gym_serve.servers.transport import text_as_json
 from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "offered", "text_of"]
+__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "McpSession", "offered", "text_of"]
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
@@ -105,7 +105,7 @@ class McpEnvironment(ResourcesServer):
         """Program of an MCP server that speaks over stdio, with its arguments. ``python`` is the interpreter
         that the replica runs on."""
         env: dict[str, SecretStr] = Field(default_factory=dict)
-        """Environment variables of the program, beside ``PATH``, ``HOME`` and the like: it sees no others."""
+        """Environment variables of the program, which gets these, ``PATH``, ``HOME`` and the like only."""
         cwd: Path | None = None
         """Folder that the program runs in."""
         url: str | None = Field(None, pattern=r"^https?://")
@@ -120,7 +120,7 @@ class McpEnvironment(ResourcesServer):
         start_timeout: PositiveFloat = 30.0
         """Seconds until the server has answered."""
         call_timeout: PositiveFloat = 60.0
-        """Seconds for one call of a tool; then the model is told so."""
+        """Timeout of one tool call, in seconds; the model gets it as the tool's error."""
         max_output_chars: PositiveInt = 100_000
         """Characters of a tool's answer; the rest is cut off."""
 
@@ -154,7 +154,7 @@ class McpEnvironment(ResourcesServer):
         """The tools that the model gets, by name, as the server tells them now.
 
         Raises:
-            Unavailable: the server cannot be had.
+            Unavailable: the server cannot be started or reached.
             GraphError: it lacks some of ``tools``.
         """
         session = self._of(McpSession())
@@ -204,7 +204,7 @@ class McpEnvironment(ResourcesServer):
 
         Raises:
             ToolFailed: the tool, or the call, failed.
-            Unavailable: the server cannot be had.
+            Unavailable: the server cannot be started or reached.
         """
         config = self.config
         connection = await self._of(session).connected(self._connection, config.start_timeout)

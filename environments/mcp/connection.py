@@ -78,7 +78,7 @@ class McpConnection:
         """Connect, and agree on a version of the protocol.
 
         Raises:
-            Unavailable: there is no server within ``timeout`` seconds, or it does not speak MCP.
+            Unavailable: no MCP server answers within ``timeout`` seconds.
         """
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(ready))
@@ -183,7 +183,7 @@ class McpSession:
             timeout: seconds until the server has answered.
 
         Raises:
-            Unavailable: the server cannot be had.
+            Unavailable: the server cannot be started or reached.
         """
         async with self._lock:
             if self._connection is not None and self._connection.lost:

@@ -78,7 +78,7 @@ class Mcqa(ResourcesServer):
 
     config: Config
 
-    # Not a coroutine: it then runs in a thread, and a long text or pattern holds up nobody else.
+    # Not a coroutine: it then runs in a thread, so a long text or pattern does not block the event loop.
     def verify(self, request: McqaRequest) -> McqaVerdict:
         """Compare the option that the response answers with the right one."""
         template = request.template_metadata or TemplateMetadata()

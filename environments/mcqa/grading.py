@@ -76,7 +76,7 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
 
     Args:
         text: the assistant's text.
-        choices: what may be chosen; a letter outside them is no answer.
+        choices: what may be chosen; a letter outside them does not count.
         mode: where the answer stands and what it may look like:
 
             - ``strict_single_letter_boxed``: a capital in the last ``\boxed{}``, alone or as the
@@ -103,7 +103,7 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
 def letter_of_option(answer: str, choices: Choices) -> str | None:
     """The letter of the first option whose text is ``answer``, up to case and white space."""
     wanted = _fold(answer)
-    # No text is no answer, also where options have none (they are images, say).
+    # An empty text is not an answer, also if options have no text (because they are images).
     return next((letter for letter, option in choices if wanted and _fold(option) == wanted), None)
 
 

@@ -127,7 +127,7 @@ def _handed_in(response: Response) -> list[Any]:
 
 
 def _integers(values: list[Any]) -> list[int]:
-    """``values`` read as the tool reads its arguments: also ``"7"`` is 7. What is no integer is left out."""
+    """``values`` as the tool reads its arguments: ``"7"`` is 7. Values that are not integers are left out."""
     integers: list[int] = []
     for value in values:
         with suppress(ValidationError):

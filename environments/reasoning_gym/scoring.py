@@ -71,7 +71,7 @@ _OUTPUT_LIMIT = 10_000
 
 
 class Scored(NamedTuple):
-    """What came of an answer.
+    """The result of scoring an answer.
 
     Attributes:
         score: the library's score; 0.0 if there is none.

@@ -106,7 +106,7 @@ class SimpleWeather(ResourcesServer):
 
 
 def _final_answer(response: Response) -> str:
-    # A message before the last call announces an answer; it is none.
+    # A message before the last call may announce an answer, but is not one.
     if response.messages and response.output[-1] is response.messages[-1]:
         return response.last_text
     return ""

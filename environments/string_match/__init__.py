@@ -41,7 +41,7 @@ class StringMatch(ResourcesServer):
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), answer="extracted_answer")
 
-    # Not a coroutine: it then runs in a thread, and a long text holds up nobody else.
+    # Not a coroutine: it then runs in a thread, so a long text does not block the event loop.
     def verify(self, request: StringMatchRequest) -> StringMatchVerdict:
         """Compare the answer in the response with the expected one."""
         expected = request.expected_answer

@@ -106,7 +106,7 @@ class _Measured(NamedTuple):
 def similarity(expected: str, answer: str) -> float:
     """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0.
 
-    An answer that is much longer than the expected one is no other spelling of it.
+    An answer that is much longer than the expected one is not another spelling of it.
     """
     if len(answer) > _MAX_FACTOR * len(expected) + _MAX_MORE:
         return 0.0
@@ -198,7 +198,7 @@ def _near(expected: _Measured, answer: _Measured) -> bool:
     except OverflowError:
         return False
     error = abs(given - wanted) / max(abs(wanted), 1e-9)
-    return max(0.0, 1.0 - error) ** 2 > NEAR  # of two infinities the error is no number: not near
+    return max(0.0, 1.0 - error) ** 2 > NEAR  # for two infinities the error is NaN: not near
 
 
 def _amount(measured: _Measured) -> Decimal | None:

@@ -128,7 +128,7 @@ class StructuredOutputs(ResourcesServer):
         """Find the value, and check it against the schema.
 
         Raises:
-            InvalidRequest: the row's schema is none.
+            InvalidRequest: the row's schema is invalid.
             VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         text = self._text_of(request)

@@ -3,7 +3,7 @@
 A schema is the row author's. A broken one is `InvalidRequest`, never a zero. It can refer to nothing
 outside itself. The value is a model's, so three things are done in another way than jsonschema does them:
 patterns run in the `regex` package, which stops at a time limit; a `$ref` is followed once for each part of
-the value, not once for each way to it; and whether items are unique is told by a set, in linear time.
+the value, not once for each path to it; and a set checks whether items are unique, in linear time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StrictSchema:
         schema: the strict schema.
 
     Raises:
-        InvalidRequest: it is no schema.
+        InvalidRequest: it is not a valid schema.
     """
 
     def __init__(self, source: str) -> None:
@@ -105,7 +105,7 @@ def _matches(pattern: str, text: str) -> bool:
 
     Raises:
         jsonschema.ValidationError: it takes too long to tell, so the whole value does not fit.
-        InvalidRequest: it is no pattern.
+        InvalidRequest: it is not a valid pattern.
     """
     try:
         return regex.search(pattern, text, timeout=_PATTERN_SECONDS, concurrent=True) is not None

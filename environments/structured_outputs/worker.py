@@ -70,7 +70,7 @@ _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unparsable(ValueError):
-    """The text is no document of its format, or one that is too large."""
+    """The text is not a document of its format, or is too large."""
 
 
 def parse_text(text: str, format_: Format) -> Any:
@@ -241,7 +241,7 @@ class Document(TypedDict):
 
 
 class Checked(TypedDict):
-    """What came of it; empty if the value fits."""
+    """The result; empty if the value fits."""
 
     fault: NotRequired[Fault]
     """What is wrong with it; ``invalid_row`` if it is the schema."""

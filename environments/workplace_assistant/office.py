@@ -111,7 +111,7 @@ def records_of(
 ) -> list[Record]:
     """The records of a table that have all ``words`` in their ``fields``, and fields equal to those given.
 
-    Letter case does not matter; a value of None is no condition.
+    Letter case does not matter; a value of None is not a condition.
     """
     wanted = words.casefold().split()
     found = []

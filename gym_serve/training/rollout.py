@@ -268,7 +268,7 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
     """The token bundle on an output item, None without one.
 
     Raises:
-        NotExportable: it is incomplete, its lengths differ, or a value is no token.
+        NotExportable: it is incomplete, its lengths differ, or a value is not a token id.
     """
     try:
         found = item_tokens(item, where)
@@ -287,7 +287,7 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
 def token_turns(rollout: Rollout) -> list[TokenTurn]:
     """The generations of a rollout, each with its new prompt tokens.
 
-    A call that produced no token is no turn; its prompt is part of the next one's.
+    A call without tokens does not count as a turn; its prompt is part of the next one's.
 
     Raises:
         NotExportable: there are no tokens, they are malformed, or a prompt does not go on from what

@@ -139,7 +139,7 @@ def tools_of(rollout: Rollout) -> list[JSON]:
     """The row's tools as chat has them.
 
     Raises:
-        NotExportable: a tool that is no function.
+        NotExportable: a tool is not a function.
     """
     try:
         return chat_tools(rollout.params.get("tools") or [])
@@ -250,7 +250,7 @@ def require_text(messages: list[JSON]) -> None:
     """Refuse media, for formats that hold none.
 
     Raises:
-        NotExportable: a message has a part that is no text.
+        NotExportable: a message has a part that is not text.
     """
     if any(isinstance(message["content"], list) for message in messages):
         raise NotExportable("media", "this format has no form for images and other media")

@@ -186,7 +186,7 @@ def _function(tool: JSON) -> JSON:
 
 
 def _text(part: JSON) -> str:
-    """A part of a result; the model is told of what is no text."""
+    """A part of a result as text; other media are only named."""
     text = part.get("text")
     return text if isinstance(text, str) else f"[{part.get('type')}]"
 

@@ -58,7 +58,7 @@ def load_configs(paths: Sequence[Path]) -> dict[str, Any]:
     """The contents of configs and of all that they pull in, merged.
 
     Raises:
-        InvalidRequest: a file is not there, is no YAML, or is no config.
+        InvalidRequest: a file is missing, invalid YAML, or not a config.
     """
     merging: dict[str, Any] = {}
     seen: set[Path] = set()

@@ -102,7 +102,7 @@ class GraphServers:
 
         Raises:
             NotFound: no server of the graph stands for that name.
-            Retryable: the server is overloaded, or cannot be had.
+            Retryable: the server is overloaded or unreachable.
         """
         client = self._servers.get(server_name)
         if client is None:

@@ -81,7 +81,7 @@ def _address(request: Request) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{request.headers.get('host', '')}")
         host, port = parts.hostname or "127.0.0.1", parts.port
-    except ValueError:  # a Host header that is none
+    except ValueError:  # an invalid Host header
         host, port = "127.0.0.1", (request.scope.get("server") or (None, None))[1]
     if port is None:
         port = 443 if request.scope["scheme"] == "https" else 80

@@ -70,7 +70,7 @@ def posts_of(app: Any) -> dict[str, Route]:
 
 
 def tool_path(routes: dict[str, Route], name: str) -> str | None:
-    """The path of a tool, escaped; None if there is none by that name.
+    """The path of a tool, escaped; None if no tool has that name.
 
     Args:
         routes: of the application.
@@ -127,7 +127,7 @@ class NemoGym(ResourcesServer):
         """The server's settings, as in NeMo Gym's config; its network settings are not needed. Paths are
         relative to the server's folder."""
         secrets: dict[str, SecretStr] = Field(default_factory=dict)
-        """Those of its settings that nobody must read, by their paths in ``config``: ``tavily_api_key``,
+        """Secret settings, by their paths in ``config``: ``tavily_api_key``,
         ``search.api_key``."""
         unavailable_tools: UnavailableTools = "show"
         """What a tool's answer of 429, 502, 503 or 504 does: ``show`` gives it to the model, as NeMo Gym

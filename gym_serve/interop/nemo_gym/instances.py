@@ -211,7 +211,7 @@ def instances_of(config: dict[str, Any], problems: list[str]) -> Iterator[Instan
 
     Args:
         config: the config, directives applied.
-        problems: takes what looks like an instance and is none.
+        problems: receives a message for each invalid instance.
     """
     for name, value in config.items():
         sections = [section for section in KINDS if isinstance(value, dict) and section in value]
@@ -246,7 +246,7 @@ def mentions(value: Any, text: str) -> bool:
 
 
 def datasets_of(instance: Instance) -> Iterator[JSON]:
-    """The data sets that an agent's config names; graphs have none, so they are told apart."""
+    """The data sets that an agent's config names; graphs have none, so they are reported separately."""
     datasets = instance.settings.get("datasets")
     for dataset in datasets if isinstance(datasets, list) else []:
         if isinstance(dataset, dict):
@@ -270,7 +270,7 @@ _OWN = ("-e", "nemo-gym", "nemo_gym")  # NeMo Gym itself, as its own servers nam
 
 
 def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
-    """The file of a resources server's class; None if there is none, or it is no resources server.
+    """The file of a resources server's class; None if there is none, or the server is of another kind.
 
     Args:
         instance: the server.

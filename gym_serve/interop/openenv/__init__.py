@@ -327,7 +327,7 @@ def action_in(text: str, field: str | None) -> JSON:
 
 
 def how_to_act(schema: JSON, field: str | None) -> str:
-    """What the model is told of the actions."""
+    """The description of the actions for the model."""
     if field is not None:
         return "Answer with the action alone."
     fields = {name: value for name, value in (schema.get("properties") or {}).items() if name != "metadata"}

@@ -50,11 +50,11 @@ __all__ = [
 
 
 class Outcome(NamedTuple):
-    """What came of a reset or a step.
+    """The result of a reset or a step.
 
     Attributes:
         observation: the observation's own fields.
-        reward: of the step; 0.0 where there is none.
+        reward: of the step; 0.0 if there is none.
         done: whether the episode is over.
     """
 
@@ -75,7 +75,7 @@ class Instance(Protocol):
         Raises:
             InvalidRequest: the options do not fit.
             Overloaded: the environment serves no further episode now.
-            Unavailable: it cannot be had.
+            Unavailable: it cannot be started or reached.
         """
         ...
 
@@ -83,7 +83,7 @@ class Instance(Protocol):
         """Take a step.
 
         Raises:
-            InvalidRequest: that is no action of this environment.
+            InvalidRequest: it is not an action of this environment.
             ToolFailed: the environment failed.
             SessionLost: it is gone.
         """
@@ -98,7 +98,7 @@ def outcome_of(payload: Any) -> Outcome:
     """A payload of OpenEnv's wire format.
 
     Raises:
-        Unavailable: it is none.
+        Unavailable: it is not such a payload.
     """
     observation = payload.get("observation") if isinstance(payload, dict) else None
     reward = payload.get("reward") if isinstance(payload, dict) else None
