@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gym_serve.graph import api_docs, deploy, resolve, wire
 from gym_serve.graph import gateway as gateway_module
-from gym_serve.graph.gateway import Gateway
+from gym_serve.graph.gateway import Gateway, Page
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
 from gym_serve.graph.wire import find_route
 from gym_serve.interop.nemo_gym import head_server
@@ -319,6 +319,17 @@ def test_the_head_server_gives_the_address_that_its_client_used(
     assert (first["host"], first["port"]) == address
     assert first["url"] == f"{scheme}://{address[0]}:{address[1]}/r/model"
     assert f"port: {address[1]}/r/agent\n" in head_server.global_config_yaml(request, NODES)
+
+
+def test_a_package_adds_a_page_to_every_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page("Names of the servers", {"type": "array"}, lambda request, nodes: sorted(nodes))
+    monkeypatch.setattr(gateway_module, "_load_pages", lambda: {"names": page})
+    response, calls = ask(OK, "/names", b"", method="GET")
+    assert (response.status_code, orjson.loads(response.body), calls) == (200, sorted(NODES), [])
+    assert ask(OK, "/names")[0].status_code == 405
+    assert ask(OK, "/names/x", b"", method="GET")[0].status_code == 404
+    document = orjson.loads(ask(OK, "/openapi.json", b"", method="GET")[0].body)
+    assert document["paths"]["/names"]["get"]["summary"] == "Names of the servers"
 
 
 def test_definitions_of_the_same_name_do_not_meet_in_the_document() -> None:
