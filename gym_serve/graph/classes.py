@@ -13,11 +13,12 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from functools import lru_cache, reduce
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr, ValidationError
@@ -95,13 +96,21 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
 
 
 def _entry_point(kind: Kind, name: str) -> EntryPoint:
-    for entry in entry_points(group=GROUPS[kind], name=name):
+    if name not in _registered(GROUPS[kind], tuple(sys.path)).names:
+        _registered.cache_clear()  # a package may have been installed since
+    for entry in _registered(GROUPS[kind], tuple(sys.path)).select(name=name):
         return entry
     for other, group in GROUPS.items():
-        if entry_points(group=group, name=name):
+        if name in _registered(group, tuple(sys.path)).names:
             raise GraphError(f"{name!r} belongs under {SECTION_OF[other]!r}, not here")
-    known = [*sorted(entry_points(group=GROUPS[kind]).names), "http"]
+    known = [*sorted(_registered(GROUPS[kind], tuple(sys.path)).names), "http"]
     raise GraphError(f"unknown type {name!r}{nearest(name, known)}; or write package.module:Class")
+
+
+@lru_cache(maxsize=8)
+def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of a group. Finding them reads the metadata of every installed package."""
+    return entry_points(group=group)
 
 
 def _load(import_path: str) -> Any:

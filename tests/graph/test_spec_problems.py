@@ -188,7 +188,8 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         name="some-pkg", requires=["ray>=2", "math-verify[antlr4]>=0.8; extra == 'math'"]
     )
     entry = types.SimpleNamespace(value="some_pkg:Env", load=load, dist=owner)
-    monkeypatch.setattr(classes, "entry_points", lambda group, name: [entry])
+    found = types.SimpleNamespace(names={"extra_env"}, select=lambda name: [entry])
+    monkeypatch.setattr(classes, "_registered", lambda group, path: found)
     (problem,) = problems(graph(resources={"math": {"type": "extra_env"}}))
     assert problem.endswith("No module named 'Math_Verify.core'; pip install 'some-pkg[math]'")
 
