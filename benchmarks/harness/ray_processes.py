@@ -19,6 +19,8 @@ __all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind"]
 _KINDS = {
     "ray::ServeController": "Serve controller",
     "ray::ProxyActor": "Serve proxy",
+    "ray::HAProxyManager": "HAProxy",
+    "bin/haproxy": "HAProxy",
     "ray::ServeReplica:": "replicas",
     "ray::IDLE": "idle workers",
     "default_worker.py": "idle workers",

@@ -12,16 +12,18 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from gym_serve.routing.starting import ENVIRONMENT, START_LOG, free_port, try_twice
+from gym_serve.routing.starting import START_LOG, free_port, ray_environment, try_twice
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
 __all__ = ["LocalRay", "connect", "find", "import_ray", "logs_directory", "start", "started", "stop", "use"]
@@ -43,12 +45,14 @@ class LocalRay:
         auth_mode: ``RAY_AUTH_MODE`` for processes that join it.
         pid: its first process, which leads a process group of its own.
         folder: Ray's folder. In it ``ray start`` writes the address for every Ray program of this user.
+        files: a folder for HAProxy.
     """
 
     address: str
     auth_mode: str
     pid: int
     folder: str
+    files: str
 
 
 def started() -> LocalRay | None:
@@ -100,6 +104,7 @@ def _start() -> LocalRay:
         if not _lock(file.fileno()):
             raise Conflict(f"A Ray of gym-serve up runs on this machine already ({state}).")
         file.truncate(0)
+        files = Path(tempfile.mkdtemp(prefix="gs-ray-"))
         process = subprocess.Popen(
             [*_RAY, *arguments],
             stdin=subprocess.DEVNULL,
@@ -108,14 +113,14 @@ def _start() -> LocalRay:
             pass_fds=[file.fileno()],  # that process holds the lock from now on
             start_new_session=True,
             env={
-                **ENVIRONMENT,
+                **ray_environment(files),
                 **os.environ,
                 _AUTH: mode,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # includes the current folder
                 "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a single node has nowhere to drain to
             },
         )
-        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder())
+        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder(), str(files))
         file.write(json.dumps(asdict(found)))
     try:
         os.environ.setdefault(_AUTH, mode)  # Ray reads it when it is imported
@@ -143,6 +148,7 @@ def stop(ray: LocalRay) -> None:
         os.killpg(ray.pid, signal.SIGKILL)
     while started() == ray:
         time.sleep(0.1)
+    shutil.rmtree(ray.files, ignore_errors=True)
 
 
 def use(address: str | None) -> str | None:

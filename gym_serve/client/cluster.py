@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -18,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
 from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
-from gym_serve.routing.starting import ENVIRONMENT, HTTP_PORT, START_LOG, free_port, try_twice
+from gym_serve.routing.starting import HTTP_PORT, START_LOG, free_port, ray_environment, try_twice
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
 __all__ = ["Cluster", "join", "start_ray", "start_serve"]
@@ -92,6 +94,7 @@ class Cluster:
             ray.shutdown()
         self._started_ray = False
         if self._reaper is not None:
+            self._reaper.reap()  # HAProxy outlives its Ray
             self._reaper.dismiss()
             self._reaper = None
 
@@ -111,7 +114,8 @@ def start_ray() -> Reaper:
         reaper.reap()
 
     _log.info("Starting Ray…")
-    reaper = Reaper({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    files = Path(tempfile.mkdtemp(prefix="gs-ray-"))
+    reaper = Reaper(ray_environment(files), files)
     try:
         with reaper.marking():
             try_twice("Ray", lambda: _init("local"), undo, _is_own)

@@ -8,6 +8,7 @@ a random mark in their environment, which they inherit.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,15 +30,17 @@ class Reaper:
 
     Args:
         environment: further variables for the marked processes.
+        folder: their files; removed at the end.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._folder = folder
         self._mark = f"{_VARIABLE}={uuid4().hex}"
         # Ray's processes give themselves titles, which otherwise overwrite their environment.
         self._environment = {**environment, "SPT_NOENV": "1"}
         # -S -E: the standard library is enough. A new session: Ctrl-C must not reach it.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", __file__, str(os.getpid()), self._mark],
+            [sys.executable, "-S", "-E", __file__, str(os.getpid()), self._mark, str(folder)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -66,6 +69,7 @@ class Reaper:
         """End the reaper, after this process has stopped its Ray."""
         self._process.kill()
         self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -88,7 +92,7 @@ def _kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _main(parent: int, mark: str) -> None:
+def _main(parent: int, mark: str, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     died, misses = time.monotonic(), 0
@@ -98,7 +102,8 @@ def _main(parent: int, mark: str) -> None:
         if time.monotonic() > died + _GRACE_SECONDS:
             _kill(left)
         time.sleep(_LOOK_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]), *sys.argv[2:4])

