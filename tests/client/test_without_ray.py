@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -117,6 +118,14 @@ def test_replicas_and_cpus_are_no_obstacle() -> None:
             gym.update_weights("policy", "1", tensors=b"")
         with pytest.raises(BadRequest, match="needs a graph on a Ray cluster"):
             gym.set_model_endpoints("policy", ["http://127.0.0.1:1/v1"])
+
+
+def test_every_blocking_method_has_an_async_form() -> None:
+    methods = {name: method for name, method in vars(Gym).items() if inspect.isfunction(method)}
+    waits = [n for n, m in methods.items() if n[0] != "_" and not inspect.iscoroutinefunction(m)]
+    immediate = {"rollouts", "groups", "run_examples", "handle", "spending"}  # iterators, or no wait at all
+    lacking = [name for name in waits if not inspect.iscoroutinefunction(methods.get(f"a{name}"))]
+    assert set(lacking) == immediate
 
 
 async def test_every_call_works_inside_a_running_loop() -> None:
