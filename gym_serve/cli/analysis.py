@@ -39,18 +39,18 @@ __all__ = ["calibrate", "diff", "profile"]
 
 KeyOption = Annotated[
     str,
-    typer.Option(metavar="FIELD", help="Field of the rows that names a task; else the index in the run."),
+    typer.Option(
+        metavar="FIELD", help="Field of the rows that identifies a task; by default the index in the run."
+    ),
 ]
-SolvedAtOption = Annotated[
-    float, typer.Option(metavar="REWARD", help="Reward from which on a rollout counts as solved.")
-]
-TopOption = Annotated[int, typer.Option(min=0, help="How many tasks to print.")]
+SolvedAtOption = Annotated[float, typer.Option(metavar="REWARD", help="Minimum reward of a solved rollout.")]
+TopOption = Annotated[int, typer.Option(min=0, help="Number of tasks to print.")]
 
 
 def profile(
     rollouts: Annotated[
         list[Path],
-        typer.Argument(metavar="ROLLOUTS...", help="Main files of runs over the same tasks, as of collect."),
+        typer.Argument(metavar="ROLLOUTS...", help="Main files of runs over the same tasks, from collect."),
     ],
     *,
     solved_at: SolvedAtOption = 1.0,
@@ -58,25 +58,24 @@ def profile(
     top: TopOption = 20,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="ROWS", help="Write the rows to train on next to this file."),
+        typer.Option("-o", "--output", metavar="ROWS", help="File for the rows to train on next."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print pass rates by task, tasks by difficulty, and what to train on next.
 
     Difficulty is the pass rate p: never 0, hard below 0.25, medium up to 0.75,
-    easy below 1, always 1. To train on next are the tasks whose rollouts differ
-    in reward (neither always solved nor never): the others give no advantage to
+    easy below 1, always 1. Train next on the tasks whose rollouts differ in
+    reward (neither always nor never solved): the others have no advantage to
     learn from.
 
-    Exit status: 0, or 1 if a file cannot be read or has lines that are no
-    rollouts.
+    Exit status: 0, or 1 if a file cannot be read or has invalid lines.
 
     Example: gym-serve profile out.jsonl -o train_next.jsonl
     """
     if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
-        raise typer.BadParameter("--output is for one run, with tasks named by their index")
-    # Only now, so that --help needs little.
+        raise typer.BadParameter("--output needs a single run, without --key")
+    # Imported here, so that --help starts fast.
     from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_rollouts
     from gym_serve.rollouts.rows import Problems
 
@@ -141,7 +140,7 @@ def _print_profile(run: Path | None, found: RewardProfile, summary: ProfileSumma
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
-        typer.echo("no scored rollouts", err=True)
+        typer.echo("No scored rollouts.", err=True)
         return
     print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents()))
     typer.echo()
@@ -149,7 +148,7 @@ def _print_profile(run: Path | None, found: RewardProfile, summary: ProfileSumma
         interval = f", 95% interval {figure['low']:.4g} to {figure['high']:.4g}" if "low" in figure else ""
         typer.echo(f"{name} over {summary.tasks:,} tasks: {figure['value']:.4g}{interval}")
     if summary.unscored_tasks:
-        typer.echo(f"{summary.unscored_tasks:,} tasks have no scored rollout: all of theirs failed")
+        typer.echo(f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed")
     typer.echo()
     print_table(("difficulty", "tasks", ""), _bars(summary.buckets.items()))
     typer.echo()
@@ -183,8 +182,8 @@ def _profile_cells(task: TaskProfile) -> tuple[str, ...]:
 
 
 def diff(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Rollouts before, as of collect.")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Rollouts after.")],
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Rollouts before the change, from collect.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Rollouts after the change.")],
     *,
     solved_at: SolvedAtOption = 1.0,
     key: KeyOption = "_ng_task_index",
@@ -193,13 +192,12 @@ def diff(
 ) -> None:
     """Compare two runs over the same tasks: the difference B - A, and the tasks that flipped.
 
-    Tasks are paired; one that only one run has scored counts in neither. The
-    95% interval is that of the difference. A run solves a task if more than
-    half of its rollouts are solved; B fixed or broke the tasks that one of the
-    runs solves alone.
+    Tasks are paired; a task that only one run has scored is left out. The 95%
+    interval is that of the difference. A run solves a task if more than half of
+    its rollouts are solved. B fixed or broke the tasks that only one run solves.
 
-    Exit status: 0, or 1 if B is clearly worse in mean reward, if no task is in
-    both runs, or if a file has problems.
+    Exit status: 0, or 1 if B is clearly worse in mean reward, if the runs share no
+    task, or if a file has problems.
 
     Example: gym-serve diff before.jsonl after.jsonl
     """
@@ -220,7 +218,7 @@ def diff(
     if not as_json:
         print_problems(problems)
         if not summary.paired_tasks:
-            typer.echo("no task is in both runs; name them by a field of the rows: --key FIELD", err=True)
+            typer.echo("The runs share no task. Identify tasks by a field of the rows: --key FIELD", err=True)
     if problems.count or not summary.estimates or summary.estimates[0].verdict == "worse":
         raise typer.Exit(1)
 
@@ -265,8 +263,8 @@ def _print_diff(run: Path | None, summary: ComparisonSummary) -> None:
     )
     if summary.different_prompts:
         typer.echo(
-            f"note: {summary.different_prompts:,} of them have another prompt in B: are these runs of the "
-            "same data set? If their order differs, name tasks by a field of the rows: --key FIELD"
+            f"note: {summary.different_prompts:,} of them have another prompt in B. If both runs have the "
+            "same data set in another order, identify tasks by a field of the rows: --key FIELD"
         )
     indices = [task.task_index for task in summary.flips]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
@@ -307,22 +305,22 @@ def _solved(side: Side) -> str:
 
 
 def calibrate(
-    rollouts: Annotated[
-        Path, typer.Argument(help="Rollouts, as of collect or reverify, with labels in them.")
-    ],
+    rollouts: Annotated[Path, typer.Argument(help="Rollouts with labels, from collect or reverify.")],
     *,
-    label: Annotated[str, typer.Option(help="The field with the person's label: human, metadata.human, ...")],
-    score: Annotated[str, typer.Option(help="The field with the verifier's.")] = "reward",
+    label: Annotated[str, typer.Option(help="Field with the human label, e.g. human or metadata.human.")],
+    score: Annotated[str, typer.Option(help="Field with the verifier's verdict.")] = "reward",
     at: Annotated[
         float | None,
-        typer.Option(help="Compare whether both are at least this number; else the values as they are."),
+        typer.Option(
+            help="Compare whether both values are at least this number; by default compare the values."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a verifier's verdicts with people's: agreement, Cohen's kappa, and who said what.
+    """Compare a verifier's verdicts with human labels: agreement, Cohen's kappa, and the counts.
 
     Kappa is the agreement beyond chance: 0 for a judge that guesses, 1 for one
-    that always says what people say. Rollouts without a label are left out.
+    that always agrees with the labels. Rollouts without a label are left out.
 
     Exit status: 0, or 1 if no rollout has a label, or a value cannot be compared.
 
@@ -333,7 +331,7 @@ def calibrate(
 
     try:
         if not rollouts.exists():
-            raise InvalidRequest(f"{rollouts}: there is no such file")
+            raise InvalidRequest(f"cannot read {rollouts}: no such file")
         found = Calibration.of(_labelled(read_records(rollouts), label, score, at))
     except GymError as error:
         stop(error, as_json=as_json)
@@ -361,10 +359,10 @@ def _label_of(value: Any, field: str, at: float | None) -> Any:
     """The label that a value stands for."""
     if at is not None:
         if not isinstance(value, int | float):
-            raise InvalidRequest(f"{field}: {str(value)[:50]!r} is no number to compare with --at")
+            raise InvalidRequest(f"`{field}` must be a number with --at, got {str(value)[:50]!r}")
         return value >= at
     if isinstance(value, list | dict):
-        raise InvalidRequest(f"{field}: a {type(value).__name__} is no label")
+        raise InvalidRequest(f"`{field}` must be a text, a number or a boolean, got a {type(value).__name__}")
     return value
 
 
@@ -373,5 +371,7 @@ def _print_calibration(found: Calibration) -> None:
         ("people", "verifier", "rollouts"),
         ((str(person), str(judge), f"{n:,}") for (person, judge), n in sorted(found.pairs.items(), key=repr)),
     )
-    kappa = "undefined, as both say one thing only" if found.kappa is None else f"{found.kappa:.3f}"
+    kappa = (
+        "undefined, because both always give the same label" if found.kappa is None else f"{found.kappa:.3f}"
+    )
     typer.echo(f"\n{found.rows:,} rollouts: agreement {100 * found.agreement:.1f} %, kappa {kappa}")

@@ -1,4 +1,4 @@
-"""The commands of the catalog: `list`, `show` and `search`."""
+"""`gym-serve list`, `show` and `search`: environments, agents, models and graph files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Kind(str, Enum):
     graph = "graph"
 
 
-FolderOption = Annotated[Path, typer.Option("--graphs", metavar="FOLDER", help="Where the graph files are.")]
+FolderOption = Annotated[Path, typer.Option("--graphs", metavar="FOLDER", help="Folder of the graph files.")]
 
 
 def list_entries(
@@ -42,7 +42,7 @@ def list_entries(
 ) -> None:
     """List environments, agents and models of installed packages, and graph files.
 
-    One that cannot be imported is listed with the reason.
+    A type that cannot be imported is listed with the reason.
 
     Exit status: 0.
 
@@ -55,7 +55,7 @@ def list_entries(
 
 
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them must be there.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="Words that must all occur.")],
     *,
     graphs: FolderOption = Path("graphs"),
     as_json: JsonOption = False,
@@ -72,7 +72,7 @@ def search(
     _print(found, as_json=as_json)
     if not found:
         if not as_json:
-            typer.echo(f"nothing has {' '.join(words)}; gym-serve list shows all there is", err=True)
+            typer.echo(f"Nothing found for {' '.join(words)}. gym-serve list shows everything.", err=True)
         raise typer.Exit(1)
 
 
@@ -90,7 +90,7 @@ def show(
 ) -> None:
     """Show a type with its settings, tools and files, or the servers that a graph file names.
 
-    Exit status: 0, or 1 if there is no such thing, or it cannot be imported.
+    Exit status: 0, or 1 if there is no such type or file, or it cannot be imported.
 
     Example: gym-serve show simple_weather
     """
@@ -163,7 +163,7 @@ def _show_graphs(path: Path, *, as_json: bool) -> None:
         typer.echo(f"{source.name}: graph at {source.route_prefix}, {path}\n")
         print_table(("section", "server", "type"), ([*server.values()] for server in _servers(source)))
         typer.echo()
-    typer.echo(f"gym-serve validate {path}: whether it can run; gym-serve resolve {path}: all settings")
+    typer.echo(f"Check it with gym-serve validate {path}; print all settings with gym-serve resolve {path}")
 
 
 def _servers(source: GraphSource) -> list[dict[str, str]]:
@@ -177,7 +177,7 @@ def _servers(source: GraphSource) -> list[dict[str, str]]:
 
 
 def _type_of(server: Any) -> str:
-    """The type of a server as it is written; those of both branches where there is a choice."""
+    """The type of a server as written; the types of both branches of an ``if``."""
     if not isinstance(server, dict):
         return "-"
     branches = (server, server.get("then"), server.get("else"))

@@ -29,7 +29,7 @@ def run_fixtures(
         str,
         typer.Argument(
             metavar="ENV",
-            help="An environment's type, package.module:Class, or a package that has one environment.",
+            help="Type of an environment, package.module:Class, or a package with one environment.",
             autocompletion=environments,
         ),
     ],
@@ -37,23 +37,25 @@ def run_fixtures(
     fixtures: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The fixtures; else fixtures.jsonl beside the module of the class."
+            metavar="FILE", help="File of fixtures; by default fixtures.jsonl beside the module of the class."
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="Setting of the environment; may repeat."),
+        typer.Option("--set", metavar="SETTING=VALUE", help="Setting of the environment; can be repeated."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one call of the verifier.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Time limit of one verifier call, in seconds.")
+    ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Run an environment's verifier fixtures: full reward, zero, malformed; each twice, for determinism.
 
-    A fixture is a row, a response and what the verifier must say of it. Replies
-    of a judge are part of the fixture. No Ray and no model is needed.
+    A fixture is a row, a response and the expected verdict. Replies of a judge are
+    part of the fixture. It needs neither Ray nor a model.
 
-    Exit status: 0, or 1 if a fixture fails, or there is none for full, zero or
-    malformed.
+    Exit status: 0, or 1 if a fixture fails, or there is none of the kind full,
+    zero or malformed.
 
     Example: gym-serve test mcqa
     """
@@ -81,7 +83,7 @@ def run_fixtures(
     else:
         _print(results, failed)
         for kind in missing:
-            typer.echo(f"there is no fixture of the kind {kind!r}: name it '{kind}: ...'", err=True)
+            typer.echo(f"No fixture is of the kind {kind!r}. Add one with the name '{kind}: ...'", err=True)
     if failed or missing:
         raise typer.Exit(1)
 
@@ -115,7 +117,7 @@ def _class_of(environment: str) -> type[ResourcesServer]:
 def _fixtures_of(cls: type[ResourcesServer]) -> Path:
     path = Path(inspect.getfile(cls)).with_name("fixtures.jsonl")
     if not path.exists():
-        raise NotFound(f"{path} is not there: write fixtures, or name their file with --fixtures")
+        raise NotFound(f"{path} does not exist: write fixtures, or give their file with --fixtures")
     return path
 
 

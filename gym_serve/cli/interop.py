@@ -138,32 +138,38 @@ def _print(report: ExportReport) -> None:
 def import_nemo_gym(
     configs: Annotated[
         list[Path],
-        typer.Argument(metavar="CONFIG...", help="Configs, as for NeMo Gym's --config; later ones go first."),
+        typer.Argument(
+            metavar="CONFIG...", help="Configs, as for NeMo Gym's --config; later ones take precedence."
+        ),
     ],
     *,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="GRAPH", help="The graph file; else it is printed."),
+        typer.Option(
+            "-o", "--output", metavar="GRAPH", help="Graph file to write; by default it is printed."
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the graph; else after the first config.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the graph; by default that of the first config.")
+    ] = None,
     skip_unknown: Annotated[
         bool,
         typer.Option(
             "--skip-unknown",
-            help="Leave out servers that can be neither replaced nor hosted.",
+            help="Skip servers that can be neither replaced nor hosted.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a graph file from NeMo Gym's configs, with all that they pull in and inherit.
+    """Make a graph file from NeMo Gym's configs, including those that they import and inherit.
 
-    What NeMo Gym takes from the command line or env.yaml becomes an environment
-    variable (policy_base_url: POLICY_BASE_URL); secrets are never copied. A
-    resources server without a counterpart is hosted as it is (type: nemo_gym),
-    if its code is found beside the config. What differs is said on stderr.
-    Data sets are listed there: graphs have none.
+    Values that NeMo Gym takes from the command line or env.yaml become
+    environment variables (policy_base_url: POLICY_BASE_URL); secrets are never
+    copied. A resources server without a counterpart is hosted as it is
+    (type: nemo_gym), if its code is beside the config. Differences and data sets
+    are listed on stderr: graphs have no data sets.
 
-    Exit status: 0, or 1 with every problem, and then nothing is written.
+    Exit status: 0, or 1 with all problems; then nothing is written.
 
     Example: gym-serve import-nemo-gym Gym/benchmarks/aime24/config.yaml -o graphs/aime24.yaml
     """

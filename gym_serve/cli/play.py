@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Human", "play"]
 
 _ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
-_LINES = 30  # of one message or output; a page of a book is enough to see what it is
+_LINES = 30  # shown of one message or output
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NOT_THE_VERIFIERS = {"response", "reward", "agent_ref", "model_usage"}
+_NOT_OF_THE_VERIFIER = {"response", "reward", "agent_ref", "model_usage"}
 _WIDTH = 80  # where the output is no terminal
 
 
@@ -83,7 +83,7 @@ def play(
     Example: gym-serve play simple_weather
     """
     if model is not None and human:
-        raise typer.BadParameter("--model and --human are two policies; give one")
+        raise typer.BadParameter("give either --model or --human")
     console = new_console()
     if not console.is_terminal:
         console.width = _WIDTH
@@ -92,10 +92,10 @@ def play(
         graph, agent = _graph(source, policy, set_ or [], application)
         task = {"_ng_rollout_id": "play", **with_prompt(_row(row, graph, agent))}
         if not _is_file(source):
-            task["agent_ref"] = {"name": agent}  # the examples name the agent of their own graph
+            task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
         chosen = agent_name(task) or agent
         if chosen not in graph.nodes or graph.nodes[chosen].kind != "agent":
-            raise NotFound(f"agent_ref: the graph has no agent {chosen!r}")
+            raise NotFound(f"`agent_ref.name` must be an agent of the graph, got {chosen!r}")
         transcript = _Transcript(console if not as_json else Console(quiet=True))
         rollout = asyncio.run(_episode(graph, chosen, task, transcript))
     except GymError as error:
@@ -132,7 +132,7 @@ async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript)
 
 
 class _Watched:
-    """A transport whose calls are told ``before`` they are made, and ``after`` with reply and seconds."""
+    """A transport that calls ``before`` before each call, and ``after`` with the reply and its seconds."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Watched:
 
 
 class _Transcript:
-    """Prints an episode while it runs. Everything in it may be a model's: it is text, never markup."""
+    """Prints an episode while it runs. A model may have written any part: it is text, never markup."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -220,7 +220,7 @@ class _Transcript:
         own = {
             key: value
             for key, value in rollout.items()
-            if key not in row and key not in _NOT_THE_VERIFIERS and not key.startswith("_ng_")
+            if key not in row and key not in _NOT_OF_THE_VERIFIER and not key.startswith("_ng_")
         }
         for key, value in own.items():
             shown = value if isinstance(value, str) else orjson.dumps(value).decode()
@@ -313,7 +313,7 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
     if graph.default_agent is None:
         agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
-        raise NotFound(f"the graph has the agents {', '.join(agents)}: name one in the row's agent_ref")
+        raise NotFound(f"the graph has several agents ({', '.join(agents)}): name one in the row's agent_ref")
     return graph, graph.default_agent
 
 
@@ -342,7 +342,7 @@ def _row(text: str | None, graph: Graph, agent: str) -> JSON:
         try:
             row = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"ROW is no JSON: {error}") from None
+            raise InvalidRequest(f"ROW is invalid JSON: {error}") from None
         return dict(row)
     path, _, line = (
         text.rpartition(":") if text is not None and re.search(r":\d+$", text) else (text, "", "1")
@@ -355,7 +355,7 @@ def _examples(graph: Graph, agent: str) -> Path:
     target = graph.nodes[agent].references.get("resources")
     cls = graph.nodes[target].cls if target is not None else None
     if cls is None:
-        raise InvalidRequest("ROW is missing: the environment runs elsewhere, and its examples with it")
+        raise InvalidRequest("ROW is missing: the environment is remote, so its examples are not here")
     path = Path(inspect.getfile(cls)).parent / "data" / "example.jsonl"
     if not path.is_file():
         raise InvalidRequest(f"ROW is missing: {cls.__name__} has no examples at {path}")
@@ -390,7 +390,7 @@ class Human(ModelServer):
         try:
             typed = await asyncio.to_thread(input, f"your answer{hint}: ")
         except EOFError:
-            raise BadRequest("the input ended before the episode did") from None
+            raise BadRequest("the input ended before the episode") from None
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",

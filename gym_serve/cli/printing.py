@@ -1,7 +1,7 @@
-"""How commands report: tables and JSON on stdout, problems on stderr.
+"""Output of the commands: tables and JSON on stdout, problems and progress on stderr.
 
-Text of data sets and models is printed as it is, never as markup; where stdout is no terminal, tables
-are as wide as they need to be.
+Text of data sets and models is printed literally, never as markup. If stdout is no terminal, tables are as
+wide as they need to be.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SHOWN = 50
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; nothing for one without rows."""
+    """Print a table, unless it has no rows."""
     table = table_of(columns, rows)
     if table.row_count:
         new_console().print(table)
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table; long cells are folded and never cut off."""
+    """A table. Long cells are folded, never cut off."""
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
@@ -57,7 +57,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def new_console() -> Console:
-    """Where reports are printed: stdout."""
+    """A console for stdout."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
@@ -70,12 +70,12 @@ def print_json(value: Any) -> None:
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
-    """Print the object ``head`` with one more key, a list that is never held as a whole.
+    """Print the object ``head`` with one more key, whose list is streamed.
 
     Args:
-        head: the other keys; there is at least one.
+        head: the other keys, at least one.
         name: the key of the list.
-        items: what the list holds, a line each.
+        items: the list, one line each.
     """
     out = sys.stdout
     out.write(orjson.dumps(head, option=orjson.OPT_INDENT_2, default=_plain).decode()[:-2])
@@ -86,7 +86,7 @@ def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) 
 
 
 def print_problems(problems: Problems) -> None:
-    """Print what is wrong with files, to stderr."""
+    """Print the problems of files to stderr."""
     for problem in problems.kept[:_SHOWN]:
         typer.echo(problem, err=True)
     if (more := problems.count - min(len(problems.kept), _SHOWN)) > 0:
@@ -94,7 +94,7 @@ def print_problems(problems: Problems) -> None:
 
 
 def print_start() -> None:
-    """From now on, print what a graph's start waits for to stderr: a line for each phase."""
+    """Print the phases of a graph's start to stderr, from now on."""
     logger = logging.getLogger(START_LOG)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -119,7 +119,7 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 def bar(count: int, most: int, width: int = 40) -> str:
-    """A bar as long as ``count`` is large; never empty for a count that is not 0."""
+    """A bar proportional to ``count``; empty only for 0."""
     return "█" * max(round(width * count / most), 1) if count else ""
 
 

@@ -23,7 +23,7 @@ def validate(
     application: ApplicationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a graph file; print all of its problems, or its servers. Starts nothing.
+    """Check a graph file: print all of its problems, or its servers. Starts nothing.
 
     Exit status: 0, or 1 if there is a problem.
 

@@ -47,8 +47,8 @@ def test_agreement(tmp_path: Path, arguments: str, agreement: float, kappa: floa
     ("rollouts", "arguments", "problem"),
     [
         (ROLLOUTS, "--label nobody", "at least one labelled row"),
-        (ROLLOUTS, "--label meta", "dict is no label"),
-        (ROLLOUTS, "--label verdict --at 0.5", "'good' is no number"),
+        (ROLLOUTS, "--label meta", "must be a text, a number or a boolean, got a dict"),
+        (ROLLOUTS, "--label verdict --at 0.5", "`verdict` must be a number with --at, got 'good'"),
         ([], "--label human", "at least one labelled row"),
     ],
 )

@@ -89,7 +89,7 @@ def test_search_ranks_names_first() -> None:
     assert str(ROOT / "graphs" / "quickstart.yaml") in names
     nothing = runner.invoke(main, ["search", "weather", "qwertz"])
     assert nothing.exit_code == 1
-    assert "nothing has weather qwertz" in nothing.stderr
+    assert "Nothing found for weather qwertz." in nothing.stderr
 
 
 def test_show_an_environment() -> None:
@@ -168,7 +168,7 @@ def test_failing_and_missing_fixtures(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "1 of 2 passed" in result.stdout
     assert "reward: 0.5 was expected, not 1.0" in result.stderr
-    assert "there is no fixture of the kind 'zero': name it 'zero: ...'" in result.stderr
+    assert "No fixture is of the kind 'zero'. Add one with the name 'zero: ...'" in result.stderr
     report = json.loads(runner.invoke(main, [*arguments, "--json"]).stdout)
     assert report["ok"] is False
     assert report["missing_kinds"] == ["zero", "malformed"]
@@ -207,6 +207,6 @@ def test_an_environment_without_fixtures_says_where_they_are_looked_for(
     monkeypatch.delitem(sys.modules, "gs_bare", raising=False)
     result = runner.invoke(main, ["test", "gs_bare:Bare"])
     assert result.exit_code == 1
-    assert f"{tmp_path / 'fixtures.jsonl'} is not there" in result.stderr
+    assert f"{tmp_path / 'fixtures.jsonl'} does not exist" in result.stderr
     given = runner.invoke(main, ["test", "gs_bare:Bare", "--fixtures", "elsewhere.jsonl"])
     assert given.exit_code == 0, given.output

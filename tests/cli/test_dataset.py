@@ -253,7 +253,7 @@ def test_collate_writes_nothing_where_a_row_has_a_problem(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["collate", "-o", "x"], "there are no rows: pass --train or --validation"),
+        (["collate", "-o", "x"], "give rows by --train or --validation"),
         (["collate", "--train", "x"], "--output"),
         (["render", "x.jsonl"], "--prompt"),
         (["validate"], "Missing argument"),
@@ -336,4 +336,4 @@ def test_stats(tmp_path: Path) -> None:
     tags = report["fields"]["tags"]
     assert (tags["rows"], tags["texts"], tags["unique_texts"]) == (2, 6, 2)
     text = runner.invoke(main, ["dataset", "stats", str(file)])
-    assert "3 rows, 1 of them there before; 2 different prompts" in text.stdout
+    assert "3 rows, 1 of them repeated; 2 different prompts" in text.stdout

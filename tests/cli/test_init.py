@@ -67,7 +67,7 @@ def test_a_project_may_have_several_environments_and_no_file_is_changed(folder: 
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     again = runner.invoke(main, arguments)
     assert again.exit_code == 1
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     rows = (folder / "here" / "gs_shop" / "data" / "example.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(row)["agent_ref"]["name"] for row in rows} == {"gs_shop_agent"}
@@ -104,14 +104,14 @@ def test_a_package_that_cannot_be_imported(folder: Path) -> None:
     [
         ("Shop-Floor", "e.g. shop_floor"),
         ("../shop", "e.g. shop"),
-        ("class", "'class' is no name of a package"),
-        ("", "'' is no name of a package"),
+        ("class", "lower case letters, digits and _, got 'class'"),
+        ("", "lower case letters, digits and _, got ''"),
         ("9lives", "e.g. lives"),
-        ("json", "there is a package 'json' already"),
-        ("pydantic", "there is a package 'pydantic' already"),
+        ("json", "a package 'json' exists already"),
+        ("pydantic", "a package 'pydantic' exists already"),
         ("tests", "'tests' is a folder of the project"),
         ("health", "'health' is a route of every graph"),
-        ("a" * 60, "is no name of a package"),
+        ("a" * 60, "a package name must have only lower case letters"),
     ],
 )
 def test_names_that_cannot_be(folder: Path, name: str, message: str) -> None:

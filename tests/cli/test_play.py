@@ -53,7 +53,7 @@ def test_an_episode_without_a_reward_says_why() -> None:
     done = runner.invoke(main, ["play", WEATHER, "--human"], input="")
     assert done.exit_code == 1
     assert "failure" in done.stdout
-    assert "the input ended before the episode did" in done.stdout
+    assert "the input ended before the episode" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_an_episode_without_a_reward_says_why() -> None:
         (["nowhere.yaml"], "nowhere.yaml"),
         (["mcqa", "none.jsonl"], "none.jsonl"),
         (["mcqa", f"{ROWS}:99"], "has no row 99"),
-        (["mcqa", "{nonsense"], "ROW is no JSON"),
+        (["mcqa", "{nonsense"], "ROW is invalid JSON"),
         (
             [WEATHER, '{"agent_ref": {"name": "who"}, "responses_create_params": {"input": "x"}}'],
-            "no agent 'who'",
+            "must be an agent of the graph, got 'who'",
         ),
     ],
 )

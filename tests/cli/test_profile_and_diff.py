@@ -27,7 +27,7 @@ def test_profile_prints_what_to_train_on_next(run: str) -> None:
     words = [line.split() for line in result.stdout.splitlines()]
     assert ["math_agent", "10", "0.400", "43.8", "62.5", "(k=2)", "10", "5", "-", "1"] in words
     assert next(line[:2] for line in words if line[:1] == ["never"]) == ["never", "1"]
-    assert "1 tasks have no scored rollout: all of theirs failed" in result.stdout
+    assert "1 tasks have no scored rollout, because all failed" in result.stdout
     listed = result.stdout[result.stdout.index("to train on next: 2 of 4 tasks") :].splitlines()[2:]
     assert [line.split()[:5] for line in listed] == [
         ["1", "math_agent", "1/2", "0.500", "0.707"],
@@ -86,7 +86,7 @@ def test_profile_of_shards_and_of_damaged_files(tmp_path: Path, run: str) -> Non
     ("arguments", "status", "message"),
     [
         (["profile", "none.jsonl"], 1, "cannot read none.jsonl: No such file"),
-        (["profile", "a.jsonl", "b.jsonl", "-o", "n.jsonl"], 2, "--output is for one run"),
+        (["profile", "a.jsonl", "b.jsonl", "-o", "n.jsonl"], 2, "--output needs a single run"),
         (["profile"], 2, "Missing argument"),
         (["diff", "none.jsonl", "none.jsonl"], 1, "cannot read none.jsonl"),
         (["diff", "one.jsonl"], 2, "Missing argument"),
@@ -102,7 +102,7 @@ def test_profile_of_a_run_without_a_scored_rollout(tmp_path: Path) -> None:
     run = write_run(tmp_path / "out.jsonl", {}, failed=[0])
     result = runner.invoke(main, ["profile", str(run)])
     assert result.exit_code == 1
-    assert result.stderr == "no scored rollouts\n"
+    assert result.stderr == "No scored rollouts.\n"
     report = runner.invoke(main, ["profile", str(run), "--json"])
     assert json.loads(report.stdout)["mean_reward"] == {"value": None, "num_tasks": 0}
 
@@ -145,4 +145,4 @@ def test_diff_of_different_data_sets(tmp_path: Path, run: str) -> None:
     other = write_run(tmp_path / "other.jsonl", {99: [1.0]})
     result = runner.invoke(main, ["diff", run, str(other)])
     assert result.exit_code == 1
-    assert "no task is in both runs; name them by a field of the rows: --key FIELD" in result.stderr
+    assert "The runs share no task. Identify tasks by a field of the rows: --key FIELD" in result.stderr

@@ -124,9 +124,10 @@ def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.Monke
     stopped: list[str] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append("ray"))
-    monkeypatch.setattr(
-        cluster, "start_ray", lambda: SimpleNamespace(dismiss=lambda: stopped.append("reaper"))
+    reaper = SimpleNamespace(
+        reap=lambda: stopped.append("the rest"), dismiss=lambda: stopped.append("reaper")
     )
+    monkeypatch.setattr(cluster, "start_ray", lambda: reaper)
     monkeypatch.setattr(cluster, "serve_is_running", lambda: False)
 
     def start(**options: Any) -> None:
@@ -135,7 +136,7 @@ def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.Monke
     monkeypatch.setattr(serve, "start", start)
     with pytest.raises(ValueError, match="no such name"):
         cluster.Cluster()
-    assert stopped == ["ray", "reaper"]
+    assert stopped == ["ray", "the rest", "reaper"]
 
 
 def test_nothing_is_deleted_as_long_as_nothing_was_deployed(

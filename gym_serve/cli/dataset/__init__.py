@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["dataset"]
 
 RowsArgument = Annotated[
-    list[Path], typer.Argument(metavar="ROWS...", help="Rows: .jsonl, .jsonl.gz or .jsonl.zst.")
+    list[Path], typer.Argument(metavar="ROWS...", help="Files of rows: .jsonl, .jsonl.gz or .jsonl.zst.")
 ]
 GraphOption = Annotated[
     Path | None,
@@ -47,16 +47,16 @@ def validate(
 ) -> None:
     """Check every row against the row format, and print what is wrong with file and line.
 
-    With --graph, agents are looked up in it, and each row is checked for the
-    fields that the verifier of its environment needs. A row that is there twice
-    is a note, no problem: both count as one task.
+    With --graph, each row is also checked against the graph: its agent must exist,
+    and it must have the fields that its environment's verifier needs. A repeated
+    row is only a note; both rows count as one task.
 
     Exit status: 0, or 1 if a row has a problem, or a file is empty or cannot be
     read.
 
     Example: gym-serve dataset validate data/train.jsonl --graph graphs/math.yaml
     """
-    # Only now, so that --help needs little.
+    # Imported here, so that --help starts fast.
     from gym_serve.cli.dataset.checks import Duplicates, checked_rows, row_check
     from gym_serve.rollouts.rows import Problems
 
@@ -96,7 +96,7 @@ def validate(
         for entry in files:
             typer.echo("{file}: {rows:,} rows, {bad_rows:,} with problems".format(**entry))
         if duplicates:
-            typer.echo(f"{duplicates:,} rows are there more than once")
+            typer.echo(f"{duplicates:,} repeated rows")
     if problems.count:
         raise typer.Exit(1)
 
@@ -118,14 +118,14 @@ def collate(
     *,
     train: Annotated[
         list[str] | None,
-        typer.Option(metavar="[AGENT=]ROWS", help="Training rows; may repeat. AGENT is stamped on each row."),
+        typer.Option(metavar="[AGENT=]ROWS", help="Training rows, for AGENT; can be repeated."),
     ] = None,
     validation: Annotated[
-        list[str] | None, typer.Option(metavar="[AGENT=]ROWS", help="Validation rows; may repeat.")
+        list[str] | None, typer.Option(metavar="[AGENT=]ROWS", help="Validation rows; can be repeated.")
     ] = None,
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="FOLDER", help="For train.jsonl and validation.jsonl."),
+        typer.Option("-o", "--output", metavar="FOLDER", help="Folder for train.jsonl and validation.jsonl."),
     ],
     validation_share: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="Move this share of the training rows to validation.")
@@ -135,21 +135,20 @@ def collate(
     skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put files of rows together into train.jsonl and validation.jsonl, ready to be collected.
+    """Combine files of rows to train.jsonl and validation.jsonl, ready for collect.
 
-    Rows are checked; agent_ref is stamped where AGENT= says so; rows that are
-    there twice are left out, and so are training rows whose prompt is in the
-    validation set. Stamps of an earlier run (_ng_task_index, ...) are removed.
-    The share for validation is drawn by the prompt, so that the same rows are
-    drawn every time.
+    Rows are checked. AGENT= sets their agent_ref. Repeated rows are left out, and
+    so are training rows whose prompt is in the validation set. The keys of an
+    earlier run (_ng_task_index, ...) are removed. The rows for validation are
+    drawn by a hash of the prompt: every run draws the same rows.
 
     Exit status: 0, or 1 if a row has a problem (also with --skip-invalid).
 
     Example: gym-serve dataset collate --train math_agent=math.jsonl --validation-share 0.05 -o data
     """
     if not train and not validation:
-        raise typer.BadParameter("there are no rows: pass --train or --validation")
-    # Only now, so that --help needs little.
+        raise typer.BadParameter("give rows by --train or --validation")
+    # Imported here, so that --help starts fast.
     from gym_serve.cli.dataset.checks import row_check
     from gym_serve.cli.dataset.collation import Collation, source_of
     from gym_serve.rollouts.rows import Problems
@@ -187,7 +186,10 @@ def collate(
 
 
 SkipOption = Annotated[
-    bool, typer.Option("--skip-invalid", help="Leave out rows with problems; else nothing is written.")
+    bool,
+    typer.Option(
+        "--skip-invalid", help="Skip rows with problems; by default nothing is written if there are any."
+    ),
 ]
 
 
@@ -195,31 +197,37 @@ def render(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows without input, in JSONL.")],
     *,
     prompt: Annotated[
-        Path, typer.Option(metavar="YAML", help="Template: user, and maybe system, with {field} of the row.")
+        Path,
+        typer.Option(
+            metavar="YAML", help="Prompt template {system?, user}, with {field} for fields of the row."
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="OUT", help="The rows with prompts; else they are printed."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="File for the rows with prompts; by default they are printed.",
+        ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Take only this many rows, to have a look.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")] = None,
     skip_invalid: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write rows with the input that a prompt template makes of their fields.
 
-    A row must not have an input already. {field} is a top-level field; a
-    literal brace is doubled. All problems are reported at once, and then
-    nothing is written.
+    Rows must not have an input yet. {field} is a top-level field; write {{ for a
+    literal brace. If a row has a problem, all problems are reported and nothing
+    is written.
 
     Exit status: 0, or 1 if a row has a problem (also with --skip-invalid).
 
     Example: gym-serve dataset render rows.jsonl --prompt prompt.yaml -o prompted.jsonl
     """
     if as_json and output is None:
-        raise typer.BadParameter("--json reports on what --output writes; without it, the rows are printed")
-    # Only now, so that --help needs little.
+        raise typer.BadParameter("--json needs --output: without it, the rows themselves are printed")
+    # Imported here, so that --help starts fast.
     from gym_serve.cli.dataset.checks import checked_rows, row_problems
     from gym_serve.rollouts.expansion import PromptTemplate
     from gym_serve.rollouts.files import replacing
@@ -264,12 +272,12 @@ _AGENTS_SHOWN = 20
 
 
 def stats(rows: RowsArgument, *, as_json: JsonOption = False) -> None:
-    """Print how many rows, agents, tools, turns and words there are, and what each field holds.
+    """Print the numbers of rows, agents, tools, turns and words, and statistics of each field.
 
     Words are those of responses_create_params as JSON: a proxy for tokens, as
     in NeMo Gym.
 
-    Exit status: 0, or 1 if a line is no row or a file cannot be read.
+    Exit status: 0, or 1 if a row has a problem or a file cannot be read.
 
     Example: gym-serve dataset stats data/train.jsonl
     """
@@ -297,7 +305,7 @@ def stats(rows: RowsArgument, *, as_json: JsonOption = False) -> None:
 def _print_stats(statistics: RowStatistics) -> None:
     result = statistics.result()
     typer.echo(
-        f"{result['rows']:,} rows, {result['duplicate_rows']:,} of them there before; "
+        f"{result['rows']:,} rows, {result['duplicate_rows']:,} of them repeated; "
         f"{result['unique_prompts']:,} different prompts\n"
     )
     agents = list(result["agents"].items())[:_AGENTS_SHOWN]

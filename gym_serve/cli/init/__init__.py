@@ -34,22 +34,22 @@ def _group() -> None:
 
 @init.command()
 def environment(
-    name: Annotated[str, typer.Argument(help="Its package, in lower case: my_environment.")],
+    name: Annotated[str, typer.Argument(help="Name of the package, in lower case: my_environment.")],
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the project; else the current one."),
+        typer.Option(metavar="FOLDER", help="Folder of the project; by default the current folder."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a working environment: a package with a tool and a verifier, tests, data and a graph.
 
-    They are added to the project in the current folder; no file of it is
-    changed. There, pytest passes (without Ray), gym-serve test NAME as well, and
+    They are added to the project in the current folder; existing files are not
+    changed. There, pytest and gym-serve test NAME pass (without Ray), and
     serve run graphs/NAME.yaml serves the environment to a scripted model.
 
-    Exit status: 0, or 1 if the name or the folder cannot be used, or a file is
-    there already.
+    Exit status: 0, or 1 if the name or the folder cannot be used, or a file
+    exists already.
 
     Example: gym-serve init environment my_environment
     """
@@ -91,14 +91,14 @@ def write_environment(name: str, folder: Path) -> list[Path]:
     """
     _check_name(name)
     if name in sys.stdlib_module_names or _is_installed(name):
-        raise Conflict(f"there is a package {name!r} already; choose another name")
+        raise Conflict(f"a package {name!r} exists already; choose another name")
     files = {}
     for template in sorted(_TEMPLATES.rglob(f"*{_SUFFIX}")):
         path = template.relative_to(_TEMPLATES).as_posix().removesuffix(_SUFFIX)
         files[folder / path.replace("NAME", name)] = template
     files = {file: template for file, template in files.items() if file.name != _SHARED or not file.exists()}
     if there := next((file for file in files if file.exists()), None):
-        raise Conflict(f"{there} is there already; choose another name, or another folder with --folder")
+        raise Conflict(f"{there} exists already; choose another name, or another folder with --folder")
     try:
         for file, template in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _check_name(name: str) -> None:
         proposal = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
         hint = f", e.g. {proposal}" if _NAME.fullmatch(proposal) and proposal != name else ""
         raise BadRequest(
-            f"{name!r} is no name of a package: it must have lower case letters, digits and _ only{hint}"
+            f"a package name must have only lower case letters, digits and _, got {name!r}{hint}"
         )
     if name in RESERVED_NAMES:
         raise BadRequest(f"{name!r} is a route of every graph; choose another name")
