@@ -6,24 +6,19 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from pydantic import Field
-
-from gym_serve.deployments.chat_streams import Whole, chat_stream, joined, response_stream
+from gym_serve.deployments.chat_base import ChatServer
+from gym_serve.deployments.chat_streams import Whole, joined
 from gym_serve.deployments.endpoints import EndpointConfig
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
 from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
-    ReasoningForm,
     apply_sampling,
-    chat_to_response,
     check_completion,
     completion_tokens,
-    context_overflow_response,
     inline_audio,
     new_id,
-    response_to_chat,
     responses_to_chat,
 )
 from gym_serve.types.requests import JSON
@@ -34,26 +29,12 @@ __all__ = ["ChatModel"]
 _PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 
 
-class ChatModel(UpstreamModel):
+class ChatModel(ChatServer, UpstreamModel):
     """A model behind Chat Completions endpoints."""
 
-    class Config(EndpointConfig):
+    class Config(ChatServer.Config, EndpointConfig):
         """Settings of the backend."""
 
-        extra_body: JSON = Field(default_factory=dict)
-        """Default fields of every request; the row and the request may say otherwise."""
-        chat_template_kwargs: JSON = Field(default_factory=dict)
-        """Default arguments of the chat template, e.g. ``{enable_thinking: false}``."""
-        sampling_overrides: JSON = Field(default_factory=dict)
-        """Fields of every request that hold whatever row and request say. Training sets here the
-        sampling of the policy that it optimizes."""
-        reasoning_input: ReasoningForm = "field"
-        """How the model is shown its earlier reasoning: ``field`` (beside the content, for
-        endpoints with a reasoning parser), ``think_tags`` (in the content) or ``drop``."""
-        parse_think_tags: bool = True
-        """Take ``<think>`` tags in an answer as reasoning."""
-        return_token_ids: bool = False
-        """Put the token ids and log probabilities of every call on its last output item."""
         inline_token_ids: bool = True
         """Ask for the ids in the answer itself (vLLM 0.10.2 and later). Off: the ids produced are
         read from the log probabilities, and those of the prompt from ``/tokenize``."""
@@ -68,53 +49,9 @@ class ChatModel(UpstreamModel):
 
     config: Config
 
-    async def responses(self, body: JSON) -> JSON:
-        return self._response(body, await self._complete(self._chat_body(body)))
-
-    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        params = {**body, "model": self.config.model}
-        stream = response_stream(
-            self._stream(self._chat_body(body)),
-            lambda completion: self._response(body, completion),
-            params,
-            parse_think=self.config.parse_think_tags,
-        )
-        async with closing(stream) as events:
-            async for event in events:
-                yield event
-
-    async def chat_completions(self, body: JSON) -> JSON:
-        _check_messages(body)
-        return self._completion(await self._complete(body))
-
-    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        _check_messages(body)
-        async with closing(chat_stream(self._stream(body), self._completion)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _chat_body(self, body: JSON) -> JSON:
-        config = self.config
-        return responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-
-    def _response(self, body: JSON, completion: JSON | None) -> JSON:
-        config = self.config
-        params = {**body, "model": config.model}
-        if completion is None:
-            return context_overflow_response(params)
-        return chat_to_response(
-            completion, params, parse_think=config.parse_think_tags, token_ids=config.return_token_ids
-        )
-
-    def _completion(self, completion: JSON | None) -> JSON:
-        if completion is None:
-            return response_to_chat(context_overflow_response({"model": self.config.model}))
-        tokens = completion_tokens(completion) if self.config.return_token_ids else None
-        if tokens is None:
-            return completion
-        first, *others = completion["choices"]
-        first = {**first, "message": {**first["message"], **tokens}}
-        return {**completion, "choices": [first, *others]}
+    def params_of(self, body: JSON) -> JSON:
+        """See `ChatServer.params_of`."""
+        return {**body, "model": self.config.model}
 
     async def count_tokens(self, body: JSON) -> int:
         """See `ModelServer.count_tokens`; by the endpoint's ``/tokenize``, as vLLM has it."""
@@ -127,8 +64,8 @@ class ChatModel(UpstreamModel):
             raise NotFound(f"{self.name} cannot count tokens: its endpoint has no /tokenize as vLLM does")
         return len(tokens)
 
-    async def _complete(self, chat: JSON) -> JSON | None:
-        """The backend's completion; None if the prompt does not fit its context."""
+    async def complete_chat(self, chat: JSON) -> JSON | None:
+        """See `ChatServer.complete_chat`."""
         if self._is_filtered(chat):
             return _filtered(self.config.model)
         call = current().within(self.config.timeout)
@@ -138,8 +75,8 @@ class ChatModel(UpstreamModel):
         del chat  # it is 1.5 KB for each of the thousands of calls that wait here
         return await self._checked(await answer, prompt, call)
 
-    async def _stream(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
-        """The chunks of the backend's completion, and then the completion."""
+    async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
+        """See `ChatServer.stream_completion`."""
         if self._is_filtered(chat):
             yield Whole(_filtered(self.config.model))
             return
@@ -230,11 +167,6 @@ class ChatModel(UpstreamModel):
             body["stream"] = False  # Streams are made from the finished answer.
             body.pop("stream_options", None)
         return body
-
-
-def _check_messages(body: JSON) -> None:
-    if not all(isinstance(message, dict) for message in body["messages"]):
-        raise BadRequest("messages: every message is an object")
 
 
 def _ends_in_reasoning(chat: JSON) -> bool:

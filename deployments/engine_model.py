@@ -17,23 +17,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gym_serve.deployments.chat_streams import Whole, chat_stream, response_stream
+from gym_serve.deployments.chat_base import ChatServer
+from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
-from gym_serve.servers import ModelServer
 from gym_serve.servers.base import Operation, missing_path
 from gym_serve.servers.context import closing
 from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
 from gym_serve.types.protocols import (
-    ReasoningForm,
     apply_sampling,
-    chat_to_response,
     check_completion,
-    completion_tokens,
-    context_overflow_response,
     inline_audio,
-    response_to_chat,
-    responses_to_chat,
 )
 from gym_serve.types.requests import JSON
 
@@ -62,27 +56,15 @@ def missing_model(setting: str, model: str) -> Iterator[str]:
         yield from missing_path(setting, Path(model).expanduser())
 
 
-class EngineModel(ModelServer):
+class EngineModel(ChatServer):
     """Base class of the models with an engine inside.
 
     A subclass writes `complete`, `stream`, `render`, `running`, `load`, `pause` and `resume`.
     """
 
-    class Config(ModelServer.Config):
+    class Config(ChatServer.Config):
         """Settings of every engine."""
 
-        extra_body: JSON = Field(default_factory=dict)
-        """Default fields of every request; the row and the request may say otherwise."""
-        chat_template_kwargs: JSON = Field(default_factory=dict)
-        """Default arguments of the chat template, e.g. ``{enable_thinking: false}``."""
-        sampling_overrides: JSON = Field(default_factory=dict)
-        """Fields of every request that hold whatever row and request say. Training sets here the
-        sampling of the policy that it optimizes."""
-        reasoning_input: ReasoningForm = "field"
-        """How the model is shown earlier reasoning that came without tokens: ``field`` (beside the content),
-        ``think_tags`` (in the content) or ``drop``."""
-        parse_think_tags: bool = True
-        """Take ``<think>`` tags in an answer as reasoning."""
         return_token_ids: bool = True
         """Put the token ids and log probabilities of every call on its last output item, and continue
         from them. Off for judges, whose tokens nobody trains on."""
@@ -149,64 +131,6 @@ class EngineModel(ModelServer):
         """Go on."""
         raise NotImplementedError
 
-    async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`."""
-        version = self.weight_version
-        return self._response(body, await self._complete(self._chat_body(body)), version)
-
-    async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_responses`."""
-        version = self.weight_version
-        stream = response_stream(
-            self._stream(self._chat_body(body)),
-            lambda completion: self._response(body, completion, version),
-            self._params(body),
-            parse_think=self.config.parse_think_tags,
-        )
-        async with closing(stream) as events:
-            async for event in events:
-                yield event
-
-    async def chat_completions(self, body: JSON) -> JSON:
-        """See `ModelServer.chat_completions`."""
-        _check_messages(body)
-        version = self.weight_version
-        return self._completion(await self._complete(body), version)
-
-    async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_chat`; each chunk has the version of the weights at its beginning."""
-        _check_messages(body)
-        version = self.weight_version
-        stream = chat_stream(self._stream(body), lambda completion: self._completion(completion, version))
-        async with closing(stream) as chunks:
-            async for chunk in chunks:
-                yield {**chunk, "weight_version": version}
-
-    def _chat_body(self, body: JSON) -> JSON:
-        config = self.config
-        return responses_to_chat(body, reasoning=config.reasoning_input, token_ids=config.return_token_ids)
-
-    def _response(self, body: JSON, completion: JSON | None, version: str) -> JSON:
-        params = self._params(body)
-        if completion is None:
-            return context_overflow_response(params)
-        config = self.config
-        response = chat_to_response(
-            completion, params, parse_think=config.parse_think_tags, token_ids=config.return_token_ids
-        )
-        response["output"][-1]["weight_version"] = version
-        return response
-
-    def _completion(self, completion: JSON | None, version: str) -> JSON:
-        if completion is None:
-            return response_to_chat(context_overflow_response({"model": self.name}))
-        tokens = completion_tokens(completion) if self.config.return_token_ids else None
-        if tokens is not None:
-            first, *others = completion["choices"]
-            first = {**first, "message": {**first["message"], **tokens}}
-            completion = {**completion, "choices": [first, *others]}
-        return {**completion, "weight_version": version}
-
     async def update_weights(self, weights: Path | bytes, version: str, mode: PauseMode = "keep") -> None:
         """Pause, replace the weights, and go on with ``version``.
 
@@ -250,16 +174,23 @@ class EngineModel(ModelServer):
             }
         return operations
 
-    def _params(self, body: JSON) -> JSON:
+    def metadata(self) -> JSON:
+        """See `ChatServer.metadata`: the version of the weights."""
+        return {"weight_version": self.weight_version}
+
+    def params_of(self, body: JSON) -> JSON:
+        """See `ChatServer.params_of`."""
         return {**body, "model": body.get("model") or self.name}
 
-    async def _complete(self, chat: JSON) -> JSON | None:
+    async def complete_chat(self, chat: JSON) -> JSON | None:
+        """See `ChatServer.complete_chat`."""
         completion = await self.complete(*await self._prepared(chat))
         if completion is not None:
             check_completion(completion)
         return completion
 
-    async def _stream(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
+    async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
+        """See `ChatServer.stream_completion`."""
         async with closing(self.stream(*await self._prepared(chat))) as items:
             async for item in items:
                 if isinstance(item, Whole) and item.answer is not None:
@@ -298,7 +229,7 @@ class EngineModel(ModelServer):
 
     async def count_tokens(self, body: JSON) -> int:
         """See `ModelServer.count_tokens`."""
-        return len(await self._prompt(self._merged(self._chat_body(body))))
+        return len(await self._prompt(self._merged(self.chat_body(body))))
 
     async def _op_tokenize(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
@@ -321,11 +252,6 @@ class EngineModel(ModelServer):
     async def _op_resume(self, body: Any) -> JSON:
         await self.resume()
         return {"weight_version": self.weight_version}
-
-
-def _check_messages(body: JSON) -> None:
-    if not all(isinstance(message, dict) for message in body["messages"]):
-        raise BadRequest("messages: every message is an object")
 
 
 def _checked(model: type[Any], body: Any) -> Any:
