@@ -1,4 +1,4 @@
-"""Running code that nobody has read: a sandbox, Python processes in it, and a pool of warm ones.
+"""Running untrusted code: a sandbox, Python processes in it, and a pool of warm ones.
 
     sandbox = find_sandbox("bubblewrap")
     pool = SandboxPool(sandbox, Limits(), size=2)
@@ -7,8 +7,8 @@
     print(await python.execute("1 + 1", timeout=10, output_limit=10_000))
     await python.stop()
 
-It stands beside the servers, not in an environment, as environments and agents may import nothing
-else, and each that runs code needs the same one.
+It is a library below the servers, because every environment and agent that runs code needs it. `inside` runs
+in the sandbox and uses the standard library alone.
 """
 
 from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython, SandboxPool

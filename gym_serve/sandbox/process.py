@@ -40,19 +40,19 @@ _LONG = 1 << 16  # bytes that take longer to decode than another thread to be ca
 class SandboxDied(Exception):
     """The process in the sandbox is gone: it ended itself, was killed, or broke the protocol.
 
-    Its message says how it ended, e.g. ``"signal 9"``.
+    The message says how it ended, e.g. ``"signal 9"``.
     """
 
 
 class Execution(BaseModel):
-    """What came of code in the lasting namespace."""
+    """The outcome of code in the lasting namespace."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     stdout: str
     stderr: str
     result: str | None
-    """``str`` of the last expression; None if there is none, or its value is None."""
+    """``str`` of the last expression; None without one, or if its value is None."""
     error: str | None
     """The exception that ended it, e.g. ``"ZeroDivisionError: division by zero"``."""
 
@@ -65,14 +65,14 @@ class ProgramRun(BaseModel):
     status: int
     """Exit status: 0 if it ended by itself or by `sys.exit`, 1 after an exception; a signal negated."""
     timed_out: bool
-    """It was killed as its time was over."""
+    """It was killed at its time limit."""
     starved: bool
-    """It was killed before it had used its time: the machine is overloaded, the program not at fault."""
+    """It was killed before it had used its time: the machine is overloaded, and the program not at fault."""
     stdout: str
     stderr: str
-    """The end of it, with the exception as the last line."""
+    """The end of standard error, with the exception as the last line."""
     value: str | None
-    """JSON of what the function returned; None if that is none, or for a whole program."""
+    """JSON of the function's result; None if JSON cannot hold it, or for a whole program."""
     cut: bool
     """The output or the value was longer than ``output_limit``."""
 
@@ -95,9 +95,9 @@ class SandboxedPython:
     """A Python process in a sandbox: `start`, then `execute` or `run`, then `stop`.
 
     Args:
-        sandbox: how it is confined.
-        limits: what it may use.
-        prelude: trusted code that is run first; its names are there for all code.
+        sandbox: the sandbox that confines it.
+        limits: its limits.
+        prelude: trusted code that runs first; all code can use its names.
     """
 
     def __init__(self, sandbox: Sandbox, limits: Limits, prelude: str = "") -> None:
@@ -115,7 +115,7 @@ class SandboxedPython:
         """Start the process; returns when it is ready for code.
 
         Raises:
-            Unavailable: it does not start, with its reason.
+            Unavailable: it does not start; gives the reason.
         """
         try:
             await self._connect()
@@ -135,16 +135,16 @@ class SandboxedPython:
     async def execute(self, code: str, *, timeout: float, output_limit: int) -> Execution:
         """Execute code in the namespace of this process, which lasts until it ends.
 
-        The code is interrupted when its time is over; if it does not take notice, the process is killed.
+        The code is interrupted at its time limit; if it ignores that, the process is killed.
 
         Args:
             code: Python statements; the value of a last expression is the result.
-            timeout: seconds that it may run or sleep; waiting for a processor does not count.
-            output_limit: characters of the result that are returned, and bytes of each output.
+            timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
+            output_limit: maximum characters of the result, and bytes of each output, that are returned.
 
         Raises:
-            SandboxDied: it did not survive the code; no further call is possible.
-            Unavailable: the machine is too busy to tell; no further call is possible.
+            SandboxDied: the process did not survive the code; no further call is possible.
+            Unavailable: the machine is overloaded; no further call is possible.
         """
         request = {
             "op": "execute",
@@ -185,15 +185,15 @@ class SandboxedPython:
 
         Args:
             code: the program.
-            timeout: seconds that it may run or sleep; waiting for a processor does not count.
-            output_limit: bytes of its output, and of its value, that are returned.
+            timeout: limit of the seconds that it runs or sleeps; waiting for a processor does not count.
+            output_limit: maximum bytes of its output, and of its value, that are returned.
             stdin: its standard input.
-            function: a function of the program, or a method of its class ``Solution``, to be called;
-                the program is not ``__main__`` then.
-            arguments: what the function is called with; values of JSON.
+            function: a function of the program, or a method of its class ``Solution``, to call; the program
+                is not ``__main__`` then.
+            arguments: arguments of the function; JSON values.
 
         Raises:
-            SandboxDied: the sandbox did not survive it; no further call is possible.
+            SandboxDied: the process did not survive the program; no further call is possible.
         """
         request = {
             "op": "run",
@@ -248,7 +248,7 @@ class SandboxedPython:
 
     async def _exchange(self, request: dict[str, Any], text: bytes = b"", *, limit: int = 0) -> _Reply:
         if self._live is None:
-            raise SandboxDied("it was not started, or has ended")
+            raise SandboxDied("the process was not started, or has ended")
         reader, writer = self._live.process.reader, self._live.process.writer
         try:
             writer.write(json.dumps({**request, "sizes": [len(text)]}).encode() + b"\n")
@@ -268,7 +268,7 @@ class SandboxedPython:
             return form.model_validate(fields)
         except ValidationError:
             await self.stop()
-            raise SandboxDied("the process sent another message than was asked for") from None
+            raise SandboxDied("the process sent an unexpected message") from None
 
     async def _connect(self) -> None:
         groups = self._sandbox.groups
@@ -293,12 +293,12 @@ class SandboxedPython:
 
 
 def _prepared(command: list[str], group: Path | None) -> list[str]:
-    """A command that joins a control group, and is ended before others for lack of memory.
+    """A command that joins a control group, and that the system kills first if memory is short.
 
     Raises:
-        OSError: there is no such program.
+        OSError: the program does not exist.
     """
-    os.stat(command[0])  # the shell would end as the program might
+    os.stat(command[0])  # else the exit status of the shell would look like the program's
     if sys.platform != "linux":
         return command
     steps = ["echo 1000 > /proc/self/oom_score_adj", 'exec "$@"']
@@ -313,7 +313,7 @@ def _message(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise SandboxDied("the process sent no message")
+        raise SandboxDied("the process sent a malformed message")
     return message
 
 
@@ -321,14 +321,14 @@ def _sizes(message: dict[str, Any], limit: int) -> list[int]:
     """Of the texts that follow a message."""
     sizes = message.get("sizes")
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise SandboxDied("the process sent no message")
+        raise SandboxDied("the process sent a malformed message")
     if any(size > 4 * limit + _MAX_NOTES for size in sizes):
         raise SandboxDied("the process sent a message that is too long")
     return sizes
 
 
 async def _decoded(texts: list[bytes]) -> list[str]:
-    """Texts, whatever their bytes; long ones in another thread, as the event loop has others to serve."""
+    """Decode texts, long ones in a thread, so that the event loop can serve others."""
 
     def decode() -> list[str]:
         return [text.decode("utf-8", "replace") for text in texts]
@@ -340,9 +340,9 @@ class SandboxPool:
     """Warm sandboxes of one kind.
 
     Args:
-        sandbox: how they are confined.
-        limits: what each may use.
-        size: how many are kept ready.
+        sandbox: the sandbox that confines them.
+        limits: limits of each.
+        size: number of processes that are kept ready.
         prelude: trusted code that each runs first.
     """
 
@@ -359,7 +359,7 @@ class SandboxPool:
         """Start all of them; returns when they are ready.
 
         Raises:
-            Unavailable: one does not start, with its reason.
+            Unavailable: one does not start; gives the reason.
         """
         self._running = True
         try:
@@ -372,7 +372,7 @@ class SandboxPool:
             raise
 
     async def stop(self) -> None:
-        """End those that nobody took. Safe to call twice."""
+        """End the processes that were not taken. Safe to call twice."""
         self._running = False
         for task in self._starting:
             task.cancel()
@@ -381,13 +381,13 @@ class SandboxPool:
         self._ready.clear()
 
     async def take(self) -> SandboxedPython:
-        """A started sandbox; the caller stops it.
+        """Take a started process; the caller stops it.
 
         Raises:
             Unavailable: the pool is not running, or a sandbox does not start.
         """
         if not self._running:
-            raise Unavailable("the sandboxes are not running")
+            raise Unavailable("the pool of sandboxes is not running")
         python = self._ready.popleft() if self._ready else await self._started()
         self._refill()
         return python
@@ -410,4 +410,4 @@ class SandboxPool:
         try:
             await self._add()
         except GymError:
-            return  # the next call starts one itself, and is told if that fails
+            return  # the next call starts one itself, and reports a failure

@@ -49,7 +49,7 @@ __all__ = [
 logger = logging.getLogger("gym_serve")
 
 PACKAGES = "/sandbox/packages"
-"""Where packages are, in the sandbox."""
+"""Folder of packages in the sandbox."""
 
 _LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib64")
 _FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/usr/share/zoneinfo")
@@ -73,23 +73,23 @@ VARIABLES = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    # One core per sandbox: with more, a library's threads would fight those of the others.
+    # One core per sandbox: with more, the threads of one would slow down those of others.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""The environment of sandboxed code: none of this process's own."""
+"""Environment variables of sandboxed code; it gets none of this process's."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one sandbox. All are sizes in bytes, except the number of open files.
+    """Limits of one sandbox: sizes in bytes, and the number of open files.
 
     Attributes:
         memory_bytes: address space of each process; confined code has one process.
-        file_bytes: size of any file that is written, the standard output included.
-        disk_bytes: all files together (in memory); ``process`` does not limit them.
-        open_files: number of files open at once.
+        file_bytes: size of each file that it writes, standard output included.
+        disk_bytes: size of all files together, in memory; ``process`` does not limit it.
+        open_files: number of open files.
     """
 
     memory_bytes: int = 1 << 30
@@ -99,7 +99,7 @@ class Limits:
 
 
 def python_and_libraries() -> list[str]:
-    """Arguments of ``bwrap`` that show Python without any packages, and what it is linked to."""
+    """Arguments of ``bwrap`` that show Python without packages, and the libraries it is linked to."""
     folders, arguments = _libraries()
     prefixes = {"base": sys.base_prefix, "installed_base": sys.base_prefix}
     prefixes |= {"platbase": sys.base_exec_prefix, "installed_platbase": sys.base_exec_prefix}
@@ -129,7 +129,7 @@ def _libraries() -> tuple[list[str], list[str]]:
 
 
 def shown_packages(names: Iterable[str]) -> list[str]:
-    """Arguments of ``bwrap`` that show packages, those that they require included, and no others."""
+    """Arguments of ``bwrap`` that show packages with their requirements, and no others."""
     arguments = ["--dir", PACKAGES]
     entries = {Path(path).name: path for name in packages_of(names) for path in _entries(name)}
     for name, path in sorted(entries.items()):
@@ -138,12 +138,12 @@ def shown_packages(names: Iterable[str]) -> list[str]:
 
 
 def _shown(path: str, place: str) -> list[str]:
-    # What bwrap makes on the way to a place by itself is for its own user alone, who may be root.
+    # Folders that bwrap makes by itself are readable by its own user only, who may be root.
     return ["--dir", os.path.dirname(place), "--ro-bind", path, place]
 
 
 def packages_of(names: Iterable[str]) -> list[str]:
-    """Packages with all that they require, less what is not installed."""
+    """Packages with all their requirements, except those that are not installed."""
     found: dict[str, None] = {}
     wanted = list(names)
     missing = []
@@ -159,7 +159,8 @@ def packages_of(names: Iterable[str]) -> list[str]:
         found[name] = None
         wanted += [match[1] for match in map(_REQUIRED.match, required) if match]
     if missing:
-        logger.info("not installed, and so not to be imported by sandboxed code: %s", ", ".join(missing))
+        names = ", ".join(missing)
+        logger.info("sandboxed code cannot import these packages, which are not installed: %s", names)
     return list(found)
 
 
@@ -177,11 +178,11 @@ class Sandbox(Protocol):
     """How a Python process is confined.
 
     Attributes:
-        confines: whether the code is kept from files, network and other processes; if so, the process
-            also refuses it the system calls of `inside.seccomp`.
+        confines: whether the code has no access to files, network and other processes; if so, the filter
+            of `inside.confinement` also refuses it system calls.
         path: folders of the packages that the code may import.
-        user: the id of the user that code runs as; None for that of its supervisor.
-        groups: where each sandbox gets a control group of its own; None where there are none.
+        user: id of the user that the code runs as; None for that of its supervisor.
+        groups: the control groups, of which each sandbox gets its own; None if there are none.
     """
 
     confines: bool
@@ -193,7 +194,7 @@ class Sandbox(Protocol):
         """The command line that starts Python with the package ``inside`` in the sandbox.
 
         Args:
-            limits: the sandbox enforces that of the disk; the package sets the others.
+            limits: the command enforces the limit of the disk; the package sets the others.
         """
         ...
 
@@ -217,13 +218,13 @@ class PlainProcess:
 class Bubblewrap:
     """Linux namespaces, set up by the program ``bwrap``.
 
-    An ordinary user's sandboxes have a user namespace each. Those of root have none: in it, code would still
-    be the machine's root, who owns the kernel's settings. There, the supervisor may become another user and
-    does so for the code, which is ``nobody`` then.
+    The sandboxes of an ordinary user have a user namespace each. Those of root have none: in it, code would
+    still be the machine's root, who owns the kernel's settings. Instead the supervisor runs the code as
+    ``nobody``.
 
     Args:
         program: path of ``bwrap``, version 0.7 or newer.
-        packages: installed packages that the code may import, with what they require.
+        packages: installed packages that the code may import, with their requirements.
     """
 
     confines = True
@@ -270,9 +271,9 @@ class Bubblewrap:
         return [*namespaces, "--cap-drop", "ALL", *(w for r in rights for w in ("--cap-add", f"CAP_{r}"))]
 
     def problem(self) -> str | None:
-        """Why it does not confine on this machine, or None if it does."""
+        """Why it does not confine on this machine; None if it does."""
         if os.uname().machine not in MACHINES:
-            return f"there is no list of system calls for {os.uname().machine}, but for {', '.join(MACHINES)}"
+            return f"{os.uname().machine} has no list of system calls, only {', '.join(MACHINES)} have"
         limits = Limits()
         packages = [word for word in self._files if word.startswith(f"{PACKAGES}/")]
         with tempfile.NamedTemporaryFile(prefix="gym-serve-") as canary:
@@ -307,12 +308,12 @@ class Bubblewrap:
         try:
             problems = json.loads(done.stdout)
         except ValueError:
-            return "what ran in it had nothing to say"
+            return "the check that ran in it reported nothing"
         return f"it does not confine: {'; '.join(problems)}" if problems else None
 
 
 def configuration(sandbox: Sandbox, limits: Limits) -> dict[str, Any]:
-    """What the supervisor is told first, less the prelude."""
+    """The configuration of the supervisor, without the prelude."""
     return {
         "path": sandbox.path,
         "user": sandbox.user,
@@ -327,13 +328,13 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Sandbox:
     """The sandbox of a name, ready to use on this machine.
 
     Args:
-        packages: installed packages that code in it may import, with what they require; ``process`` has all.
+        packages: installed packages that its code may import, with their requirements; ``process`` has all.
 
     Raises:
-        GraphError: it does not work here; says why and what to do.
+        GraphError: it does not work here; gives the reason and the next step.
     """
     if name == "process":
-        logger.warning("sandbox: process runs code with this user's rights; it is for trusted code only")
+        logger.warning("`sandbox: process` runs code with this user's rights; use it for trusted code only")
         return PlainProcess()
     program = shutil.which("bwrap")
     if program is None:
@@ -353,7 +354,7 @@ def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Sandbox:
 
 
 def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[str]:
-    """Why `find_sandbox` would refuse, with the same arguments; nothing if it would not."""
+    """The problems for which `find_sandbox` would raise, with the same arguments."""
     if name == "process":
         return []
     try:
@@ -364,7 +365,7 @@ def sandbox_problems(name: SandboxName, packages: Iterable[str] = ()) -> list[st
 
 
 def _exists(user: int) -> bool:
-    """Whether there is a user of this id in this process's user namespace, to become."""
+    """Whether this process's user namespace has a user of this id."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= user < first + count:
@@ -373,7 +374,7 @@ def _exists(user: int) -> bool:
 
 
 def _python() -> list[str]:
-    # Without `site`: no .pth file runs, and the script is told which folders of packages there are.
+    # Without `site`: no .pth file runs, and the configuration names the folders of packages.
     return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8"]
 
 
