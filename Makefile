@@ -100,7 +100,7 @@ $(INTEROP)/.done:
 	$(INTEROP)/bin/pip install --quiet --no-deps -e .
 	touch $@
 
-# NeMo Gym first: pip then raises openai to ours, with a warning; NeMo Gym works with it.
+# NeMo Gym first: it pins its openai, which is in the range of ours.
 $(FOREIGN)/.done:
 	$(PYTHON312) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/pip install --quiet nemo-gym==0.4.0
