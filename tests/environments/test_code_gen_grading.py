@@ -172,13 +172,13 @@ def test_packed_tests() -> None:
     ("tests", "message"),
     [
         ({"inputs": [], "outputs": []}, "at least 1 item"),
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": ["1"], "outputs": []}, "must be of equal length, got 1 and 0"),
         ({"inputs": "1", "outputs": ["1"]}, "valid list"),
         ({"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}, "Expecting value"),
         ({"inputs": ["1"], "outputs": ["x"], "fn_name": "f"}, "Expecting value"),
-        ({"packed": "*"}, "packed: not Base64"),
-        ({"packed": packed([1])}, "packed: not an object"),
-        ({"packed": base64.b64encode(b"x").decode()}, "packed: not Base64"),
+        ({"packed": "*"}, "`packed` must be Base64"),
+        ({"packed": packed([1])}, "`packed` must hold an object"),
+        ({"packed": base64.b64encode(b"x").decode()}, "`packed` must be Base64"),
         ({"inputs": ["x" * (33 << 20)], "outputs": ["1"]}, "an input has more than"),
     ],
 )

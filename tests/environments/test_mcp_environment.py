@@ -115,7 +115,7 @@ async def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await bench.tool("remember", word="b") == "a b"  # the session goes on
         told = await bench.tool("process")
         assert (told["told"], told["key"]) == ("yes", "")
-        with pytest.raises(ToolFailed, match="ended; the next call starts anew"):
+        with pytest.raises(ToolFailed, match="ended; the next call starts a new one"):
             await bench.tool("end")
         assert await bench.tool("remember", word="c") == "c"
         assert await bench.tool("show") == "A dot:\n[image, image/png]"
@@ -164,9 +164,9 @@ def test_secrets_are_not_shown() -> None:
     ("settings", "message"),
     [
         ({"command": ["/no/such/program"]}, "FileNotFoundError"),
-        ({"command": ["python", "-c", "pass"]}, "cannot be connected to"),
+        ({"command": ["python", "-c", "pass"]}, "cannot connect to"),
         ({"command": [*HABITS["command"], "--mute"], "start_timeout": 0.5}, "did not answer within 0.5 s"),
-        ({"url": "http://127.0.0.1:9/mcp"}, "cannot be connected to"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "cannot connect to"),
     ],
 )
 async def test_a_server_that_cannot_be_had(settings: dict[str, Any], message: str) -> None:
