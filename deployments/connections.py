@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -157,22 +157,26 @@ class Connections:
         Raises: as `send`, also after the first event.
         """
         try:
-            async with closing(stream_in(request.call, self._events(endpoint, request))) as events:
+            async with closing(self._events(endpoint, request)) as events:
                 async for event in events:
                     yield event
         except asyncio.TimeoutError:
             raise DeadlineExceeded(f"no answer from {self._url(endpoint, request)} in time") from None
 
     async def _events(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
-        url = self._url(endpoint, request)
+        url, call = self._url(endpoint, request), request.call
         text: bytes | None = None
-        async with self._exchange(endpoint, request) as response:
+        async with AsyncExitStack() as stack:
+            with time_limit(call.timeout()):
+                response = await stack.enter_async_context(self._exchange(endpoint, request))
             if response.status < 300 and is_event_stream(response.headers):
-                async with closing(read_events(url, self._content(url, response))) as events:
+                chunks = stream_in(call, self._content(url, response))
+                async with closing(read_events(url, chunks)) as events:
                     async for event in events:
                         yield event
             else:
-                text = await self._read(url, response)
+                with time_limit(call.timeout()):
+                    text = await self._read(url, response)
         if text is not None:
             yield Whole(self._answer(url, response, text).decoded())
 

@@ -113,11 +113,17 @@ async def stream_in(context: CallContext, items: AsyncIterator[T]) -> AsyncGener
     """
     async with closing(items):
         while True:
-            with use(context), time_limit(context.timeout()):
-                try:
+            token = _CURRENT.set(context)  # without `use` and, mostly, without a limit: this runs per token
+            try:
+                if context.deadline is None:
                     item = await anext(items)
-                except StopAsyncIteration:
-                    return
+                else:
+                    with time_limit(context.timeout()):
+                        item = await anext(items)
+            except StopAsyncIteration:
+                return
+            finally:
+                _CURRENT.reset(token)
             yield item
 
 
