@@ -143,12 +143,12 @@ class RolloutClient(RolloutBackend):
         )
 
     async def groups(self, rows: Rows, options: RolloutOptions) -> Iterator[list[JSON]]:
-        """The stamped rows of each row; see `checked_groups`."""
+        """The materialized rows of each row; see `checked_groups`."""
         skip_invalid = options.get("skip_invalid", False)
         return await checked_groups(rows, self.expansion(options), self.check, skip_invalid=skip_invalid)
 
     def check(self, row: JSON) -> None:
-        """Check that the graph has the agent of a stamped row, and that its environment takes the row's keys.
+        """Check that the graph has the agent of a row, and that its environment takes the row's keys.
 
         Raises:
             InvalidRequest: the row names no agent, or its own keys do not fit the environment.
@@ -159,7 +159,7 @@ class RolloutClient(RolloutBackend):
             cls.check_row(row)
 
     async def run(self, row: JSON) -> JSON:
-        """One episode of a stamped row; cancelling it cancels the episode.
+        """One episode of a materialized row; cancelling it cancels the episode.
 
         Raises:
             GymError: what was answered instead of a rollout.

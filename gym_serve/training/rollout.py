@@ -194,7 +194,7 @@ class Rollout:
 
     @property
     def extras(self) -> JSON:
-        """Everything but the conversations: stamps, the row's keys, the verifier's."""
+        """Everything but the conversations: metadata, the row's keys, the verifier's."""
         conversations = ("responses_create_params", "response", *_CAPTURED)
         return {k: v for k, v in self.raw.items() if k not in conversations}
 

@@ -206,7 +206,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_collate_stamps_agents_and_keeps_the_sets_apart(tmp_path: Path) -> None:
+def test_collate_sets_agents_and_keeps_the_sets_apart(tmp_path: Path) -> None:
     train = write_lines(tmp_path / "t.jsonl", [row("1", _ng_task_index=4), row("2"), row("2"), row("3")])
     validation = write_lines(tmp_path / "v.jsonl", [row("3"), row("4"), row("4")])
     out = tmp_path / "data"

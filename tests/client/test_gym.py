@@ -39,7 +39,7 @@ def gym(deploy: Any) -> Gym:
     return deploy(GRAPH, name="first")
 
 
-async def test_rollouts_come_back_with_the_whole_row_and_the_stamps(gym: Gym) -> None:
+async def test_rollouts_come_back_with_the_whole_row_and_the_metadata(gym: Gym) -> None:
     found = [r async for r in gym.rollouts([QUESTION, QUESTION | {"_rowidx": 18}], repeats=3)]
     assert len(found) == 6
     for rollout in found:

@@ -82,7 +82,7 @@ async def test_a_row_goes_out_and_a_rollout_comes_back(backend: Any) -> None:
     assert backend.headers[0]["X-Session-Affinity"] == "3-1"
 
 
-async def test_the_row_and_the_stamps_are_the_graphs(backend: Any) -> None:
+async def test_the_row_and_the_metadata_are_the_graphs(backend: Any) -> None:
     hostile = {
         "agent_ref": {"name": "other"},
         "_ng_rollout_id": "0-0",

@@ -17,7 +17,7 @@ def test_the_facts_of_a_rollout():
     rollout.require_trainable()
 
 
-def test_without_stamps_a_task_is_its_prompt():
+def test_without_metadata_a_task_is_its_prompt():
     raw = episode()
     for key in ("_ng_task_index", "_ng_rollout_id", "_ng_rollout_index"):
         del raw[key]

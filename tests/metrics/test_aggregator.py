@@ -90,7 +90,7 @@ def test_integers_stay_integers_and_large_ones_stay_numbers() -> None:
 @pytest.mark.parametrize(
     "rollout", [{}, {"_ng_task_index": 0}, {"_ng_task_index": 0, "_ng_rollout_index": "0"}]
 )
-def test_stamps_are_required(rollout: dict[str, Any]) -> None:
+def test_indices_are_required(rollout: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="_ng_"):
         Aggregator().add(rollout)
 

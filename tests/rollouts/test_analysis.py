@@ -131,7 +131,7 @@ def test_lines_that_are_no_rollouts_are_problems_with_their_place(tmp_path: Path
         list(read_rollouts([tmp_path / "missing.jsonl"], TaskKey(), problems))
 
 
-def test_rows_to_train_on_have_neither_stamps_nor_seeds(tmp_path: Path) -> None:
+def test_rows_to_train_on_have_neither_metadata_nor_seeds(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "out.jsonl", {0: [0.0, 1.0], 1: [1.0, 1.0]}, extra_body={"seed": 3, "top_k": 5}
     )

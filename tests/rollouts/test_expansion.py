@@ -1,4 +1,4 @@
-"""From rows to rollouts: stamps, repeats, seeds, shards, overrides, and what is refused."""
+"""From rows to rollouts: metadata, repeats, seeds, shards, overrides, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def problems_of(source: Rows, **options: Any) -> list[str]:
     return problems
 
 
-def test_repeats_and_stamps() -> None:
+def test_repeats_and_metadata() -> None:
     found = expanded(rows(2), repeats=2)
     assert [r["_ng_rollout_id"] for r in found] == ["0-0", "0-1", "1-0", "1-1"]
     assert [r["number"] for r in found] == [0, 0, 1, 1]
@@ -53,7 +53,7 @@ def test_the_order_of_keys_does_not_make_a_task() -> None:
     assert len({r["_ng_task_index"] for r in expanded([{"a": 1, "b": 2}, {"b": 2, "a": 1}])}) == 1
 
 
-def test_stamps_of_the_caller_are_kept() -> None:
+def test_metadata_of_the_caller_are_kept() -> None:
     own = row(0, _ng_task_index=42, _ng_rollout_index=3, _ng_rollout_id="mine")
     found = expanded([own, row(1, _ng_task_index=42)])
     assert [(r["_ng_task_index"], r["_ng_rollout_index"], r["_ng_rollout_id"]) for r in found] == [
@@ -87,12 +87,12 @@ def test_an_agent_that_no_row_has_is_noted() -> None:
     assert notes == ["`repeats`: no row has the agent tpyo"]
 
 
-def test_the_agent_is_stamped() -> None:
+def test_the_agent_is_set() -> None:
     kept = {"type": "responses_api_agents", "name": "own", "more": 1}
     assert expanded([row(0, agent_ref=kept)], default_agent="d")[0]["agent_ref"] == kept
     assert expanded([row(0, agent_ref=kept)], agent="all")[0]["agent_ref"] == kept | {"name": "all"}
-    stamped = expanded([row(0)], default_agent="d")[0]["agent_ref"]
-    assert stamped == {"type": "responses_api_agents", "name": "d"}
+    ref = expanded([row(0)], default_agent="d")[0]["agent_ref"]
+    assert ref == {"type": "responses_api_agents", "name": "d"}
     assert "agent_ref" not in expanded([row(0)])[0]
 
 

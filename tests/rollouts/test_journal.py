@@ -20,7 +20,7 @@ from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 from gym_serve.types.rows import failed_rollout
 
 
-def stamped(task: int, rollout: int = 0) -> JSON:
+def row_of(task: int, rollout: int = 0) -> JSON:
     return row(task, _ng_task_index=task, _ng_rollout_index=rollout, _ng_rollout_id=f"{task}-{rollout}")
 
 
@@ -60,9 +60,9 @@ def test_names_of_the_files() -> None:
 def test_successes_and_failures_go_to_their_files(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with opened(path) as journal:
-        journal.append(stamped(0), scored(stamped(0)))
-        journal.append(stamped(1), failed_rollout(stamped(1), Unavailable("gone")))
-        journal.append(stamped(1), scored(stamped(1)) | {"mask_sample": True})
+        journal.append(row_of(0), scored(row_of(0)))
+        journal.append(row_of(1), failed_rollout(row_of(1), Unavailable("gone")))
+        journal.append(row_of(1), scored(row_of(1)) | {"mask_sample": True})
         run = journal.header.run if journal.header else None
     assert [(r["number"], r["_ng_run_id"]) for r in read_jsonl(path)] == [(0, run), (1, run)]
     assert [r["number"] for r in read_jsonl(tmp_path / "out_failures.jsonl")] == [1]
@@ -70,17 +70,17 @@ def test_successes_and_failures_go_to_their_files(tmp_path: Path) -> None:
 
 def test_what_is_left_to_do(tmp_path: Path) -> None:
     with opened(tmp_path / "out.jsonl") as journal:
-        journal.append(stamped(0), scored(stamped(0)))
+        journal.append(row_of(0), scored(row_of(0)))
         for task, failures in ((1, 1), (2, 3), (3, 2)):
             for _ in range(failures):
-                journal.append(stamped(task), failed_rollout(stamped(task), Unavailable("gone")))
-        journal.append(stamped(4), failed_rollout(stamped(4), BadRequest("never")))
-        journal.append(stamped(3), scored(stamped(3)))
+                journal.append(row_of(task), failed_rollout(row_of(task), Unavailable("gone")))
+        journal.append(row_of(4), failed_rollout(row_of(4), BadRequest("never")))
+        journal.append(row_of(3), scored(row_of(3)))
     with opened(tmp_path / "out.jsonl", resume=True) as journal:
-        left = [journal.failed_attempts(stamped(task), 3) for task in range(6)]
+        left = [journal.failed_attempts(row_of(task), 3) for task in range(6)]
         assert left == [None, (1, 0), None, None, None, (0, 0)]
         assert journal.finished(3) == 4
-        assert journal.failed_attempts(stamped(2), 4) == (3, 0)
+        assert journal.failed_attempts(row_of(2), 4) == (3, 0)
 
 
 def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path) -> None:
     for _ in range(100_000):
         deep = [deep]
     with opened(tmp_path / "out.jsonl") as journal:
-        recorded = journal.append(stamped(0), scored(stamped(0)) | {"deep": deep})
+        recorded = journal.append(row_of(0), scored(row_of(0)) | {"deep": deep})
         assert recorded["_ng_failure_terminal"] is True
     assert read_jsonl(tmp_path / "out.jsonl") == []
     (failure,) = read_jsonl(tmp_path / "out_failures.jsonl")
@@ -100,7 +100,7 @@ def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path) -> None:
 def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with opened(path) as journal:
-        journal.append(stamped(0), scored(stamped(0)))
+        journal.append(row_of(0), scored(row_of(0)))
     with pytest.raises(Conflict, match=r"out.jsonl holds a run; resume it"):
         Journal(Outputs.of(path), resume=False)
 
@@ -114,7 +114,7 @@ def test_a_run_of_nothing_is_begun_anew(tmp_path: Path) -> None:
 
 def test_without_its_header_a_run_is_not_resumed(tmp_path: Path) -> None:
     with opened(tmp_path / "out.jsonl") as journal:
-        journal.append(stamped(0), scored(stamped(0)))
+        journal.append(row_of(0), scored(row_of(0)))
     (tmp_path / "out_run.json").unlink()
     with pytest.raises(Conflict, match=r"out_run.json is missing"):
         Journal(Outputs.of(tmp_path / "out.jsonl"), resume=True)
@@ -123,7 +123,7 @@ def test_without_its_header_a_run_is_not_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "run": "x"}'])
 def test_a_header_that_is_none(tmp_path: Path, content: str) -> None:
     with opened(tmp_path / "out.jsonl") as journal:
-        journal.append(stamped(0), scored(stamped(0)))
+        journal.append(row_of(0), scored(row_of(0)))
     (tmp_path / "out_run.json").write_text(content)
     with pytest.raises(Conflict, match=r"out_run.json"):
         Journal(Outputs.of(tmp_path / "out.jsonl"), resume=True)
@@ -132,7 +132,7 @@ def test_a_header_that_is_none(tmp_path: Path, content: str) -> None:
 def test_rollouts_of_another_run_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with opened(tmp_path / f"{name}.jsonl") as journal:
-            journal.append(stamped(0), scored(stamped(0)))
+            journal.append(row_of(0), scored(row_of(0)))
     shutil.copy(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
     with pytest.raises(Conflict, match=r"rollout 0-0 .* is of run"):
         opened(tmp_path / "a.jsonl", resume=True)
@@ -141,7 +141,7 @@ def test_rollouts_of_another_run_are_refused(tmp_path: Path) -> None:
 def test_a_rollout_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with opened(path) as journal:
-        journal.append(stamped(0), scored(stamped(0)))
+        journal.append(row_of(0), scored(row_of(0)))
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(Conflict, match="holds rollout 0-0 twice"):
         opened(path, resume=True)
@@ -173,12 +173,12 @@ class JournalModel(RuleBasedStateMachine):
             return
         if fails:
             error = BadRequest("never") if terminal else Unavailable("gone")
-            self.journal.append(stamped(task), failed_rollout(stamped(task), error))
+            self.journal.append(row_of(task), failed_rollout(row_of(task), error))
             self.failures[task] = self.failures.get(task, 0) + 1
             if terminal:
                 self.hopeless.add(task)
         else:
-            self.journal.append(stamped(task), scored(stamped(task)))
+            self.journal.append(row_of(task), scored(row_of(task)))
             self.scored.add(task)
 
     @rule(failed=st.booleans(), part=st.floats(0, 1))
@@ -187,7 +187,7 @@ class JournalModel(RuleBasedStateMachine):
         path = self.outputs.failures if failed else self.outputs.rollouts
         before = path.stat().st_size
         self.journal.append(
-            stamped(9), failed_rollout(stamped(9), Unavailable("x")) if failed else scored(stamped(9))
+            row_of(9), failed_rollout(row_of(9), Unavailable("x")) if failed else scored(row_of(9))
         )
         torn = path.stat().st_size - before - 1
         self._die()
@@ -227,7 +227,7 @@ class JournalModel(RuleBasedStateMachine):
     def the_files_hold_what_was_acknowledged(self) -> None:
         journal = self.journal
         assert journal.header is not None
-        state = {task: journal.failed_attempts(stamped(task), 99) for task in range(9)}
+        state = {task: journal.failed_attempts(row_of(task), 99) for task in range(9)}
         assert all(past is None or past[0] <= self.failures.get(task, 0) for task, past in state.items())
 
     def teardown(self) -> None:
@@ -252,8 +252,8 @@ class JournalModel(RuleBasedStateMachine):
         assert sorted(r["_ng_task_index"] for r in records if "failure" not in r) == sorted(self.scored)
         assert sum("failure" in record for record in records) == sum(self.failures.values())
         for task in range(10):
-            assert self.journal.failed_attempts(stamped(task), 99) == self.expected(task)
-            assert self.journal.failed_attempts(stamped(task), 2) == self.expected(task, 2)
+            assert self.journal.failed_attempts(row_of(task), 99) == self.expected(task)
+            assert self.journal.failed_attempts(row_of(task), 2) == self.expected(task, 2)
         finished = [task for task in range(10) if self.expected(task, 2) is None]
         assert self.journal.finished(2) == len(finished)
 

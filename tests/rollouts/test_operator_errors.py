@@ -161,10 +161,10 @@ async def test_what_an_open_rollout_used_counts_for_the_budget(tmp_path: Path) -
 async def test_an_iteration_raises(order: Any) -> None:
     endpoint = Endpoint(REFUSED, 6)
     found = []
-    stamped = expand(rows(50), Expansion(), problem=pytest.fail)
+    expanded = expand(rows(50), Expansion(), problem=pytest.fail)
 
     async def draw() -> None:
-        async for _, rollout in stream(jobs_of(stamped), endpoint, options(concurrency=2), order):
+        async for _, rollout in stream(jobs_of(expanded), endpoint, options(concurrency=2), order):
             found.append(rollout)
 
     with pytest.raises(EndpointAccessDenied, match="expired") as caught:
@@ -176,8 +176,8 @@ async def test_an_iteration_raises(order: Any) -> None:
 
 async def test_an_iteration_takes_a_few_that_may_pass() -> None:
     agent = FakeAgent(errors={(task, 0): [NOWHERE] for task in (3, 4, 8, 9)})
-    stamped = expand(rows(12), Expansion(), problem=pytest.fail)
-    run = stream(jobs_of(stamped), agent, options(concurrency=1, max_failures=3))
+    expanded = expand(rows(12), Expansion(), problem=pytest.fail)
+    run = stream(jobs_of(expanded), agent, options(concurrency=1, max_failures=3))
     found = [rollout async for _, rollout in run]
     failures = [r for r in found if "failure" in r]
     assert [r["number"] for r in failures] == [3, 4, 8, 9]
@@ -187,11 +187,11 @@ async def test_an_iteration_takes_a_few_that_may_pass() -> None:
 
 async def test_groups_raise() -> None:
     endpoint = Endpoint(NOWHERE, 8)
-    stamped = expand(rows(50), Expansion(repeats=2), problem=pytest.fail)
+    expanded = expand(rows(50), Expansion(repeats=2), problem=pytest.fail)
     found = []
 
     async def draw() -> None:
-        async for group in groups(jobs_of(stamped), endpoint, GroupOptions(2), options(concurrency=2)):
+        async for group in groups(jobs_of(expanded), endpoint, GroupOptions(2), options(concurrency=2)):
             found.append(group)
 
     with pytest.raises(EndpointMisconfigured):
@@ -203,8 +203,8 @@ async def test_groups_raise_what_a_comparison_meets() -> None:
     async def compare(row: JSON, body: JSON, meter: Any) -> JSON | None:
         raise REFUSED
 
-    stamped = expand(rows(50), Expansion(repeats=2), problem=pytest.fail)
-    run = groups(jobs_of(stamped), FakeAgent(), GroupOptions(2), options(concurrency=2), compare)
+    expanded = expand(rows(50), Expansion(repeats=2), problem=pytest.fail)
+    run = groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), options(concurrency=2), compare)
     with pytest.raises(EndpointAccessDenied):
         await anext(run)
 

@@ -190,7 +190,7 @@ async def test_a_row_from_a_file_of_failures_leaves_its_failure_behind() -> None
     assert found["instance_config"] == {"mine": 1}
 
 
-async def test_the_row_and_its_stamps_survive_an_agent_that_forgets_them() -> None:
+async def test_the_row_and_its_metadata_survive_an_agent_that_forgets_them() -> None:
     async def forgetful(row: JSON) -> JSON:
         return {"reward": 0.5, "_ng_task_index": 99}
 

@@ -13,7 +13,7 @@ __all__ = ["rollout_of", "row_of", "write_lines", "write_run"]
 
 
 def row_of(task: int, index: int = 0, agent: str = "math_agent", **keys: Any) -> dict[str, Any]:
-    """A stamped row."""
+    """A materialized row."""
     return {
         "responses_create_params": {"input": [{"role": "user", "content": f"Question {task}?"}]},
         "agent_ref": {"type": "responses_api_agents", "name": agent},

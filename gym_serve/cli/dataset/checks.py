@@ -54,7 +54,7 @@ def row_problems(row: JSON) -> Iterator[str]:
     for name in _OPTIONS:
         if not isinstance(row.get(name), dict | None):
             yield f"{name} must be an object"
-    yield from _stamps(row)
+    yield from _indices(row)
 
 
 def _input(given: str | list[JSON]) -> Iterator[str]:
@@ -141,13 +141,13 @@ def _agent_ref(ref: Any) -> Iterator[str]:
         yield f"agent_ref.type must be 'responses_api_agents', got {str(ref['type'])[:50]!r}"
 
 
-def _stamps(row: JSON) -> Iterator[str]:
+def _indices(row: JSON) -> Iterator[str]:
     checks: dict[str, Callable[[JSON], int]] = {
         "_ng_task_index": task_index,
         "_ng_rollout_index": rollout_index,
     }
-    for stamp, check in checks.items():
-        if row.get(stamp) is not None:
+    for key, check in checks.items():
+        if row.get(key) is not None:
             try:
                 check(row)
             except InvalidRequest as error:

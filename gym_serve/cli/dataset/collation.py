@@ -26,13 +26,13 @@ _SOURCE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 
 class Source(NamedTuple):
-    """A file of rows, and the agent to stamp on them."""
+    """A file of rows, and the agent that runs them."""
 
     path: Path
     agent: str | None = None
 
-    def stamped(self, row: JSON) -> JSON:
-        """The row for its agent, without the stamps of an earlier run."""
+    def for_agent(self, row: JSON) -> JSON:
+        """The row for its agent, without the metadata of an earlier run."""
         fresh = {key: value for key, value in row.items() if key not in METADATA_KEYS}
         if self.agent is not None:
             fresh["agent_ref"] = {"type": "responses_api_agents", "name": self.agent}
@@ -157,14 +157,14 @@ class Collation:
                 self._write(files["train"], row)
 
     def _rows(self, source: Source, tally: Tally) -> Iterator[tuple[str, JSON]]:
-        """The good rows of a source, stamped."""
-        checked = checked_rows(source.path, self._problems, lambda row: self._check(source.stamped(row)))
+        """The usable rows of a source, for its agent."""
+        checked = checked_rows(source.path, self._problems, lambda row: self._check(source.for_agent(row)))
         for where, row in checked:
             tally.read += 1
             if row is None:
                 tally.bad += 1
             else:
-                yield where, source.stamped(row)
+                yield where, source.for_agent(row)
 
     def _tally(self, source: Source, name: str) -> Tally:
         tally = Tally(str(source.path), source.agent, name)
