@@ -96,7 +96,7 @@ $(INTEROP)/.done:
 	    dill cachetools fastapi pylatexenc pillow
 	$(INTEROP)/bin/pip install --quiet --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
-	$(INTEROP)/bin/pip install --quiet msgspec zstandard python-dotenv httpx-aiohttp
+	$(INTEROP)/bin/pip install --quiet msgspec backports.zstd python-dotenv httpx-aiohttp
 	$(INTEROP)/bin/pip install --quiet --no-deps -e .
 	touch $@
 

@@ -22,6 +22,7 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -32,13 +33,17 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import orjson
-import zstandard
 from typing_extensions import Self
 
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, Unavailable
 from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 __all__ = [
     "CORRUPT",
@@ -60,7 +65,7 @@ __all__ = [
     "writing",
 ]
 
-CORRUPT = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+CORRUPT = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 """The exceptions that reading a damaged compressed file raises."""
 
 MAX_ROW_BYTES = 256 << 20
@@ -98,7 +103,8 @@ def open_decompressed(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdReader(open(path, "rb")))
+        # `ZstdFile` takes an empty file, to which nothing was appended yet, for a torn one.
+        return cast(BinaryIO, zstd.open(path)) if path.stat().st_size else io.BytesIO()
     return open(path, "rb")
 
 
@@ -109,7 +115,7 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressing:
             yield cast(BinaryIO, compressing)
     elif path.suffix == ".zst":
-        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as compressing:
+        with zstd.ZstdFile(file, "wb") as compressing:
             yield cast(BinaryIO, compressing)
     else:
         yield file
@@ -121,51 +127,6 @@ def split_name(path: Path) -> tuple[str, str]:
     name = path.name.removesuffix(compression)
     suffix = next((s for s in (".jsonl", ".json") if name.endswith(s)), "")
     return name.removesuffix(suffix), f".jsonl{compression}"
-
-
-class _ZstdReader(io.RawIOBase):
-    """The contents of a zstd file of any number of frames.
-
-    The library's own reader takes a file that ends within a frame for whole, and drops what it had decoded
-    before a damage.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._frame: Any = None
-        self._decoded = io.BytesIO()
-        self._damage: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not (taken := self._decoded.readinto(buffer)):
-            if self._damage is not None:
-                raise self._damage
-            chunk = self._file.read(_CHUNK)
-            if not chunk and self._frame is not None:
-                raise EOFError("the file ends within a zstd frame")
-            if not chunk:
-                return 0
-            self._decoded = io.BytesIO(b"".join(self._decode(chunk)))
-        return taken
-
-    def _decode(self, chunk: bytes) -> Iterator[bytes]:
-        while chunk:
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield self._frame.decompress(chunk)
-            except zstandard.ZstdError as error:
-                self._damage = error
-                return
-            chunk = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -203,14 +164,10 @@ def _gzip(line: bytes) -> bytes:
     return gzip.compress(line, compresslevel=6, mtime=0)
 
 
-def _zstd(line: bytes) -> bytes:
-    return zstandard.ZstdCompressor().compress(line)
-
-
 _PLAIN = Codec(lambda line: line, _lines)
 _CODECS = {
     ".gz": Codec(_gzip, _members(lambda: zlib.decompressobj(wbits=31))),
-    ".zst": Codec(_zstd, _members(lambda: zstandard.ZstdDecompressor().decompressobj())),
+    ".zst": Codec(zstd.compress, _members(zstd.ZstdDecompressor)),
 }
 
 

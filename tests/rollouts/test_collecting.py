@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 import pytest
-import zstandard
 from support.rollouts import (
     JSON,
     FakeAgent,
@@ -25,7 +24,7 @@ from support.rollouts import (
     write_jsonl,
 )
 
-from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect, collecting
+from gym_serve.rollouts import Progress, PromptTemplate, check_run, collect, collecting, files
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, NotFound, Unavailable
 
 
@@ -244,8 +243,7 @@ async def test_compressed_outputs(tmp_path: Path, suffix: str) -> None:
     def content(path: Path) -> bytes:
         if suffix == ".gz":
             return gzip.decompress(path.read_bytes())
-        with open(path, "rb") as file:
-            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+        return files.zstd.decompress(path.read_bytes())
 
     for name in ("out", "out_materialized_inputs"):
         lines = [orjson.loads(line) for line in content(tmp_path / f"{name}.jsonl{suffix}").splitlines()]

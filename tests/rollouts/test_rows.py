@@ -8,7 +8,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,8 +106,12 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, content: bytes) -> None:
 def compressed(suffix: str, content: bytes) -> bytes:
     if suffix == ".gz":
         return gzip.compress(content[:9]) + gzip.compress(content[9:])
-    compressor = zstandard.ZstdCompressor()
-    return compressor.compress(content[:9]) + compressor.compress(content[9:])
+    return files.zstd.compress(content[:9]) + files.zstd.compress(content[9:])
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_an_empty_compressed_file_has_no_rows(tmp_path: Path, suffix: str) -> None:
+    assert read(tmp_path / f"rows.jsonl{suffix}", b"")[0] == []
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
