@@ -70,7 +70,7 @@ def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:
         command, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert silent.returncode == 1
-    assert "set RAY_AUTH_MODE=token" in silent.stderr
+    assert "RAY_AUTH_MODE=token: set it" in silent.stderr
     assert "Traceback" not in silent.stderr
 
 
