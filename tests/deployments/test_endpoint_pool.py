@@ -85,11 +85,14 @@ async def test_a_slow_call_is_made_elsewhere_as_well(model_at, backends, complet
     slow, quick = backends
     slow.replies, quick.replies = ["hang"], [completed("quick")]
     model = await model_at(slow.url, quick.url, hedge_after=0.05)
-    for i in range(6):
+    for i in range(60):  # with which endpoint an episode begins depends on their ports
         response = await ask(model, i)
         assert response["output"][0]["content"][0]["text"] == "quick"
+        if slow.requests:
+            break
+    assert slow.requests
     await slow.cancelled.wait()
-    assert len(quick.requests) == 6
+    assert len(quick.requests) == i + 1
 
 
 async def test_health_checks_find_a_dead_endpoint_before_any_call(model_at, backend):
