@@ -1,7 +1,7 @@
 # make run    set up, then collect rollouts of three environments on a local Ray
 # make test   set up, then everything: lint, types, tests
-# make test-fast   the tests that need no Ray, in parallel; make test-thorough those of them that take long, and
-# make test-ray the others
+# make test-fast   the tests that need no Ray, in parallel; make test-thorough those of them that take long,
+# make test-sandbox those that measure CPU time, one at a time, and make test-ray the others
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
@@ -24,18 +24,21 @@ VLLM ?= .venv-vllm
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: run test test-fast test-thorough test-ray pytest test-vllm lint types interop chaos bench
+.PHONY: run test test-fast test-sandbox test-thorough test-ray pytest test-vllm lint types interop chaos bench
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
 
-test: lint types test-fast test-thorough test-ray
+test: lint types test-fast test-sandbox test-thorough test-ray
 
 test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not ray and not thorough" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
+test-sandbox: $(VENV)/.test
+	$(BIN)/python -m pytest tests/sandbox $(TESTS)
+
 test-thorough: $(VENV)/.test
-	$(BIN)/python -m pytest -m "thorough and not ray" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "thorough and not ray" --ignore tests/sandbox --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-ray: $(VENV)/.test
 	$(BIN)/python -m pytest -m ray $(TESTS)
