@@ -35,10 +35,10 @@ test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not ray and not thorough" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-sandbox: $(VENV)/.test
-	$(BIN)/python -m pytest tests/sandbox $(TESTS)
+	$(BIN)/python -m pytest -m alone tests/sandbox $(TESTS)
 
 test-thorough: $(VENV)/.test
-	$(BIN)/python -m pytest -m "thorough and not ray" --ignore tests/sandbox --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "thorough and not ray and not alone" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-ray: $(VENV)/.test
 	$(BIN)/python -m pytest -m ray $(TESTS)

@@ -73,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ray")
         elif item.path.relative_to(TESTS).as_posix().startswith(THOROUGH):
             item.add_marker("thorough")
+        if item.path.relative_to(TESTS).as_posix().startswith("sandbox/"):
+            item.add_marker("alone")
 
 
 @pytest.fixture(scope="session")
