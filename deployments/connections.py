@@ -28,7 +28,7 @@ from gym_serve.servers.context import CallContext, closing, stream_in, time_limi
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["Answer", "Connections", "Request", "Response"]
+__all__ = ["Answer", "Connections", "NoConnection", "Request", "Response"]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -84,6 +84,10 @@ class Response(NamedTuple):
     headers: Mapping[str, str]
     content: AsyncIterator[bytes]
     """The body, in chunks of any size."""
+
+
+class NoConnection(Exception):
+    """Nobody answers at an endpoint: its breaker opens at once, and callers get `Unavailable`."""
 
 
 class Connections:
@@ -183,12 +187,41 @@ class Connections:
     @asynccontextmanager
     async def _exchange(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
         """Send a request; the block reads the answer. The endpoint's breaker learns how it ends."""
-        if self._session is None:
+        if not self.are_open:
             raise Unavailable("the connections are not open: call start() first")
-        breaker, url = endpoint.breaker, self._url(endpoint, request)
+        breaker = endpoint.breaker
         if request.call.timeout() == 0.0:
-            raise DeadlineExceeded(f"no time left for a call of {url}")
+            raise DeadlineExceeded(f"no time left for a call of {self._url(endpoint, request)}")
         breaker.began(time.monotonic())
+        try:
+            async with self._post(endpoint, request) as response:
+                yield response
+        except NoConnection as error:
+            breaker.failed(time.monotonic(), gone=True)
+            raise Unavailable(str(error)) from None
+        except asyncio.CancelledError:
+            if request.call.timeout() == 0.0:  # by a deadline, not by a caller that went away
+                breaker.failed(time.monotonic())
+            raise
+        except (asyncio.TimeoutError, Unavailable):  # also if the body is not an answer
+            breaker.failed(time.monotonic())
+            raise
+        if response.status >= 500:
+            breaker.failed(time.monotonic())
+        else:
+            breaker.succeeded()
+
+    @asynccontextmanager
+    async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
+        """Send a request; the block reads the answer.
+
+        Raises:
+            NoConnection: nobody answers at the endpoint.
+            Unavailable: the connection broke off.
+            asyncio.TimeoutError: a time limit passed.
+        """
+        assert self._session is not None
+        url = self._url(endpoint, request)
         try:
             async with self._session.post(
                 f"{url}{self._query}",
@@ -199,25 +232,11 @@ class Connections:
             ) as response:
                 yield Response(response.status, response.headers, response.content.iter_any())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            breaker.failed(time.monotonic(), gone=True)
-            raise Unavailable(f"no connection to {url}: {error}") from None
+            raise NoConnection(f"no connection to {url}: {error}") from None
         except asyncio.TimeoutError:
-            breaker.failed(time.monotonic())
-            raise
-        except asyncio.CancelledError:
-            if request.call.timeout() == 0.0:  # by a deadline, not by a caller that went away
-                breaker.failed(time.monotonic())
             raise
         except (aiohttp.ClientError, OSError) as error:
-            breaker.failed(time.monotonic())
             raise Unavailable(f"{url} broke off: {type(error).__name__}: {shown_error(error)}") from None
-        except Unavailable:  # the body is not an answer
-            breaker.failed(time.monotonic())
-            raise
-        if response.status >= 500:
-            breaker.failed(time.monotonic())
-        else:
-            breaker.succeeded()
 
     def _url(self, endpoint: Endpoint, request: Request) -> str:
         base = endpoint.url

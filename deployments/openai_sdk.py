@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 
-from gym_serve.deployments.connections import Connections, Request, Response
+from gym_serve.deployments.connections import Connections, NoConnection, Request, Response
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
-from gym_serve.types.errors import DeadlineExceeded, Unavailable
+from gym_serve.types.errors import Unavailable
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -74,8 +74,7 @@ class SdkConnections(Connections):
 
     def _client(self, url: str) -> AsyncOpenAI:
         """The client of an endpoint, with the settings of now."""
-        if self._sdk is None:
-            raise Unavailable("the connections are not open: call start() first")
+        assert self._sdk is not None
         if url not in self._clients:
             config = self._config
             self._clients[url] = self._sdk.with_options(
@@ -98,18 +97,14 @@ class SdkConnections(Connections):
         return headers
 
     @asynccontextmanager
-    async def _exchange(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
+    async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
+        """See `Connections._post`."""
         from openai import APIConnectionError, APIStatusError, AsyncStream
 
-        httpx = _httpx()
-        client = self._client(endpoint.url)
-        breaker, url = endpoint.breaker, self._url(endpoint, request)
-        if request.call.timeout() == 0.0:
-            raise DeadlineExceeded(f"no time left for a call of {url}")
-        breaker.began(time.monotonic())
+        url = self._url(endpoint, request)
         try:
             try:
-                stream = await client.post(
+                stream = await self._client(endpoint.url).post(
                     request.path,
                     cast_to=object,
                     body=orjson.loads(request.data),
@@ -121,37 +116,18 @@ class SdkConnections(Connections):
             except APIStatusError as error:
                 answer, close = error.response, error.response.aclose
             try:
-                response = Response(answer.status_code, answer.headers, _content(answer))
-                yield response
+                yield Response(answer.status_code, answer.headers, _content(answer))
             finally:
                 await close()
         except APIConnectionError as error:
             cause = error.__cause__
-            gone = _is_gone(error)
-            breaker.failed(time.monotonic(), gone=gone)
-            what = (
-                f"no connection to {url}: {cause}"
-                if gone
-                else f"{url} broke off: {type(cause).__name__}: {cause}"
-            )
-            raise Unavailable(what) from None
+            if _is_gone(error):
+                raise NoConnection(f"no connection to {url}: {cause}") from None
+            raise Unavailable(f"{url} broke off: {type(cause).__name__}: {cause}") from None
         except asyncio.TimeoutError:
-            breaker.failed(time.monotonic())
             raise
-        except asyncio.CancelledError:
-            if request.call.timeout() == 0.0:  # by a deadline, not by a caller that went away
-                breaker.failed(time.monotonic())
-            raise
-        except (httpx.HTTPError, OSError) as error:
-            breaker.failed(time.monotonic())
+        except (_httpx().HTTPError, OSError) as error:
             raise Unavailable(f"{url} broke off: {type(error).__name__}: {error}") from None
-        except Unavailable:  # the body is not an answer
-            breaker.failed(time.monotonic())
-            raise
-        if response.status >= 500:
-            breaker.failed(time.monotonic())
-        else:
-            breaker.succeeded()
 
     async def probe(self, endpoint: Endpoint) -> None:
         """See `Connections.probe`."""
