@@ -277,7 +277,7 @@ class VLLMEngine(EngineModel):
     def _passed_on(self, op: str) -> Any:
         async def handler(body: Any) -> Any:
             if not isinstance(body, dict):
-                raise InvalidRequest(f"{op}: an object is meant")
+                raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
             given = {key: value for key, value in body.items() if key not in _STREAMING}
             answer = await self._post(f"/{op}", {**given, "model": self._model_of(body)})
             if answer is None:

@@ -259,7 +259,7 @@ def shortest_bonus(
 
     Args:
         rewards: what the responses have so far.
-        texts: the text of each that is meant: its reasoning, or its answer.
+        texts: the text of each response that is measured: its reasoning, or its answer.
         bonus: what it gets.
         threshold: the least reward that earns it.
     """

@@ -43,7 +43,7 @@ class Score(NamedTuple):
     """What a model says of a conversation.
 
     Attributes:
-        value: the number that counts: the raw score, or the probability of the class that is meant.
+        value: the score: the model's raw score, or the probability of the class `class_index`.
         label: the most probable class; None for a scalar head.
     """
 
@@ -85,7 +85,7 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
     Args:
         answer: of the route that `scoring_request` is for.
         head: what the model has.
-        class_index: the class that is meant, from 0.
+        class_index: index of the class whose probability is the score, from 0.
 
     Raises:
         VerifierFailed: there is none: another head, another class count, or not a finite number.

@@ -185,7 +185,7 @@ def shown(moment: datetime) -> str:
 
 
 def read(type_: Any, field: str, value: str) -> Any:
-    """``value`` as the type of the field that it is meant for.
+    """``value`` converted to the type of a field.
 
     Raises:
         ToolFailed: it does not fit.
