@@ -64,48 +64,40 @@ class Metric:
         return dict(zip(self.labels, values, strict=True))
 
 
-class Counter(Metric):
+class _Numbers(Metric):
+    """One number for each set of label values."""
+
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, help, labels)
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def points(self) -> Iterator[Point]:
+        for labels, value in list(self._values.items()):
+            yield Point(self.name, self._labelled(labels), value)
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+class Counter(_Numbers):
     """A number that only grows."""
 
     kind = "counter"
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, help, labels)
-        self._values: dict[tuple[str, ...], float] = {}
-
     def add(self, *labels: str, value: float = 1) -> None:
-        """Add ``value`` (at least 0) to the number of these label values, which stand in the order of
-        `labels`."""
+        """Add ``value`` (at least 0) to the number of these label values, given in the order of `labels`."""
         values = self._values
         values[labels] = values.get(labels, 0) + value
 
-    def points(self) -> Iterator[Point]:
-        for labels, value in list(self._values.items()):
-            yield Point(self.name, self._labelled(labels), value)
 
-    def clear(self) -> None:
-        self._values.clear()
-
-
-class Gauge(Metric):
+class Gauge(_Numbers):
     """A number that goes up and down."""
 
     kind = "gauge"
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, help, labels)
-        self._values: dict[tuple[str, ...], float] = {}
-
     def set(self, *labels: str, value: float) -> None:
         """Replace the number of these label values."""
         self._values[labels] = value
-
-    def points(self) -> Iterator[Point]:
-        for labels, value in list(self._values.items()):
-            yield Point(self.name, self._labelled(labels), value)
-
-    def clear(self) -> None:
-        self._values.clear()
 
 
 class Histogram(Metric):

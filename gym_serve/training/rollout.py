@@ -34,6 +34,7 @@ __all__ = [
     "Rollout",
     "TokenSequence",
     "TokenTurn",
+    "generations",
     "number",
     "read_bundle",
     "token_sequence",
@@ -284,6 +285,18 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
     return bundle
 
 
+def generations(rollout: Rollout) -> Iterator[tuple[int, Bundle]]:
+    """The tokens of each model call that produced some, with the index of its item in ``output``.
+
+    Raises:
+        NotExportable: the tokens are malformed.
+    """
+    for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
+        bundle = read_bundle(item, f"response.output[{i}]")
+        if bundle is not None and bundle.generation:
+            yield i, bundle
+
+
 def token_turns(rollout: Rollout) -> list[TokenTurn]:
     """The generations of a rollout, each with its new prompt tokens.
 
@@ -295,10 +308,7 @@ def token_turns(rollout: Rollout) -> list[TokenTurn]:
     """
     turns: list[TokenTurn] = []
     seen: list[int] = []
-    for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
-        bundle = read_bundle(item, f"response.output[{i}]")
-        if bundle is None or not bundle.generation:
-            continue
+    for i, bundle in generations(rollout):
         if bundle.prompt[: len(seen)] != seen:
             same = _common_prefix(seen, bundle.prompt)
             raise NotExportable(

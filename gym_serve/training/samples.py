@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_serve.training.rollout import Bundle, Rollout, number, read_bundle
+from gym_serve.training.rollout import Bundle, Rollout, generations, number
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
@@ -195,13 +195,10 @@ def _parts(conversation: Rollout) -> list[list[tuple[Bundle, str | None]]]:
     """The model calls of a conversation that produced tokens, cut where a prompt does not continue."""
     parts: list[list[tuple[Bundle, str | None]]] = []
     seen: list[int] = []
-    for i, item in enumerate(conversation.output[conversation.context :], conversation.context):
-        bundle = read_bundle(item, f"response.output[{i}]")
-        if bundle is None or not bundle.generation:
-            continue
+    for i, bundle in generations(conversation):
         if not parts or bundle.prompt[: len(seen)] != seen:
             parts.append([])
-        version = item.get("weight_version")
+        version = conversation.output[i].get("weight_version")
         parts[-1].append((bundle, None if version is None else str(version)))
         seen = bundle.prompt + bundle.generation
     return parts
