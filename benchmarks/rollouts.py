@@ -1,6 +1,6 @@
 """Rollouts per second, latency, CPU and memory of one-tool episodes, over every kind of transport.
 
-    python -m benchmarks.rollouts [--transports replica,inline,http,reference] [--concurrency 1,64,256,1024]
+    python -m benchmarks.rollouts [--transports replica,inline,http] [--concurrency 1,64,256,1024]
 
 All set-ups run side by side, and take turns in every round, so that what else runs on the machine hits them
 alike; figures are medians over the rounds. The model is an HTTP server on loopback that answers at once.

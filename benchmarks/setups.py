@@ -14,14 +14,25 @@ from benchmarks.harness.work import graph
 from benchmarks.loopback import RunningModelServer
 from benchmarks.reference.collecting import collect
 from gym_serve import Gym
+from gym_serve.client.connection import HttpConnection
+from gym_serve.routing.http import HttpTransport
+from gym_serve.servers.transport import Transport
 
 __all__ = ["TRANSPORTS", "TransportName", "setups"]
 
-TransportName = Literal["replica", "inline", "http", "reference"]
-"""``handle``: every server is a deployment. ``inline``: model and environment run inside the agent's
-replicas. ``http``: ``POST /run`` against the gateway of the first. ``reference``: the work by hand."""
+TransportName = Literal["replica", "inline", "http", "requests", "reference"]
+"""``replica``: every server is a deployment. ``inline``: model and environment run inside the agent's
+replicas. ``http``: `Gym.connect` to the gateway of the first, all rollouts in one run. ``requests``: a
+``POST /run`` for each. ``reference``: the work by hand."""
 
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
+
+
+class _Requests(HttpConnection):
+    """A graph at a URL, of which each rollout is a request."""
+
+    def transport(self, server: str) -> Transport:
+        return HttpTransport(server, f"{self.url}/{server}")
 
 
 class GymSetup:
@@ -92,7 +103,8 @@ def setups(
                 spec = graph(model.url, inline=transport == "inline", agent_replicas=agent_replicas)
                 gyms[application] = stack.enter_context(Gym.from_graph(spec, name=application))
             gym = gyms[application]
-            if transport == "http":
-                gym = stack.enter_context(Gym.connect(gym.url))
+            if transport in ("http", "requests"):
+                kind = HttpConnection if transport == "http" else _Requests
+                gym = stack.enter_context(Gym(kind(gym.url)))
             found.append(GymSetup(transport, gym, Census(named, application)))
         yield found

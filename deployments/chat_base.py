@@ -23,9 +23,8 @@ from gym_serve.types.protocols import (
     response_to_chat,
     responses_to_chat,
 )
+from gym_serve.types.protocols.tokens import VERSIONS_KEY
 from gym_serve.types.requests import JSON
-
-__all__ = ["ChatServer"]
 
 
 class ChatServer(ModelServer):
@@ -65,10 +64,6 @@ class ChatServer(ModelServer):
     def params_of(self, body: JSON) -> JSON:
         """A Responses body with the name of the model that answers it."""
         raise NotImplementedError
-
-    def metadata(self) -> JSON:
-        """What a call adds to the last output item, the completion and every chunk, as of its beginning."""
-        return {}
 
     async def responses(self, body: JSON) -> JSON:
         """See `ModelServer.responses`."""
@@ -117,7 +112,10 @@ class ChatServer(ModelServer):
         response = chat_to_response(
             completion, params, parse_think=config.parse_think_tags, token_ids=config.return_token_ids
         )
-        response["output"][-1].update(metadata)
+        last = response["output"][-1]
+        last.update(metadata)
+        if last.get(VERSIONS_KEY):
+            last["weight_version"] = str(last[VERSIONS_KEY][0]["version"])  # what the call began with
         return response
 
     def _completion(self, completion: JSON | None, metadata: JSON) -> JSON:

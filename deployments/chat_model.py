@@ -8,9 +8,8 @@ from typing import Any
 
 from gym_serve.deployments.chat_base import ChatServer
 from gym_serve.deployments.chat_streams import Whole, joined
-from gym_serve.deployments.endpoints import EndpointConfig
+from gym_serve.deployments.row_endpoints import RowEndpointModel
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
-from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
@@ -23,16 +22,14 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["ChatModel"]
-
 # What decides the prompt, and so what /tokenize has to see too.
 _PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 
 
-class ChatModel(ChatServer, UpstreamModel):
+class ChatModel(ChatServer, RowEndpointModel):
     """A model behind Chat Completions endpoints."""
 
-    class Config(ChatServer.Config, EndpointConfig):
+    class Config(ChatServer.Config, RowEndpointModel.Config):
         """Settings of the backend."""
 
         inline_token_ids: bool = True
@@ -42,6 +39,9 @@ class ChatModel(ChatServer, UpstreamModel):
         """With ``return_token_ids``: begin every further prompt of an episode with exactly the tokens of the
         last call, and tokenize only what came after it. For vLLM 0.32 and later; a trainer's own endpoint
         that finds the tokens on the messages does not need it."""
+        return_weight_versions: bool = False
+        """Ask the endpoint for the version of the weights behind each token (vLLM 0.33 and later). Else calls
+        carry the version that the trainer told (`Gym.update_weights`)."""
         replace_developer_role_with_system: bool = False
         """For chat templates that do not know the developer role."""
         sequential_reasoning_allowed: bool = True
@@ -51,7 +51,7 @@ class ChatModel(ChatServer, UpstreamModel):
 
     def params_of(self, body: JSON) -> JSON:
         """See `ChatServer.params_of`."""
-        return {**body, "model": self.config.model}
+        return {**body, "model": self.model_name}
 
     async def count_tokens(self, body: JSON) -> int:
         """See `ModelServer.count_tokens`; by the endpoint's ``/tokenize``, as vLLM has it."""
@@ -67,7 +67,7 @@ class ChatModel(ChatServer, UpstreamModel):
     async def complete_chat(self, chat: JSON) -> JSON | None:
         """See `ChatServer.complete_chat`."""
         if self._is_filtered(chat):
-            return _filtered(self.config.model)
+            return _filtered(self.model_name)
         call = current().within(self.config.timeout)
         chat = await self._prepared(chat, call)
         prompt = chat if self.config.return_token_ids else {}
@@ -78,7 +78,7 @@ class ChatModel(ChatServer, UpstreamModel):
     async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
         """See `ChatServer.stream_completion`."""
         if self._is_filtered(chat):
-            yield Whole(_filtered(self.config.model))
+            yield Whole(_filtered(self.model_name))
             return
         call = current().within(self.config.timeout)
         chat = await self._prepared(chat, call)
@@ -141,7 +141,7 @@ class ChatModel(ChatServer, UpstreamModel):
 
     def _backend_body(self, chat: JSON) -> JSON:
         config = self.config
-        chat = {**inline_audio(chat), "model": config.model}
+        chat = {**inline_audio(chat), "model": self.model_name}
         if config.replace_developer_role_with_system:
             chat["messages"] = [
                 {**message, "role": "system"} if message.get("role") == "developer" else message
@@ -151,6 +151,8 @@ class ChatModel(ChatServer, UpstreamModel):
             chat.update(logprobs=True, top_logprobs=0, return_tokens_as_token_ids=True)
             if config.inline_token_ids:
                 chat["return_token_ids"] = True
+        if config.return_weight_versions:
+            chat["return_weight_versions"] = True
         body = apply_sampling(
             chat,
             extra_body=config.extra_body,

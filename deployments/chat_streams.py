@@ -24,8 +24,6 @@ from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
-__all__ = ["Whole", "chat_stream", "is_event_stream", "joined", "read_events", "response_stream"]
-
 _DONE = b"[DONE]"
 _MAX_EVENT = 16 * 2**20  # bytes; one event can hold a whole answer with its tokens
 

@@ -15,22 +15,23 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import orjson
+from msgspec.structs import replace
 
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
+from gym_serve.deployments.http_client import open_session
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import failure, redirected
+from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["Answer", "Connections", "NoConnection", "Request", "Response"]
-
-_CONNECT_SECONDS = 10.0
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
 
@@ -51,6 +52,12 @@ class Request(NamedTuple):
     call: CallContext
     below_v1: bool
     tokens: int
+
+
+def traced(headers: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+    """Headers, and the span of the request, under which an engine that records spans puts its own."""
+    span = request.call.traceparent
+    return headers if span is None else {**headers, "traceparent": span}
 
 
 class Answer(NamedTuple):
@@ -84,6 +91,12 @@ class Response(NamedTuple):
     headers: Mapping[str, str]
     content: AsyncIterator[bytes]
     """The body, in chunks of any size."""
+
+
+def _headers_for(named: ModelEndpoint) -> dict[str, str]:
+    """The headers for an endpoint that a row names: its own key, and none of this server's."""
+    key = {"Authorization": f"Bearer {named.api_key}"} if named.api_key else {}
+    return {"Content-Type": "application/json", **key, **named.headers}
 
 
 class NoConnection(Exception):
@@ -122,14 +135,7 @@ class Connections:
 
     async def open(self) -> None:
         """Open the connection pool; needs a running event loop."""
-        # The caller bounds its concurrency: a second limit here would only hide a queue.
-        connector = aiohttp.TCPConnector(limit=0)
-        # No cookies: a balancer's would draw the calls of all episodes to one engine.
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS),  # each call has a limit of its own
-        )
+        self._session = open_session()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -153,7 +159,7 @@ class Connections:
                     text = await self._read(url, response)
         except asyncio.TimeoutError:
             raise DeadlineExceeded(f"no answer from {url} in time") from None
-        return self._answer(url, response, text)
+        return self._answer(url, response, text, endpoint)
 
     async def stream(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
         """The decoded events of an answer; one `Whole` if the endpoint does not stream.
@@ -182,7 +188,7 @@ class Connections:
                 with time_limit(call.timeout()):
                     text = await self._read(url, response)
         if text is not None:
-            yield Whole(self._answer(url, response, text).decoded())
+            yield Whole(self._answer(url, response, text, endpoint).decoded())
 
     @asynccontextmanager
     async def _exchange(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
@@ -194,8 +200,16 @@ class Connections:
             raise DeadlineExceeded(f"no time left for a call of {self._url(endpoint, request)}")
         breaker.began(time.monotonic())
         try:
-            async with self._post(endpoint, request) as response:
-                yield response
+            with span("POST", request.call.traceparent, "client") as seen:
+                if seen.recording:
+                    request = request._replace(call=replace(request.call, traceparent=seen.traceparent))
+                    host = urlsplit(endpoint.url).hostname
+                    seen.set({"http.request.method": "POST", "server.address": host})
+                async with self._post(endpoint, request) as response:
+                    seen.set({"http.response.status_code": response.status})
+                    if response.status >= 400:
+                        seen.fail(str(response.status), "")
+                    yield response
         except NoConnection as error:
             breaker.failed(time.monotonic(), gone=True)
             raise Unavailable(str(error)) from None
@@ -224,9 +238,9 @@ class Connections:
         url = self._url(endpoint, request)
         try:
             async with self._session.post(
-                f"{url}{self._query}",
+                url if endpoint.named else f"{url}{self._query}",
                 data=request.data,
-                headers=self._headers,
+                headers=traced(_headers_for(endpoint.named) if endpoint.named else self._headers, request),
                 proxy=proxy_of(endpoint.url),
                 allow_redirects=False,
             ) as response:
@@ -245,16 +259,17 @@ class Connections:
     async def _read(self, url: str, response: Response) -> bytes:
         return b"".join([part async for part in self._content(url, response)])
 
-    def _answer(self, url: str, response: Response, text: bytes) -> Answer:
+    def _answer(self, url: str, response: Response, text: bytes, endpoint: Endpoint) -> Answer:
         status, headers = response.status, response.headers
         if status < 300:
             return Answer(url, text)
         if status < 400:
-            raise redirected(url, headers, "base_url")
+            raise redirected(url, headers, f"{MODEL_FIELD}.base_url" if endpoint.named else "base_url")
         shown = text.decode("utf-8", "replace")
         if is_context_overflow(status, shown):
             return Answer(url, None)
-        raise failure(url, status, headers, shown, self._secrets)
+        secrets = endpoint.named.secrets if endpoint.named else self._secrets
+        raise failure(url, status, headers, shown, secrets)
 
     async def _content(self, url: str, response: Response) -> AsyncIterator[bytes]:
         size = 0

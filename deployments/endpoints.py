@@ -24,26 +24,19 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
+from pydantic import BeforeValidator, Field, SecretStr
 
+from gym_serve.deployments.http_client import BaseUrl
 from gym_serve.servers import ModelServer
 from gym_serve.types.errors import Retryable
-
-__all__ = ["Breaker", "Endpoint", "EndpointConfig", "EndpointPool", "RateLimit", "Urls", "hedged"]
-
-# Neither a query, which would swallow the path, nor credentials, which belong into headers.
-_Url = Annotated[
-    str,
-    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
-    AfterValidator(lambda url: url.rstrip("/")),
-]
+from gym_serve.types.model_endpoint import ModelEndpoint
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Urls = Annotated[list[_Url], BeforeValidator(_as_list), Field(min_length=1)]
+Urls = Annotated[list[BaseUrl], BeforeValidator(_as_list), Field(min_length=1)]
 """One base URL, or a list of them."""
 
 
@@ -273,10 +266,12 @@ class Endpoint:
         calls: calls in progress there.
         breaker: whether calls may go there.
         limit: how many, and how large; None for no limit.
+        named: what a row said of it; None for an endpoint of this server.
     """
 
-    def __init__(self, url: str, limit: RateLimit | None = None) -> None:
+    def __init__(self, url: str, limit: RateLimit | None = None, named: ModelEndpoint | None = None) -> None:
         self.url = url
+        self.named = named
         self.calls = 0
         self.breaker = Breaker()
         self.limit = limit
@@ -287,19 +282,13 @@ class EndpointPool:
 
     Args:
         urls: at least one base URL.
-        requests_per_minute, tokens_per_minute: limits of each endpoint.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-    ) -> None:
+    def __init__(self, urls: Sequence[str]) -> None:
         self._limits: tuple[float | None, float | None] = (None, None)
         self._endpoints: dict[str, Endpoint] = {}
         self._homes: OrderedDict[str, Endpoint] = OrderedDict()
-        self.set(urls, requests_per_minute, tokens_per_minute)
+        self.set(urls)
 
     @property
     def endpoints(self) -> list[Endpoint]:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.types.errors import BadRequest
-from gym_serve.types.protocols import chat_to_response, responses_to_chat
+from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, input_items, message_text
-
-__all__ = ["GenrmModel"]
 
 _ROLES = frozenset({"response_1", "response_2", "principle"})
 
@@ -36,10 +34,5 @@ class GenrmModel(ChatModel):
             raise BadRequest(f"input: the messages of the roles {', '.join(sorted(_ROLES))} come last")
         chat = responses_to_chat({**body, "input": history}, reasoning=self.config.reasoning_input)
         chat["messages"] += [{"role": item["role"], "content": message_text(item)} for item in compared]
-        completion = await self.chat_completions(chat)
-        return chat_to_response(
-            completion,
-            {**body, "model": self.config.model},
-            parse_think=self.config.parse_think_tags,
-            token_ids=self.config.return_token_ids,
-        )
+        metadata = self.metadata()
+        return self._response(body, await self.complete_chat(chat), metadata)

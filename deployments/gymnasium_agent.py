@@ -16,8 +16,6 @@ from gym_serve.servers import AgentServer, Episode
 from gym_serve.types.errors import NotFound, SessionNotFound, Unavailable
 from gym_serve.types.requests import JSON, input_items, parse
 
-__all__ = ["GymnasiumAgent"]
-
 
 class _Reset(BaseModel):
     observation: str | None = None
@@ -130,7 +128,7 @@ class GymnasiumAgent(AgentServer):
                 return
 
     def _episode(self, row: JSON) -> Episode:
-        return _SteppedEpisode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
+        return _SteppedEpisode(row, self.policy, self.config.resources, self._timeouts, self._limits)
 
 
 def _messages(observation: str | None) -> list[JSON]:

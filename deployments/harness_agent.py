@@ -37,8 +37,6 @@ from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GymError, OperatorError, Rejected, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["HarnessAgent"]
-
 _KEPT = 1 << 16  # bytes of a program's output, at its end
 _MAX_ANSWER = 1 << 24  # bytes
 
@@ -65,7 +63,8 @@ class HarnessAgent(AgentServer):
         command: list[str] | None = Field(None, min_length=1)
         """Or a program with its arguments, without a shell. It gets the row as JSON on its input, and
         ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_AUTH_TOKEN``,
-        ``GYM_SERVE_RESOURCES_URL`` and ``GYM_SERVE_SESSION_ID`` as environment variables."""
+        ``GYM_SERVE_RESOURCES_URL`` and ``GYM_SERVE_SESSION_ID`` as environment variables; of a traced rollout
+        also ``TRACEPARENT``."""
         env: dict[str, SecretStr] = Field(default_factory=dict)
         """Further environment variables of the program."""
         model_timeout: float = 1800.0
@@ -82,29 +81,23 @@ class HarnessAgent(AgentServer):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         config = self.config
-        self._harness: Harness = (
+        self._harness: Harness = self.manage(
             CommandHarness(config.command, config.env)
             if config.command is not None
             else HttpHarness(str(config.url), config.headers)
         )
 
-    async def start(self) -> None:
-        await self._harness.start()
-
-    async def stop(self) -> None:
-        await super().stop()
-        await self._harness.stop()
-
     async def act(self, episode: Episode) -> None:
         """Let the harness work; what it was answered is the episode, also where it failed."""
         config = self.config
-        recording = await episode.stage("model", lambda: Recording.open(config.model))
+        recording = await episode.stage("model", lambda: Recording.open(self.policy))
         task = Task(
             episode.row,
             config.gateway_url + recording.path,
             config.gateway_token,
             f"{config.gateway_url}/{config.resources.transport.server}",
             episode.session,
+            current().traceparent,
         )
         try:
             try:
@@ -159,6 +152,7 @@ class Task(NamedTuple):
         api_key: what the harness authenticates with.
         resources_url: the environment: its tools are ``POST {resources_url}/{tool}``.
         session: id of the session there, sent as ``X-Session-Id``; None for an environment without one.
+        traceparent: the span of the episode, for a harness that records some (W3C Trace Context).
     """
 
     row: JSON
@@ -166,6 +160,7 @@ class Task(NamedTuple):
     api_key: SecretStr
     resources_url: str
     session: str | None
+    traceparent: str | None = None
 
 
 class Harness(Protocol):
@@ -257,6 +252,7 @@ class CommandHarness:
             "ANTHROPIC_AUTH_TOKEN": key,
             "GYM_SERVE_RESOURCES_URL": task.resources_url,
             **({"GYM_SERVE_SESSION_ID": task.session} if task.session else {}),
+            **({"TRACEPARENT": task.traceparent} if task.traceparent else {}),
             **{name: value.get_secret_value() for name, value in self._env.items()},
         }
 
@@ -307,8 +303,10 @@ class HttpHarness:
             GymError: the harness answered with a status of 400 or more.
         """
         body = {**task._asdict(), "api_key": task.api_key.get_secret_value()}
+        span = body.pop("traceparent")
+        headers = {} if span is None else {"traceparent": span}
         secrets = [task.api_key, *self._headers.values()]  # should it repeat them: rollouts are kept
-        answer = await self._client.post(self._url, body, secrets=secrets)
+        answer = await self._client.post(self._url, body, headers=headers, secrets=secrets)
         if answer is None:
             return {}
         if not isinstance(answer, dict):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import orjson
-from pydantic import SecretStr
+from pydantic import AfterValidator, SecretStr, StringConstraints
 
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import redirected, retry_after
@@ -31,7 +31,12 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 
-__all__ = ["STAGES", "HttpClient", "masked", "open_session"]
+BaseUrl = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
+    AfterValidator(lambda url: url.rstrip("/")),
+]
+"""A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
 
 STAGES = ("seed", "model", "tool", "verify", "close")
 """The stages of an episode in which a peer may have failed."""

@@ -27,8 +27,6 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["OpenAIModel"]
-
 # Keys that rows and trainers use, and that OpenAI refuses.
 _OWN_METADATA = frozenset({"extra_body", "chat_template_kwargs"})
 
@@ -57,42 +55,46 @@ class OpenAIModel(UpstreamModel):
         return SdkConnections(self.config)
 
     async def responses(self, body: JSON) -> JSON:
-        body = {**body, "input": _openai_input(body.get("input"))}
-        return self._response(body, await self._post("/responses", body))
+        body, metadata = {**body, "input": _openai_input(body.get("input"))}, self.metadata()
+        return self._response(body, await self._post("/responses", body), metadata)
 
     async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        body = {**body, "input": _openai_input(body.get("input"))}
+        body, metadata = {**body, "input": _openai_input(body.get("input"))}, self.metadata()
         last: Any = None
         async with closing(self._stream("/responses", body)) as events:
             async for event in events:
                 if isinstance(event, Whole):  # the API did not stream after all
-                    for made in response_events(self._response(body, event.answer)):
+                    for made in response_events(self._response(body, event.answer, metadata)):
                         yield made
                     return
                 _check_event(event)
                 if event["type"] in FINAL_EVENTS:
-                    self._response(body, event.get("response") or {})
+                    event["response"] = self._response(body, event.get("response") or {}, metadata)
                 last = event["type"]
                 yield event
         if last not in FINAL_EVENTS:
             raise Unavailable(f"the stream ended before its answer, with {str(last)[:100]!r}")
 
-    def _response(self, body: JSON, response: Any) -> JSON:
+    def _response(self, body: JSON, response: Any, metadata: JSON) -> JSON:
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
         if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
             raise _error_of(error)
-        return check_response(response)
+        checked = check_response(response)
+        for item in checked["output"][-1:]:
+            item.update(metadata)
+        return checked
 
     async def chat_completions(self, body: JSON) -> JSON:
-        return self._completion(await self._post("/chat/completions", body))
+        metadata = self.metadata()
+        return {**self._completion(await self._post("/chat/completions", body)), **metadata}
 
     async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        asked = {**body, "stream_options": {"include_usage": True}}
+        asked, metadata = {**body, "stream_options": {"include_usage": True}}, self.metadata()
         stream = chat_stream(joined(self._stream("/chat/completions", asked)), self._completion)
         async with closing(stream) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield {**chunk, **metadata}
 
     def _completion(self, completion: Any) -> JSON:
         if completion is None:

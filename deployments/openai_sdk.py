@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 
-from gym_serve.deployments.connections import Connections, NoConnection, Request, Response
+from gym_serve.deployments.connections import Connections, NoConnection, Request, Response, traced
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.types.errors import Unavailable
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-
-__all__ = ["SdkConnections"]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_SECONDS = 5.0
@@ -108,7 +106,7 @@ class SdkConnections(Connections):
                     request.path,
                     cast_to=object,
                     body=orjson.loads(request.data),
-                    options={"headers": self._request_headers()},
+                    options={"headers": traced(self._request_headers(), request)},
                     stream=True,  # its body is read here, whether it is a stream or not
                     stream_cls=AsyncStream[object],
                 )

@@ -23,8 +23,6 @@ from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound, Unavail
 from gym_serve.types.protocols.content import shown
 from gym_serve.types.requests import JSON
 
-__all__ = ["PoolingModel"]
-
 
 class PoolingModel(UpstreamModel):
     """A model that scores, behind one endpoint or several."""

@@ -12,8 +12,6 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-__all__ = ["proxy_of", "shown_error"]
-
 
 @lru_cache(maxsize=1024)
 def proxy_of(base_url: str) -> URL | None:

@@ -33,8 +33,6 @@ from gym_serve.servers import Episode, ModelClient, Response
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import JSON, message_text
 
-__all__ = ["RefinementAgent"]
-
 _CRITIC = """\
 You review an answer to a task, which is known to be wrong. Point out the mistakes, briefly and concretely. \
 Do not solve the task and do not give the right answer."""
@@ -141,7 +139,7 @@ class RefinementAgent(SimpleAgent):
         return self.config.retry_prompt
 
     def _episode(self, row: JSON) -> Episode:
-        return _RefinedEpisode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
+        return _RefinedEpisode(row, self.policy, self.config.resources, self._timeouts, self._limits)
 
 
 def _task(row: JSON) -> str:

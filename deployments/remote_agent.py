@@ -20,14 +20,15 @@ the rollout decides about a retry.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeGuard
+from collections.abc import Iterable
+from typing import Any, Literal, TypeGuard
 from urllib.parse import quote
 
 import orjson
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import Field, SecretStr, model_validator
 from typing_extensions import Self
 
-from gym_serve.deployments.http_client import STAGES, HttpClient
+from gym_serve.deployments.http_client import STAGES, BaseUrl, HttpClient
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
 from gym_serve.servers.context import current
@@ -43,19 +44,11 @@ from gym_serve.types.errors import (
     Unavailable,
     VerifierFailed,
 )
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 from gym_serve.types.protocols import check_response
 from gym_serve.types.protocols.content import shown
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_params, check_row, failed_rollout
-
-__all__ = ["RemoteAgent", "rollout_of"]
-
-# Neither a query, which would swallow the path, nor credentials, which belong into headers.
-_Url = Annotated[
-    str,
-    StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
-    AfterValidator(lambda u: u.rstrip("/")),
-]
 
 
 class _Peer:
@@ -65,14 +58,24 @@ class _Peer:
         self._url = url
         self._client = client
 
-    async def post(self, op: str, body: Any, cookies: dict[str, str] | None = None) -> Any:
+    async def post(
+        self,
+        op: str,
+        body: Any,
+        cookies: dict[str, str] | None = None,
+        secrets: Iterable[SecretStr] = (),
+    ) -> Any:
         """The answer to ``POST {url}/{op}``; see `HttpClient.post`."""
         context = current()
         headers = {"x-request-id": context.request_id}
         if context.affinity:
             headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
+        if context.traceparent is not None:
+            headers["traceparent"] = context.traceparent
         url = f"{self._url}/{op}"
-        return await self._client.post(url, body, timeout=context.timeout(), headers=headers, cookies=cookies)
+        return await self._client.post(
+            url, body, timeout=context.timeout(), headers=headers, cookies=cookies, secrets=secrets
+        )
 
 
 class _PeerModel:
@@ -92,7 +95,7 @@ class RemoteAgent(SimpleAgent):
     class Config(SimpleAgent.Config):
         """Where it is. ``max_steps`` and the like are for ``protocol: responses``."""
 
-        url: _Url
+        url: BaseUrl
         """Its base URL: ``http://agent.example:8000``."""
         protocol: Literal["run", "responses"] = "run"
         """Whether it answers ``/run`` with a rollout, or ``/v1/responses`` with its next turn."""
@@ -100,6 +103,9 @@ class RemoteAgent(SimpleAgent):
         """Headers of every request: ``Authorization`` and the like."""
         max_answer_mb: int = Field(64, ge=1)
         """Megabytes of an answer at most."""
+        row_endpoints: bool = False
+        """For ``protocol: run``: send the agent the endpoint of the row's model (``_ng_model``), its key
+        included. Rows that come through the graph's HTTP address can name none."""
         model: ModelClient | None = None  # type: ignore[assignment]  # an external agent has a model of its own
         """Not used: the agent has its own."""
         resources: EnvironmentClient | None = None  # type: ignore[assignment]
@@ -116,34 +122,43 @@ class RemoteAgent(SimpleAgent):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         config = self.config
-        self._client = HttpClient(config.headers, config.max_answer_mb << 20)
-        self._peer = _Peer(config.url, self._client)
-
-    async def start(self) -> None:
-        await super().start()
-        await self._client.start()
-
-    async def stop(self) -> None:
-        await super().stop()
-        await self._client.stop()
+        client = self.manage(HttpClient(config.headers, config.max_answer_mb << 20))
+        self._peer = _Peer(config.url, client)
 
     async def run(self, row: JSON) -> JSON:
         """See `AgentServer.run`."""
         if self.config.protocol == "responses":
             return await super().run(row)
         check_row(row)
+        row, endpoint = self.endpoint_of(row)
+        body, secrets = _asked(row), list[SecretStr]()
         try:
-            answer = await self._within_deadline(row, self._peer.post("run", _asked(row)))
+            if endpoint is not None:
+                self.check_endpoint(endpoint)
+                body |= {MODEL_FIELD: endpoint.complete}
+                secrets = list(map(SecretStr, endpoint.secrets))
+            answer = await self._within_deadline(row, self._peer.post("run", body, secrets=secrets))
             return rollout_of(_asked(row), answer)
         except GymError as error:
             error.server = error.server or self.name
             return failed_rollout(row, error)
+
+    def check_endpoint(self, endpoint: ModelEndpoint) -> None:
+        """See `Server.check_endpoint`: by ``row_endpoints``."""
+        if self.config.protocol != "run" or not self.config.row_endpoints:
+            raise EndpointMisconfigured(
+                f"{self.name} sends its agent no `{MODEL_FIELD}`: set `row_endpoints`, with `protocol: run`"
+            )
+        if endpoint.over_http:
+            raise BadRequest(f"{self.name} takes no endpoint (`{MODEL_FIELD}`) over HTTP")
 
     async def responses(self, params: JSON) -> JSON:
         """See `AgentServer.responses`."""
         if self.config.protocol == "responses":
             return await super().responses(params)
         check_params(params)
+        if current().endpoint is not None:
+            raise EndpointMisconfigured(f"{self.name} can send `{MODEL_FIELD}` with rows only")
         answer = await self._within_deadline({}, self._peer.post("v1/responses", params))
         return check_response(answer, "the agent")
 

@@ -19,8 +19,6 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 
-__all__ = ["failure", "pause_after", "redirected", "retry_after"]
-
 _PAUSE, _MAX_PAUSE = 0.5, 20.0  # seconds; the first is doubled with every attempt
 _NO_ROUTE = "/-/routes for available routes"
 """Serve's proxy says this of every path until it has learnt which applications run."""

@@ -20,21 +20,6 @@ import orjson
 
 from gym_serve.types.requests import input_items
 
-__all__ = [
-    "SCRIPTS",
-    "Known",
-    "Turn",
-    "call",
-    "improvise",
-    "known_row",
-    "load_answer_key",
-    "message",
-    "prompt_of",
-    "row_prompt",
-    "scripted",
-    "turn_after",
-]
-
 Turn = list[dict[str, Any]]
 """Output items of one model call."""
 

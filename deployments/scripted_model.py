@@ -1,7 +1,8 @@
 """`scripted_model`: a policy without a model, for first runs and for tests.
 
 Deterministic: its answers depend on its seed, the request and the episode's affinity key (the rollout id),
-never on time, order or replica. So a rollout is the same over every transport, and its repeats differ.
+never on time, order or replica. So a rollout is the same over every transport (but for `created_at`), and its
+repeats differ.
 
 Its tokens are those of a byte-level tokenizer: ids 0..255 are UTF-8 bytes, and one marker precedes every
 item. The tokens of an item depend on that item alone, so the tokens of a turn are a prefix of every later
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import time
 from typing import Any
 
 import orjson
@@ -30,8 +32,6 @@ from gym_serve.servers import ModelServer
 from gym_serve.servers.context import current
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.requests import input_items
-
-__all__ = ["ScriptedModel"]
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
@@ -72,13 +72,17 @@ class ScriptedModel(ModelServer):
         """
         items = input_items(body["input"])
         prompt = render_prompt(body, items)
+        metadata = self.metadata()
         draw = self._draw("call", prompt)
         await asyncio.sleep(self.config.latency)
         if draw.random() < self.config.error_rate:
             raise Unavailable("an injected error", server=self.name)
         if draw.random() < self.config.hang_rate:
             await asyncio.Event().wait()
-        return self._response(body, prompt, self._turn(body, items))
+        response = self._response(body, prompt, self._turn(body, items))
+        for item in response["output"][-1:]:
+            item.update(metadata)
+        return response
 
     def _turn(self, body: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
         if self.config.script is not None:
@@ -111,7 +115,7 @@ class ScriptedModel(ModelServer):
         return {
             "id": f"resp_{digest[:24]}",
             "object": "response",
-            "created_at": 0.0,
+            "created_at": time.time(),
             "status": "completed",
             "model": body.get("model") or self.name,
             "output": output,

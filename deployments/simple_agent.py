@@ -11,8 +11,6 @@ from gym_serve.metrics import aggregate_metrics
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.types.requests import JSON
 
-__all__ = ["SimpleAgent"]
-
 
 class SimpleAgent(AgentServer):
     """The tool-calling loop."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from gym_serve.servers import AgentServer, Episode
 
-__all__ = ["SingleTurnAgent"]
-
 
 class SingleTurnAgent(AgentServer):
     """One model call; the calls in it are part of the answer and are not run."""

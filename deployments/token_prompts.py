@@ -19,8 +19,6 @@ from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
 
-__all__ = ["Render", "continued_prompt", "without_tokens"]
-
 Render = Callable[[list[JSON]], Awaitable[list[int]]]
 """Token ids of a conversation, the opening of the next turn included."""
 

@@ -12,6 +12,7 @@ One request and its answer are `gym_serve.deployments.connections`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -23,13 +24,14 @@ from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
+from gym_serve.observe.catalogue import ENDPOINT_UP, MODEL_RETRIES
+from gym_serve.observe.logs import fault
+from gym_serve.observe.timeline import ENDPOINT, RETRIES
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, closing
 from gym_serve.servers.transport import trimmed
 from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
-
-__all__ = ["Upstream", "UpstreamModel"]
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
@@ -41,9 +43,13 @@ class Upstream:
     Args:
         config: of the server.
         connections: send the requests; by default over aiohttp.
+        model: name of the server, for its metrics.
     """
 
-    def __init__(self, config: EndpointConfig, connections: Connections | None = None) -> None:
+    def __init__(
+        self, config: EndpointConfig, connections: Connections | None = None, model: str = "model"
+    ) -> None:
+        self._model = model
         self.pool = EndpointPool(config.base_url)
         self._connections = connections or Connections(config)
         self._watch: asyncio.Task[None] | None = None
@@ -53,6 +59,9 @@ class Upstream:
         """Change the settings; calls under way end where they began."""
         self._config = config
         self._connections.configure(config)
+        for endpoint in self.pool.endpoints:
+            if endpoint.url not in config.base_url:
+                ENDPOINT_UP.remove(self._model, endpoint.url)
         self.pool.set(config.base_url, config.requests_per_minute, config.tokens_per_minute)
         if self._connections.are_open:
             self._start_watch()
@@ -118,6 +127,7 @@ class Upstream:
             except (Overloaded, Unavailable) as error:
                 pause = self._pause(request, error, failed)
                 failed += 1
+                self._retried(request, error)
             else:
                 return answer.decoded()
             await asyncio.sleep(pause)
@@ -126,7 +136,7 @@ class Upstream:
         failed = 0
         while True:
             begun = False
-            endpoint = self.pool.pick(request.call.affinity, time.monotonic())
+            endpoint = self._pick(request)
             try:
                 async with closing(self._events(endpoint, request)) as events:
                     async for event in events:
@@ -137,9 +147,11 @@ class Upstream:
                 if begun:
                     raise
                 if isinstance(error, Unavailable) and self._may_go_on(endpoint):
+                    self._retried(request, error)
                     continue
                 pause = self._pause(request, error, failed)
                 failed += 1
+                self._retried(request, error)
             await asyncio.sleep(pause)
 
     def _pause(self, request: Request, error: Overloaded | Unavailable, failed: int) -> float:
@@ -147,34 +159,62 @@ class Upstream:
         pause, left = pause_after(error, failed), request.call.timeout()
         if failed >= self._config.max_retries or (left is not None and pause >= left):
             raise error
+        message = f"a model call is tried again in {pause:.1f} s: {error.message}"
+        fault(None, f"retry {error.code}", message, logging.INFO)
         return pause
+
+    def _retried(self, request: Request, error: Overloaded | Unavailable) -> None:
+        """Count a request that failed and is made again."""
+        notes = request.call.notes
+        notes[RETRIES] = notes.get(RETRIES, 0) + 1
+        # The URLs of rows are any number.
+        endpoint = "row" if request.call.endpoint is not None else notes.get(ENDPOINT, "unknown")
+        MODEL_RETRIES.add(self._model, endpoint, error.code)
+
+    def observe(self) -> None:
+        """Set the gauges of the endpoints."""
+        now = time.monotonic()
+        for endpoint in self.pool.endpoints:
+            ENDPOINT_UP.set(self._model, endpoint.url, value=float(endpoint.breaker.allows(now)))
+
+    def _pick(self, request: Request) -> Endpoint:
+        """The endpoint for an attempt: the one that the row names, else one of this server's."""
+        if (named := request.call.endpoint) is not None:
+            return Endpoint(named.base_url, named=named)
+        return self.pool.pick(request.call.affinity, time.monotonic())
+
+    def _other(self, endpoint: Endpoint) -> Endpoint | None:
+        """Another endpoint that may take a call at once; None for the calls of a row that names its own."""
+        return None if endpoint.named else self.pool.other(endpoint, time.monotonic())
 
     def _may_go_on(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint is unreachable, so that a call fails over to another one at once."""
-        now = time.monotonic()
-        return not endpoint.breaker.allows(now) and self.pool.other(endpoint, now) is not None
+        return not endpoint.breaker.allows(time.monotonic()) and self._other(endpoint) is not None
 
     async def _attempt(self, request: Request) -> Answer:
         while True:
-            endpoint = self.pool.pick(request.call.affinity, time.monotonic())
+            endpoint = self._pick(request)
             try:
                 if self._config.hedge_after is None:
                     return await self._exchange(endpoint, request)
                 return await self._hedged(endpoint, request, self._config.hedge_after)
-            except Unavailable:
+            except Unavailable as error:
                 if not self._may_go_on(endpoint):
                     raise
+                self._retried(request, error)
 
     async def _hedged(self, endpoint: Endpoint, request: Request, after: float) -> Answer:
         def second() -> Coroutine[Any, Any, Answer] | None:
-            other = self.pool.other(endpoint, time.monotonic())
+            other = self._other(endpoint)
             return None if other is None else self._exchange(other, request)
 
         return await hedged(self._exchange(endpoint, request), second, after)
 
     async def _exchange(self, endpoint: Endpoint, request: Request) -> Answer:
         async with self._admitted(endpoint, request) as limit:
+            request.call.notes[ENDPOINT] = endpoint.url
             answer = await self._connections.send(endpoint, request)
+        request.call.notes[ENDPOINT] = endpoint.url  # of two hedged calls, this one was answered
         if limit is not None and limit.counts_tokens:
             try:
                 used = _tokens_of(answer.decoded(), request.tokens)
@@ -185,6 +225,7 @@ class Upstream:
 
     async def _events(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
         last: Any = None
+        request.call.notes[ENDPOINT] = endpoint.url
         async with (
             self._admitted(endpoint, request) as limit,
             closing(self._connections.stream(endpoint, request)) as events,
@@ -256,19 +297,16 @@ class UpstreamModel(ModelServer):
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
-        self._upstream = Upstream(self.config, self.connections())
+        self._upstream = self.manage(Upstream(self.config, self.connections(), self.name))
 
     def connections(self) -> Connections:
         """What sends the requests."""
         return Connections(self.config)
 
-    async def start(self) -> None:
-        """Open the connections."""
-        await self._upstream.start()
-
-    async def stop(self) -> None:
-        """Close the connections."""
-        await self._upstream.stop()
+    def observe(self) -> None:
+        """See `Server.observe`."""
+        super().observe()
+        self._upstream.observe()
 
     def reconfigure(self, settings: JSON) -> None:
         """Change settings; calls in progress end where they began."""

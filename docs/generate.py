@@ -23,7 +23,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
-from importlib.metadata import entry_points, packages_distributions
+from importlib.metadata import EntryPoint, packages_distributions
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -104,9 +104,11 @@ def _types() -> Iterator[str]:
 
 def _built_in(group: str) -> Iterator[tuple[str, type[Server]]]:
     """The types of this package, by name; other packages may register theirs in the same group."""
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        if entry.dist is not None and entry.dist.name == "gym-serve":
-            yield entry.name, entry.load()
+    # Not of what is installed, which may be older than the code.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, target in sorted(project["entry-points"][group].items()):
+        if target.startswith("gym_serve."):
+            yield name, EntryPoint(name, target, group).load()
 
 
 def _options() -> Iterator[str]:

@@ -55,14 +55,15 @@ from gym_serve.types.errors import (
     VerifierFailed,
     VerifyFailed,
 )
+from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.rows import Failure, Rollout, Row
 
 if TYPE_CHECKING:
     __version__: str
 
-    from gym_serve.client import Gym
+    from gym_serve.client import GroupStream, Gym
     from gym_serve.graph import Graph, GraphSpec, load_graph, resolve
-    from gym_serve.rollouts import Budget, Group, Progress, PromptTemplate, Report, merge
+    from gym_serve.rollouts import Budget, Group, Progress, PromptTemplate, Report, StreamCounts, merge
 
 __all__ = [
     "AgentClient",
@@ -86,6 +87,7 @@ __all__ = [
     "GraphError",
     "GraphSpec",
     "Group",
+    "GroupStream",
     "Gym",
     "GymError",
     "InvalidRequest",
@@ -95,6 +97,8 @@ __all__ = [
     "NotFound",
     "OperatorError",
     "Overloaded",
+    "PolicyAnswer",
+    "PolicyRequest",
     "Progress",
     "PromptTemplate",
     "Rejected",
@@ -108,6 +112,7 @@ __all__ = [
     "ServerRunner",
     "SessionLost",
     "SessionNotFound",
+    "StreamCounts",
     "ToolFailed",
     "Unauthorized",
     "Unavailable",
@@ -124,6 +129,7 @@ __all__ = [
 
 _LAZY = {
     "Gym": "gym_serve.client",
+    "GroupStream": "gym_serve.client",
     "Graph": "gym_serve.graph",
     "GraphSpec": "gym_serve.graph",
     "load_graph": "gym_serve.graph",
@@ -133,6 +139,7 @@ _LAZY = {
     "Progress": "gym_serve.rollouts",
     "PromptTemplate": "gym_serve.rollouts",
     "Report": "gym_serve.rollouts",
+    "StreamCounts": "gym_serve.rollouts",
     "merge": "gym_serve.rollouts",
 }
 

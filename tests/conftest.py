@@ -49,16 +49,45 @@ THOROUGH = (
         f"environments/test_{name}"
         for name in ("math_with", "mcp_", "reasoning_gym", "same_rewards", "text_to_sql")
     ),
-    *("grading/", "sandbox/", "servers/test_sessions_many", "workers/"),
+    *(
+        "grading/",
+        "sandbox/",
+        "servers/test_sessions_many",
+        "types/test_client_",
+        "types/test_official",
+        "workers/",
+    ),
 )
-"""Tests that need no Ray and take long: sandboxes, pools of workers, generated requests."""
+"""Tests that need no Ray and take long: sandboxes, pools of workers, generated requests, official clients."""
+
+WITHOUT_RAY = (
+    *(
+        "benchmarking/",
+        "deployments/",
+        "environments/",
+        "grading/",
+        "graph/",
+        "interop/",
+        "judging/",
+        "metrics/",
+    ),
+    *("sandbox/", "servers/", "testing/", "training/", "types/", "workers/"),
+)
+"""Folders of which no test needs Ray."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules of which no test would run: `make test-fast` imports in each of its workers."""
-    deselected = {"not ray", "not thorough"} <= set(config.option.markexpr.split(" and "))
-    name = collection_path.relative_to(TESTS).as_posix() if collection_path.is_relative_to(TESTS) else ""
-    return (deselected and collection_path.is_file() and name.startswith(THOROUGH)) or None
+    """Do not import modules of which no test would run: each worker of a suite imports what it collects."""
+    if not (collection_path.is_file() and collection_path.is_relative_to(TESTS)):
+        return None
+    name = collection_path.relative_to(TESTS).as_posix()
+    wanted = set(config.option.markexpr.split(" and "))
+    ignored = (
+        ({"not ray", "not thorough"} <= wanted and name.startswith(THOROUGH))
+        or ("thorough" in wanted and not name.startswith(THOROUGH))
+        or ("ray" in wanted and name.startswith(WITHOUT_RAY))
+    )
+    return ignored or None
 
 
 def pytest_collection_finish() -> None:
@@ -69,12 +98,17 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the cluster, or takes long; tests that start a Ray themselves carry ``ray`` already."""
     for item in items:
+        name = item.path.relative_to(TESTS).as_posix()
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
-        elif item.path.relative_to(TESTS).as_posix().startswith(THOROUGH):
+        elif name.startswith(THOROUGH):
             item.add_marker("thorough")
-        if item.path.relative_to(TESTS).as_posix().startswith("sandbox/"):
+        if name.startswith("sandbox/"):
             item.add_marker("alone")
+        if item.get_closest_marker("ray") and name.startswith(WITHOUT_RAY):
+            raise pytest.UsageError(
+                f"{item.nodeid} needs Ray: take its folder out of WITHOUT_RAY in {__file__}"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +125,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if haproxy.ENABLED:
         os.environ |= haproxy.environment(tmp_path_factory.mktemp("haproxy"))
     ray.init(
-        address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="warning"
+        address="local",
+        num_cpus=16,
+        resources={"gpu_share": 2.0},  # of examples/on_the_trainers_cluster.py
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
     )
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -35,7 +35,7 @@ WITHOUT_RAY = (
 
 LAYERS = (
     *("types", "observe", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
-    *("routing", "graph", "rollouts", "client", "training", "interop", "cli"),
+    *("routing", "rollouts", "graph", "client", "training", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""
 
@@ -78,9 +78,16 @@ def test_a_wrong_name_is_an_attribute_error() -> None:
 def test_what_a_module_exports_is_there_and_documented(name: str) -> None:
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", [])
-    assert module.__doc__ or not exported
     assert len(exported) == len(set(exported))
-    for public in exported:
+    defined = [
+        public
+        for public, value in vars(module).items()
+        if not public.startswith("_")
+        and (inspect.isclass(value) or inspect.isroutine(value))
+        and value.__module__ == name
+    ]
+    assert module.__doc__ or not (exported or defined)
+    for public in {*exported, *defined}:
         value = getattr(module, public)
         if inspect.isclass(value) or inspect.isroutine(value):
             assert value.__doc__, public

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from itertools import islice
@@ -22,8 +23,6 @@ from gym_serve.deployments.hf_engine._grammar import Constraint
 from gym_serve.deployments.hf_engine._rows import Row, draw
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.types.errors import GymError, Unavailable
-
-__all__ = ["Batches"]
 
 
 class _Batch:
@@ -211,6 +210,8 @@ class Batches:
             kept = []
             for i, (token, log_prob) in enumerate(zip(*batch.step(self.model), strict=True)):
                 row = batch.rows[i]
+                if row.began is None:
+                    row.began = time.monotonic()
                 row.tokens.append(token)
                 row.log_probs.append(log_prob)
                 refused = row.constraint.take(token) if row.constraint is not None else None

@@ -18,8 +18,6 @@ from gym_serve.deployments.hf_engine.tool_calls import CALL_CLOSE, CALL_OPENING
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["Constraint", "Grammars"]
-
 _JSON_STYLE = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """As `json.dumps` writes, or compact: a model may not fill its answer with white space."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import torch
 
 from gym_serve.deployments.hf_engine._grammar import Constraint
 from gym_serve.deployments.hf_engine.sampling import Sampling
-
-__all__ = ["Row", "draw"]
 
 
 @dataclass(eq=False)
@@ -26,6 +25,7 @@ class Row:
         grown: set whenever it has got another token, and at its end; None where nobody follows it.
         tokens, log_probs: what was produced, each with its natural-log probability.
         finish: ``stop``, ``length`` or ``abort``.
+        asked, began: `time.monotonic` moments at which it was asked for, and got its first token.
     """
 
     prompt: list[int]
@@ -37,6 +37,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish: str = ""
+    asked: float = field(default_factory=time.monotonic)
+    began: float | None = None
 
     def __post_init__(self) -> None:
         self.random: torch.Generator | None = None

@@ -9,8 +9,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from gym_serve.types.errors import BadRequest
 
-__all__ = ["Sampling"]
-
 _MISSING: dict[str, Any] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")),
     **dict.fromkeys(("prompt_logprobs", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids")),

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole
+from gym_serve.deployments.chat_templates import render
 from gym_serve.deployments.engine_model import EngineModel, missing_model
 from gym_serve.deployments.hf_engine.sampling import Sampling
 from gym_serve.deployments.hf_engine.streams import Stream, TextStream
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
 from gym_serve.deployments.hf_engine.tool_calls import CALL_OPENING, split_calls
-from gym_serve.servers.context import closing
+from gym_serve.observe.timeline import TTFT, microseconds
+from gym_serve.servers.context import closing, current
 from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, GraphError, Unavailable
 from gym_serve.types.protocols import new_id
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from gym_serve.deployments.hf_engine._batches import Batches
     from gym_serve.deployments.hf_engine._grammar import Constraint, Grammars
     from gym_serve.deployments.hf_engine._rows import Row
-
-__all__ = ["HFEngine"]
 
 
 class _Generation(NamedTuple):
@@ -114,7 +114,10 @@ class HFEngine(EngineModel):
         generation = await self._generation(chat, prompt)
         if generation is None:
             return None
-        return self._finished(self._head(), chat, await self._engine.generate(*generation))
+        row = await self._engine.generate(*generation)
+        if row.began is not None:
+            current().notes[TTFT] = microseconds(row.began - row.asked)
+        return self._finished(self._head(), chat, row)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
         """See `EngineModel.stream`."""
@@ -152,9 +155,7 @@ class HFEngine(EngineModel):
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         """See `EngineModel.render`."""
-        from gym_serve.deployments.hf_engine import _model
-
-        return _model.render(self._tokenizer, chat, messages)
+        return render(self._tokenizer, chat, messages)
 
     async def load(self, weights: Path | bytes) -> None:
         """See `EngineModel.load`."""

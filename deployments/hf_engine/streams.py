@@ -15,8 +15,6 @@ from gym_serve.types.requests import JSON
 if TYPE_CHECKING:
     from gym_serve.deployments.hf_engine._rows import Row
 
-__all__ = ["Stream", "TextStream"]
-
 _HALF = "\ufffd"  # what the bytes of an unfinished character are decoded to
 
 

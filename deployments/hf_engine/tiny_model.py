@@ -18,8 +18,6 @@ from pathlib import Path
 
 from gym_serve.types.errors import GraphError
 
-__all__ = ["TEMPLATE", "make_tiny_model", "tiny_model"]
-
 _NAME = "tiny-qwen3-1"  # of the folder in the cache: another number for another model
 _VOCABULARY = 640
 _END, _START, _TEXT_END = "<|im_end|>", "<|im_start|>", "<|endoftext|>"

@@ -10,8 +10,6 @@ from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import new_id
 from gym_serve.types.requests import JSON
 
-__all__ = ["CALL_CLOSE", "CALL_OPENING", "split_calls"]
-
 CALL_OPENING = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 

@@ -32,8 +32,6 @@ from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON, message_text
 
-__all__ = ["SimulatedUser", "UserSimulatorAgent", "spoken"]
-
 _PERSONA = """\
 You play a user who talks to an assistant. You are not the assistant: never answer for it, and never say \
 that you are a model. Write one short message at a time, as a person would. Say only what your situation \

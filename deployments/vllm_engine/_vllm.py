@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from gym_serve.types.errors import GraphError
-
-__all__ = ["Engine", "is_cpu", "start_engine", "unfinished"]
+from gym_serve.types.requests import JSON
 
 # Read by vLLM when it is imported. Measured on two cores: pinned threads fight for one core, and a
 # third process doubles the time to start.
@@ -93,6 +93,31 @@ async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
 def unfinished(llm: Any) -> int:
     """Requests that the engine has to do, waiting ones included."""
     return int(llm.output_processor.get_num_unfinished_requests())
+
+
+def tool_parser(name: str, tokenizer: Any) -> tuple[Callable[[str, JSON], tuple[str, list[JSON]]], bool]:
+    """A function that splits an answer's text and its tool calls, by one of vLLM's parsers; and whether the
+    text must have the special tokens that the model wrote.
+
+    Raises:
+        GraphError: there is no parser of this name.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    _check_parsers(SimpleNamespace(tool_call_parser=name))
+    from vllm.tool_parsers import ToolParserManager
+
+    parser = ToolParserManager.get_tool_parser(name)(tokenizer)
+
+    def split(text: str, chat: JSON) -> tuple[str, list[JSON]]:
+        request = ChatCompletionRequest(messages=chat["messages"], tools=chat.get("tools"))
+        found = parser.extract_tool_calls(text, request)
+        calls = [call.model_dump(include={"id", "type", "function"}) for call in found.tool_calls]
+        return (found.content or "", calls) if found.tools_called else (text, [])
+
+    any_tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[any_tool])
+    return split, not parser.adjust_request(asked).skip_special_tokens
 
 
 def _parser() -> tuple[Any, Any]:

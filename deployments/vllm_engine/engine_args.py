@@ -16,8 +16,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["command_line", "known_names", "problem_of"]
-
 _CLASSES = ("EngineArgs", "AsyncEngineArgs")
 
 

@@ -30,8 +30,6 @@ from gym_serve.servers.model import PauseMode
 from gym_serve.types.errors import BadRequest, GraphError, InvalidRequest, NotFound, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["VLLMEngine"]
-
 _TAKEN = {
     "model": "model",
     "served_model_name": "model",

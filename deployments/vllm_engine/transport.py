@@ -20,8 +20,6 @@ from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable, error_from_body
 from gym_serve.types.protocols import is_context_overflow
 
-__all__ = ["InProcess"]
-
 
 class InProcess:
     """A client of an application.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["WeightsExtension"]
-
 
 class WeightsExtension:
     """A mixin of vLLM's worker; it holds nothing of its own."""

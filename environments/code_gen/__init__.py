@@ -13,14 +13,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gym_serve.environments.code_gen.grading import breaks_reasoning_format, extract_code
-from gym_serve.environments.code_gen.running import MAX_INPUT, PRELUDE, TestReport, UnitTests, run_tests
+from gym_serve.environments.code_gen.running import MAX_INPUT, PRELUDE, UnitTests, run_tests
 from gym_serve.grading import replace_surrogates
 from gym_serve.metrics import MetricSpec, Score
-from gym_serve.sandbox import Limits, SandboxDied, SandboxName, SandboxPool, find_sandbox, sandbox_problems
+from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-from gym_serve.types.errors import VerifierFailed
-
-__all__ = ["CodeGen", "CodeMetadata", "CodeRequest", "CodeVerdict"]
 
 
 class CodeMetadata(BaseModel):
@@ -121,15 +118,8 @@ class CodeGen(ResourcesServer):
             disk_bytes=4 * MAX_INPUT,
         )
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
-        self._pool = SandboxPool(sandbox, limits, size=config.num_processes, prelude=PRELUDE)
-        await self._pool.start()
-        self._turns = asyncio.Semaphore(config.num_processes)
+        self._pool = self.manage(SandboxPool(sandbox, limits, size=config.num_processes, prelude=PRELUDE))
         await super().start()
-
-    async def stop(self) -> None:
-        """End the sandboxes."""
-        await self._pool.stop()
-        await super().stop()
 
     async def verify(self, request: CodeRequest) -> CodeVerdict:
         """Run the tests on the program in the response.
@@ -145,11 +135,22 @@ class CodeGen(ResourcesServer):
         code = extract_code(text)
         if code is None:
             return CodeVerdict(reward=0.0, extracted_model_output=text, difficulty=difficulty)
-        report = await self._report(code, request.verifier_metadata.unit_tests)
+        config, tests = self.config, request.verifier_metadata.unit_tests
+        report = await self._pool.grade(
+            lambda python: run_tests(
+                python,
+                code,
+                tests,
+                timeout=config.unit_test_timeout_secs,
+                tolerance=config.float_tolerance,
+                debug=config.debug,
+            ),
+            "program",
+        )
         violation = breaks_reasoning_format(request.response)
         passed = 0.0 if report.fault else 1.0
         return CodeVerdict(
-            reward=self.config.reasoning_format_penalty if violation else passed,
+            reward=config.reasoning_format_penalty if violation else passed,
             extracted_model_output=text,
             extracted_model_code=code,
             result=report.result,
@@ -158,29 +159,3 @@ class CodeGen(ResourcesServer):
             reasoning_format_violation_rate=float(violation),
             difficulty=difficulty,
         )
-
-    async def _report(self, code: str, tests: UnitTests) -> TestReport:
-        async with self._turns:
-            try:
-                return await self._attempt(code, tests)
-            except SandboxDied:
-                # Its first process is out of a program's reach: something outside ended it.
-                try:
-                    return await self._attempt(code, tests)
-                except SandboxDied as error:
-                    raise VerifierFailed(f"two sandboxes died on this program: {error}") from error
-
-    async def _attempt(self, code: str, tests: UnitTests) -> TestReport:
-        config = self.config
-        python = await self._pool.take()
-        try:
-            return await run_tests(
-                python,
-                code,
-                tests,
-                timeout=config.unit_test_timeout_secs,
-                tolerance=config.float_tolerance,
-                debug=config.debug,
-            )
-        finally:
-            await python.stop()

@@ -9,8 +9,6 @@ from typing import Any
 
 from gym_serve.servers import Response
 
-__all__ = ["breaks_reasoning_format", "extract_code", "same_output", "same_value"]
-
 _FENCE = "```"
 _TAGS = ("<think>", "</think>")
 

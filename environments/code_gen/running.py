@@ -25,19 +25,6 @@ from gym_serve.sandbox import ProgramRun, SandboxedPython
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "KILLED",
-    "MAX_INPUT",
-    "PRELUDE",
-    "RUNTIME_ERROR",
-    "TIMED_OUT",
-    "WRONG_ANSWER",
-    "TestReport",
-    "UnitTests",
-    "decode",
-    "run_tests",
-]
-
 MAX_INPUT = 32 << 20
 """Characters that the input of one test may have."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import regex
@@ -20,31 +20,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gym_serve.judging import (
     Ballot,
-    JudgeCalls,
     JudgeSettings,
-    LabelJudge,
     both_orders,
     check_fields,
     escape_labels,
-    open_cache,
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "MAX_ANSWER_CHARS",
-    "PROMPT_TEMPLATE",
-    "EquivalenceLlmJudge",
-    "EquivalenceRequest",
-    "EquivalenceVerdict",
-    "TemplateMetadata",
-    "answer_text",
-    "check_template",
-    "last_match",
-    "question_text",
-]
 
 MAX_ANSWER_CHARS = 32_000
 """Of a longer answer the judge is shown only this many characters at its end."""
@@ -73,13 +57,9 @@ Think briefly if you need to, then end with exactly one verdict: [[A=B]] if the 
 the reference, [[A!=B]] if it does not."""
 
 
-def check_template(template: str) -> str:
-    """``template``, if its fields are ``{expected_answer}``, ``{generated_answer}``, maybe ``{question}``.
-
-    Raises:
-        ValueError: they are not, or a brace is not doubled.
-    """
-    return check_fields(template, ("expected_answer", "generated_answer"), optional=("question",))
+_check_template = partial(
+    check_fields, required=("expected_answer", "generated_answer"), optional=("question",)
+)
 
 
 class TemplateMetadata(BaseModel):
@@ -128,7 +108,7 @@ class EquivalenceLlmJudge(ResourcesServer):
 
         judge: ModelClient
         """The model that judges."""
-        judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
+        judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{expected_answer}``, ``{generated_answer}`` and ``{question}``."""
         question_extract_regex: str | None = None
         """Pattern that finds the question in the last user message; else it is all of it."""
@@ -153,13 +133,7 @@ class EquivalenceLlmJudge(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cache = open_cache(self.config.judge_cache)
-        self._calls = JudgeCalls(self.config.judge_max_concurrency, self._cache)
-
-    async def stop(self) -> None:
-        await super().stop()
-        if self._cache is not None:
-            self._cache.close()
+        self._calls = self.manage(self.config.judge_calls())
 
     async def verify(self, request: EquivalenceRequest) -> EquivalenceVerdict:
         """Let the judge compare the response's answer with the expected one.
@@ -175,15 +149,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         return EquivalenceVerdict(
             reward=reward,
             expected_answer=expected,
-            judge_evaluations=[
-                {
-                    "responses_create_params": vote.request,
-                    "response": vote.response,
-                    "verdict_label": vote.verdict,
-                }
-                for ballot in ballots
-                for vote in ballot.votes
-            ],
+            judge_evaluations=[vote.to_json() for ballot in ballots for vote in ballot.votes],
         )
 
     async def _judged(self, request: EquivalenceRequest, expected: str) -> tuple[float, list[Ballot]]:
@@ -217,18 +183,8 @@ class EquivalenceLlmJudge(ResourcesServer):
         return reward, [*ballots, whole]
 
     async def _ask(self, question: str, expected: str, generated: str) -> Ballot:
-        config = self.config
-        labels = (config.judge_equal_label, config.judge_not_equal_label)
-        judge = LabelJudge(
-            (config.judge, *config.further_judges),
-            self._calls,
-            config.judge_prompt_template,
-            labels,
-            config.judge_responses_create_params,
-            config.judge_system_message,
-            votes=config.judge_votes,
-        )
-        return await judge.ask(
+        labels = self.config.judge_labels
+        return await self.config.label_judge(self._calls).ask(
             {
                 "question": question,
                 "expected_answer": escape_labels(expected, labels, MAX_ANSWER_CHARS),

@@ -35,8 +35,6 @@ from gym_serve.servers import CompareRequest, ModelClient, ResourcesServer, Resp
 from gym_serve.servers import Comparison as GroupRewards
 from gym_serve.types.requests import JSON
 
-__all__ = ["GenrmCompare"]
-
 
 class GenrmCompare(ResourcesServer):
     """Open-ended tasks: the reward of a rollout is its mean score in comparisons within its group."""
@@ -89,12 +87,7 @@ class GenrmCompare(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cache = open_cache(self.config.genrm_cache)
-
-    async def stop(self) -> None:
-        await super().stop()
-        if self._cache is not None:
-            self._cache.close()
+        self._calls = self.manage(JudgeCalls(None, open_cache(self.config.genrm_cache)))
 
     async def verify(self, request: VerifyRequest) -> Verdict:
         """The neutral score: a rollout is rewarded with its group."""
@@ -133,10 +126,10 @@ class GenrmCompare(ResourcesServer):
 
     async def _compared(self, request: CompareRequest) -> list[Comparison]:
         config = self.config
-        calls = JudgeCalls(config.max_concurrency, self._cache)
+        slots = asyncio.Semaphore(config.max_concurrency)
         pairs = pairs_of(len(request.response_objs), config.comparison_strategy)
         work = [
-            asyncio.create_task(self._compare(request, first, second, judge, calls))
+            asyncio.create_task(self._compare(request, first, second, judge, slots))
             for judge in range(config.num_judges_per_comparison)
             for first, second in pairs
         ]
@@ -147,7 +140,7 @@ class GenrmCompare(ResourcesServer):
                 task.cancel()
 
     async def _compare(
-        self, request: CompareRequest, first: int, second: int, judge: int, calls: JudgeCalls
+        self, request: CompareRequest, first: int, second: int, judge: int, slots: asyncio.Semaphore
     ) -> Comparison:
         config = self.config
         principle = (request.principle or config.default_principle) if config.use_principle else None
@@ -161,13 +154,14 @@ class GenrmCompare(ResourcesServer):
         )
         default = Scores(config.default_score, config.default_score, config.default_ranking)
         for _ in range(1 + config.genrm_parse_retries):
-            answer = await calls.ask(
-                config.genrm,
-                body,
-                lambda completion: parse_scores(_text_of(completion), default),
-                protocol="chat_completions",
-                vote=judge,
-            )
+            async with slots:
+                answer = await self._calls.ask(
+                    config.genrm,
+                    body,
+                    lambda completion: parse_scores(_text_of(completion), default),
+                    protocol="chat_completions",
+                    vote=judge,
+                )
             if answer.verdict is not None:
                 return Comparison(first, second, judge, answer.verdict, parsed=True)
         return Comparison(first, second, judge, default, parsed=False)

@@ -21,25 +21,6 @@ from gym_serve.servers import Response
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, message_text
 
-__all__ = [
-    "PRINCIPLE",
-    "RANKING_MIDPOINT",
-    "Comparison",
-    "MessageFormat",
-    "Scores",
-    "Strategy",
-    "answer_of",
-    "comparison_request",
-    "mean_scores",
-    "metrics_of",
-    "pairs_of",
-    "parse_scores",
-    "reasoning_of",
-    "relative_weights",
-    "shortest_bonus",
-    "style_density",
-]
-
 RANKING_MIDPOINT = 3.5
 """Below it the first response is better, above it the second one."""
 

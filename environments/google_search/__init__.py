@@ -36,16 +36,6 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 from gym_serve.servers.base import missing_package, missing_path
 
-__all__ = [
-    "BrowseResult",
-    "GoogleSearch",
-    "SearchRequest",
-    "SearchResult",
-    "SearchVerdict",
-    "boxed_option",
-    "same_option",
-]
-
 _FAILURES = tuple(f'{{"{field}":"{ERROR}' for field in ("search_results", "page_content"))
 
 Query = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
@@ -145,16 +135,8 @@ class GoogleSearch(ResourcesServer):
         Raises:
             GraphError: the cassette cannot be read, or a library is missing.
         """
-        web = self._open()
-        await web.start()
-        self._web = web
+        self._web = self.manage(self._open())
         await super().start()
-
-    async def stop(self) -> None:
-        """Close them."""
-        await super().stop()
-        if self._web is not None:
-            await self._web.stop()
 
     @tool
     async def search(self, query: Query) -> SearchResult:

@@ -36,18 +36,6 @@ from gym_serve.grading import replace_surrogates
 from gym_serve.servers.context import current, time_limit
 from gym_serve.types.errors import Overloaded, Retryable, ToolFailed, Unavailable
 
-__all__ = [
-    "AddressInfo",
-    "Page",
-    "PageText",
-    "WebPages",
-    "checked_url",
-    "decoded",
-    "is_public",
-    "shortened",
-    "with_retries",
-]
-
 T = TypeVar("T")
 
 _PAUSE, _MAX_PAUSE = 0.5, 8.0  # seconds; the first is doubled with every attempt

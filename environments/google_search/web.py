@@ -26,8 +26,6 @@ from gym_serve.servers.context import current
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, GymError, Overloaded, ToolFailed, Unavailable
 
-__all__ = ["ENDPOINT", "ERROR", "EXAMPLE", "Cassette", "CustomSearch", "LiveWeb", "RecordedWeb", "Web"]
-
 ENDPOINT = "https://www.googleapis.com/customsearch/v1"
 
 _SHOWN = ("title", "link", "displayLink", "snippet")

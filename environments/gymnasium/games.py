@@ -24,8 +24,6 @@ from gym_serve.servers import VerifyRequest
 from gym_serve.types.errors import GraphError, InvalidRequest
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["Describe", "Game", "Gymnasium", "Language", "language_of"]
-
 Describe = Callable[[Any, Any], str]
 """Takes an environment (unwrapped) and an observation: the observation in words."""
 

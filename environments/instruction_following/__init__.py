@@ -18,8 +18,6 @@ from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.workers import WorkerPool, WorkFailed
 
-__all__ = ["InstructionFollowing", "InstructionMetadata", "InstructionRequest", "InstructionVerdict"]
-
 _WORK = Path(__file__).with_name("worker.py")
 _WORKER_MEMORY = 4 << 30  # address space; lm-eval brings NumPy and pandas
 _OLD_PLACES = ("instruction_id_list", "kwargs", "grading_mode", "prompt")
@@ -98,17 +96,9 @@ class InstructionFollowing(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pool = WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
-
-    async def start(self) -> None:
-        """Start the workers; returns when lm-eval is imported in them, after some seconds."""
-        await self._pool.start()
-        await super().start()
-
-    async def stop(self) -> None:
-        """End the workers."""
-        await self._pool.stop()
-        await super().stop()
+        self._pool = self.manage(
+            WorkerPool("lm-eval", _WORK, self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+        )
 
     async def verify(self, request: InstructionRequest) -> InstructionVerdict:
         """Check each instruction on the last message.

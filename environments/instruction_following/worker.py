@@ -27,8 +27,6 @@ from langdetect import detector_factory
 
 from gym_serve.types.errors import InvalidRequest
 
-__all__ = ["Checked", "follows", "instruction_ids", "warm_up", "work"]
-
 _NLTK_DATA = Path(__file__).with_name("nltk_data")
 _LOADING = threading.Lock()
 

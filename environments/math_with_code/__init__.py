@@ -35,17 +35,6 @@ from gym_serve.sandbox import (
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 from gym_serve.types.requests import message_text
 
-__all__ = [
-    "ExecutionResult",
-    "MathCodeRequest",
-    "MathCodeVerdict",
-    "MathWithCode",
-    "PythonSession",
-    "boxed_answer",
-    "last_box",
-    "same_text",
-]
-
 _LOST = "variables, functions and imports are lost"
 
 
@@ -188,7 +177,7 @@ class MathWithCode(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._verifier = MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY)
+        self._verifier = self.manage(MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY))
 
     async def start(self) -> None:
         """Start the first interpreters and the verifier; returns when they are ready.
@@ -201,22 +190,12 @@ class MathWithCode(ResourcesServer):
         config = self.config
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         limits = Limits(memory_bytes=config.memory_mb << 20)
-        self._pool = SandboxPool(sandbox, limits, size=config.warm_sandboxes, prelude=config.prelude)
+        self._pool = self.manage(
+            SandboxPool(sandbox, limits, size=config.warm_sandboxes, prelude=config.prelude)
+        )
         self._turns = asyncio.Semaphore(config.num_processes)
         self._output_limit = config.max_output_chars
-        await self._pool.start()
-        try:
-            await self._verifier.start()
-        except BaseException:
-            await self._pool.stop()
-            raise
         await super().start()
-
-    async def stop(self) -> None:
-        """End the interpreters and the verifier."""
-        await super().stop()
-        await self._pool.stop()
-        await self._verifier.stop()
 
     @tool
     async def execute_python(self, code: str, session: PythonSession) -> ExecutionResult:

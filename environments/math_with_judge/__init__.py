@@ -11,6 +11,7 @@ the judge says it in both orders.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
@@ -23,27 +24,14 @@ from gym_serve.grading import (
     replace_surrogates,
 )
 from gym_serve.judging import (
-    JudgeCalls,
     JudgeSettings,
-    LabelJudge,
     both_orders,
     check_fields,
     escape_labels,
-    open_cache,
     whole_text,
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
-
-__all__ = [
-    "MAX_ANSWER_CHARS",
-    "PROMPT_TEMPLATE",
-    "SYSTEM_MESSAGE",
-    "MathRequest",
-    "MathVerdict",
-    "MathWithJudge",
-    "check_template",
-]
 
 MAX_ANSWER_CHARS = 8_000
 """Of a longer answer the judge is shown only this many characters at its end."""
@@ -75,13 +63,7 @@ PROMPT_TEMPLATE = """\
 </answer_b>"""
 
 
-def check_template(template: str) -> str:
-    """``template``, if its fields are exactly ``{question}``, ``{first_answer}`` and ``{second_answer}``.
-
-    Raises:
-        ValueError: they are not, or a brace is not doubled.
-    """
-    return check_fields(template, ("question", "first_answer", "second_answer"))
+_check_template = partial(check_fields, required=("question", "first_answer", "second_answer"))
 
 
 class MathRequest(VerifyRequest):
@@ -134,7 +116,7 @@ class MathWithJudge(ResourcesServer):
         """Ask the judge about answers that math-verify does not find equal."""
         judge_system_message: str = SYSTEM_MESSAGE
         """Tells the judge what to compare, and the labels to answer with."""
-        judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
+        judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
         """Message of each call, with ``{question}``, ``{first_answer}`` and ``{second_answer}``."""
         library_verifier_timeout_seconds: PositiveFloat = 20.0
         """Seconds of CPU time that math-verify may work on one answer; one that takes longer is wrong."""
@@ -158,23 +140,11 @@ class MathWithJudge(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pool = MathVerifyPool(
-            self.config.num_workers, memory_bytes=self.config.worker_memory_mb * 1024 * 1024
+        config = self.config
+        self._calls = self.manage(config.judge_calls())
+        self._pool = self.manage(
+            MathVerifyPool(config.num_workers, memory_bytes=config.worker_memory_mb << 20)
         )
-        self._cache = open_cache(self.config.judge_cache)
-        self._calls = JudgeCalls(self.config.judge_max_concurrency, self._cache)
-
-    async def start(self) -> None:
-        """Start the workers; returns when they are warm."""
-        await self._pool.start()
-        await super().start()
-
-    async def stop(self) -> None:
-        """End the workers."""
-        await self._pool.stop()
-        await super().stop()
-        if self._cache is not None:
-            self._cache.close()
 
     async def verify(self, request: MathRequest) -> MathVerdict:
         """Compare the response's answer with the expected one.
@@ -208,20 +178,9 @@ class MathWithJudge(ResourcesServer):
 
     async def _judged(self, question: str, expected: str, answer: str) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the judge finds two answers equal in both orders, and the calls that it took."""
-        config = self.config
-        assert config.judge is not None  # checked with the config
-        equal = config.judge_equal_label
-        labels = (equal, config.judge_not_equal_label)
-        judge = LabelJudge(
-            (config.judge, *config.further_judges),
-            self._calls,
-            config.judge_prompt_template,
-            labels,
-            config.judge_responses_create_params,
-            config.judge_system_message,
-            whole_text,
-            config.judge_votes,
-        )
+        labels = self.config.judge_labels
+        equal = labels[0]
+        judge = self.config.label_judge(self._calls, whole_text)
         ballots = await both_orders(
             lambda first, second: judge.ask(
                 {"question": question, "first_answer": first, "second_answer": second}

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,13 +35,10 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
-from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import text_as_json
-from gym_serve.types.errors import GraphError, InvalidRequest, ToolFailed
+from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
-
-__all__ = ["AnswerRequest", "AnswerVerdict", "McpEnvironment", "McpSession", "offered", "text_of"]
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
@@ -225,24 +223,11 @@ class McpEnvironment(ResourcesServer):
     def operations(self) -> dict[str, Operation]:
         operations = super().operations()
         for name, tool in self.offered.items():
-            summary = tool.description or f"Tool {name}"
-            operations[f"tools/{name}"] = Operation(self._handler(name), summary, tool.parameters)
+            operations[f"tools/{name}"] = self.described_tool(tool, partial(self._answer, name))
         return operations
 
-    def _handler(self, name: str) -> Callable[[Any], Any]:
-        async def handler(body: Any) -> Reply:
-            if not isinstance(body, dict):
-                raise InvalidRequest("the arguments must be a JSON object")
-
-            async def use(call: SessionCall[Any]) -> Reply:
-                return Reply(200, text_as_json(await self.call(call.session.state, name, body)))
-
-            session_id = current().session
-            if session_id is None:
-                return await self._open_and_call(type(self).Session(), use)
-            return await self.in_session(session_id, use)
-
-        return handler
+    async def _answer(self, name: str, session: McpSession, arguments: JSON) -> Reply:
+        return Reply(200, text_as_json(await self.call(session, name, arguments)))
 
     def _of(self, session: McpSession) -> McpSession:
         """The session that holds the connection."""

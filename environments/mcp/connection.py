@@ -21,8 +21,6 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Tool
 from gym_serve.types.errors import ToolFailed, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["McpConnection", "McpSession", "OpenClient", "by_http", "by_process"]
-
 OpenClient = Callable[[], AbstractAsyncContextManager[Client]]
 """Connects to a server, and ends that when its block ends."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-__all__ = ["warehouse"]
-
 _FULL = {"bolts": 420, "nuts": 515, "washers": 96, "hinges": 38, "brackets": 150, "screws": 1200}
 
 

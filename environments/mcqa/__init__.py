@@ -14,8 +14,6 @@ from gym_serve.environments.mcqa.grading import GradingMode, choices_of, match_l
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
-__all__ = ["Mcqa", "McqaRequest", "McqaVerdict", "TemplateMetadata"]
-
 
 class TemplateMetadata(BaseModel):
     """How the row's prompt asks for the answer; further keys are ignored."""

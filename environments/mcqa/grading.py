@@ -26,17 +26,6 @@ import regex
 
 from gym_serve.grading import last_box
 
-__all__ = [
-    "SEARCH_SECONDS",
-    "Choices",
-    "GradingMode",
-    "choices_of",
-    "latin_letters",
-    "letter_of_option",
-    "match_letter",
-    "match_output_regex",
-]
-
 GradingMode = Literal[
     "strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"
 ]

@@ -15,15 +15,6 @@ from gym_serve.grading import arguments_of, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 
-__all__ = [
-    "Extraction",
-    "MultiStepSynonyms",
-    "SynonymValue",
-    "SynonymsRequest",
-    "SynonymsVerdict",
-    "value_of",
-]
-
 _ANSWER_TOOL = "extract_synonym_values"
 _INTEGER: TypeAdapter[int] = TypeAdapter(int)
 

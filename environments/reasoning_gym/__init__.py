@@ -18,8 +18,6 @@ from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.sandbox import Limits, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
-__all__ = ["ItemMetadata", "ReasoningGym", "ReasoningRequest", "ReasoningVerdict", "answer_in"]
-
 
 class ItemMetadata(BaseModel):
     """``metadata`` of an item; its further keys are the family's own."""
@@ -95,14 +93,8 @@ class ReasoningGym(ResourcesServer):
         """
         sandbox = await asyncio.to_thread(find_sandbox, self.config.sandbox, ("reasoning-gym",))
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
-        self._pool = ScoringPool(sandbox, limits, size=self.config.num_processes)
-        await self._pool.start()
+        self._pool = self.manage(ScoringPool(sandbox, limits, size=self.config.num_processes))
         await super().start()
-
-    async def stop(self) -> None:
-        """End the processes."""
-        await self._pool.stop()
-        await super().stop()
 
     async def verify(self, request: ReasoningRequest) -> ReasoningVerdict:
         """Score the answer in the response.

@@ -13,8 +13,6 @@ import reasoning_gym
 import typer
 from reasoning_gym.factory import DATASETS
 
-__all__ = ["families", "rows"]
-
 _INSTRUCTIONS = (
     "Solve the problem step by step. Then give your final answer, and nothing but it, between <answer> and "
     "</answer>."

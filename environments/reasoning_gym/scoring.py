@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from gym_serve.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
-__all__ = ["Scored", "ScoringPool"]
-
 PRELUDE = '''
 import ast
 import builtins

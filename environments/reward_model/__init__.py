@@ -21,17 +21,6 @@ from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, Response, input_items
 
-__all__ = [
-    "Conversation",
-    "Head",
-    "RewardModel",
-    "RewardVerdict",
-    "Score",
-    "conversation_of",
-    "read_score",
-    "scoring_request",
-]
-
 Head = Literal["scalar", "classes"]
 """What the model has at its end: one number, or the probabilities of classes."""
 
@@ -157,13 +146,7 @@ class RewardModel(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cache = open_cache(self.config.cache)
-        self._calls = JudgeCalls(self.config.max_concurrency, self._cache)
-
-    async def stop(self) -> None:
-        await super().stop()
-        if self._cache is not None:
-            self._cache.close()
+        self._calls = self.manage(JudgeCalls(self.config.max_concurrency, open_cache(self.config.cache)))
 
     async def verify(self, request: VerifyRequest) -> RewardVerdict:
         """Score the conversation.

@@ -14,8 +14,6 @@ from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.types.errors import ToolFailed
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["CounterRequest", "CounterValue", "CounterVerdict", "Incremented", "SessionCounter"]
-
 _LIMIT = 2**63  # without one, a number could grow that no JSON parser takes
 
 

@@ -17,19 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 
-__all__ = [
-    "City",
-    "SimpleWeather",
-    "Weather",
-    "WeatherMetadata",
-    "WeatherReport",
-    "WeatherRequest",
-    "WeatherVerdict",
-    "city_key",
-    "mentions",
-    "weather_in",
-]
-
 City = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
 
 

@@ -12,8 +12,6 @@ from gym_serve.environments.string_match.grading import ExtractionMode, extract,
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
-__all__ = ["StringMatch", "StringMatchRequest", "StringMatchVerdict"]
-
 
 class StringMatchRequest(VerifyRequest):
     """A row with the response to it."""

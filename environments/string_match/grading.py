@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 
 from gym_serve.grading import last_closed_box
 
-__all__ = ["NEAR", "ExtractionMode", "extract", "similarity", "without_commands"]
-
 ExtractionMode = Literal["boxed", "final_answer", "last_line", "full_response"]
 
 _LABELLED = re.compile(r"answer\s*[:：]\s*(.+)", re.IGNORECASE)

@@ -17,8 +17,6 @@ from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.workers import WorkerPool, WorkFailed
 
-__all__ = ["ErrorType", "StructuredOutputs", "StructuredRequest", "StructuredVerdict"]
-
 _WORK = Path(__file__).with_name("worker.py")
 
 ErrorType = Literal[
@@ -110,19 +108,10 @@ class StructuredOutputs(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pool = WorkerPool(
-            "validation", _WORK, self.config.num_workers, memory_bytes=self.config.worker_memory_mb << 20
+        config = self.config
+        self._pool = self.manage(
+            WorkerPool("validation", _WORK, config.num_workers, memory_bytes=config.worker_memory_mb << 20)
         )
-
-    async def start(self) -> None:
-        """Start the workers; returns when they are warm."""
-        await self._pool.start()
-        await super().start()
-
-    async def stop(self) -> None:
-        """End the workers."""
-        await self._pool.stop()
-        await super().stop()
 
     async def verify(self, request: StructuredRequest) -> StructuredVerdict:
         """Find the value, and check it against the schema.

@@ -23,8 +23,6 @@ from jsonschema.protocols import Validator
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["StrictSchema", "strict_schema"]
-
 _Errors = Iterator[jsonschema.ValidationError]
 
 _PATTERN_SECONDS = 1.0

@@ -34,21 +34,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "MAX_CHARS",
-    "Checked",
-    "Document",
-    "Fault",
-    "Format",
-    "Unparsable",
-    "check",
-    "coerce_csv",
-    "coerce_xml",
-    "parse_text",
-    "warm_up",
-    "work",
-]
-
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
 MAX_CHARS: dict[Format, int] = {

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, PositiveFloat, PositiveInt
@@ -18,28 +19,15 @@ from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
 from gym_serve.grading import replace_surrogates
 from gym_serve.judging import (
     Ballot,
-    JudgeCalls,
     JudgeSettings,
-    LabelJudge,
     both_orders,
     check_fields,
     escape_labels,
-    open_cache,
     whole_text,
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
-
-__all__ = [
-    "MAX_QUERY_CHARS",
-    "PROMPT_TEMPLATE",
-    "SqlRequest",
-    "SqlVerdict",
-    "TextToSql",
-    "check_template",
-    "extract_sql",
-]
 
 MAX_QUERY_CHARS = 32_000
 """Of a longer query the judge is shown only this many characters at its end."""
@@ -83,18 +71,11 @@ Compare the queries step by step, then end with exactly one verdict: [[A=B]] if 
 the same way, [[A!=B]] if they do not."""
 
 
-def check_template(template: str) -> str:
-    """``template``, if its fields are ``{first_answer}``, ``{second_answer}`` and maybe the row's.
-
-    Raises:
-        ValueError: they are not, or a brace is not doubled.
-    """
-    return check_fields(
-        template,
-        ("first_answer", "second_answer"),
-        optional=("sql_dialect", "sql_context", "sql_prompt"),
-    )
-
+_check_template = partial(
+    check_fields,
+    required=("first_answer", "second_answer"),
+    optional=("sql_dialect", "sql_context", "sql_prompt"),
+)
 
 _ALIASES = {"postgres": "postgresql", "pg": "postgresql", "sqlite3": "sqlite"}
 
@@ -153,7 +134,7 @@ class TextToSql(ResourcesServer):
 
         judge: ModelClient
         """The model that judges."""
-        judge_prompt_template: Annotated[str, AfterValidator(check_template)] = PROMPT_TEMPLATE
+        judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
         """The prompt, with ``{first_answer}`` and ``{second_answer}``, and maybe ``{sql_dialect}``,
         ``{sql_context}`` and ``{sql_prompt}``."""
         check_twice_swap: bool = True
@@ -182,8 +163,7 @@ class TextToSql(ResourcesServer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cache = open_cache(self.config.judge_cache)
-        self._calls = JudgeCalls(self.config.judge_max_concurrency, self._cache)
+        self._calls = self.manage(self.config.judge_calls())
         self._runner: SqlRunner | None = None
 
     async def start(self) -> None:
@@ -195,22 +175,15 @@ class TextToSql(ResourcesServer):
         """
         config = self.config
         if config.check_execution:
-            self._runner = SqlRunner(
-                await asyncio.to_thread(find_sandbox, config.sandbox),
-                memory_bytes=config.memory_mb << 20,
-                timeout=config.execution_timeout_secs,
-                size=config.num_processes,
+            self._runner = self.manage(
+                SqlRunner(
+                    await asyncio.to_thread(find_sandbox, config.sandbox),
+                    memory_bytes=config.memory_mb << 20,
+                    timeout=config.execution_timeout_secs,
+                    size=config.num_processes,
+                )
             )
-            await self._runner.start()
         await super().start()
-
-    async def stop(self) -> None:
-        """End the sandboxes."""
-        if self._runner is not None:
-            await self._runner.stop()
-        await super().stop()
-        if self._cache is not None:
-            self._cache.close()
 
     async def verify(self, request: SqlRequest) -> SqlVerdict:
         """Compare the query in the response with the expected one.
@@ -246,19 +219,8 @@ class TextToSql(ResourcesServer):
         return [await ask(request.sql, query)]
 
     async def _ask(self, request: SqlRequest, first: str, second: str) -> Ballot:
-        config = self.config
-        labels = (config.judge_equal_label, config.judge_not_equal_label)
-        judge = LabelJudge(
-            (config.judge, *config.further_judges),
-            self._calls,
-            config.judge_prompt_template,
-            labels,
-            config.judge_responses_create_params,
-            config.judge_system_message,
-            read=whole_text,
-            votes=config.judge_votes,
-        )
-        return await judge.ask(
+        labels = self.config.judge_labels
+        return await self.config.label_judge(self._calls, whole_text).ask(
             {
                 "first_answer": escape_labels(first, labels, MAX_QUERY_CHARS),
                 "second_answer": escape_labels(second, labels, MAX_QUERY_CHARS),
@@ -289,15 +251,7 @@ class TextToSql(ResourcesServer):
             judge_passed=passed,
             failure_reason="judge_evaluation_failed" if equal and not passed else reason,
             execution=None if execution is None else asdict(execution),
-            judge_evaluations=[
-                {
-                    "responses_create_params": vote.request,
-                    "response": vote.response,
-                    "verdict_label": vote.verdict,
-                }
-                for ballot in ballots or ()
-                for vote in ballot.votes
-            ],
+            judge_evaluations=[vote.to_json() for ballot in ballots or () for vote in ballot.votes],
         )
 
 

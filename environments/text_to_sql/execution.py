@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gym_serve.grading import pair_up
-from gym_serve.sandbox import Limits, Sandbox, SandboxDied, SandboxedPython, SandboxPool
+from gym_serve.sandbox import Limits, Sandbox, SandboxedPython, SandboxPool
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
-
-__all__ = ["Execution", "SqlRunner", "difference"]
 
 _PROGRAM = Path(__file__).with_name("sqlite_runner.py").read_text("utf-8")
 _MAX_ROWS = 10_000
@@ -48,8 +46,8 @@ class Execution:
     detail: str = ""
 
 
-class SqlRunner:
-    """Runs SQLite queries in sandboxes.
+class SqlRunner(SandboxPool):
+    """Sandboxes that run SQLite queries.
 
     Args:
         sandbox: how they are confined.
@@ -66,20 +64,7 @@ class SqlRunner:
         )
         self._heap_bytes = memory_bytes // 2
         self._timeout = timeout
-        self._pool = SandboxPool(sandbox, limits, size=size, prelude="import sqlite3")
-        self._turns = asyncio.Semaphore(size)
-
-    async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready.
-
-        Raises:
-            Unavailable: one does not start, with its reason.
-        """
-        await self._pool.start()
-
-    async def stop(self) -> None:
-        """End the sandboxes. Safe to call twice."""
-        await self._pool.stop()
+        super().__init__(sandbox, limits, size=size, prelude="import sqlite3")
 
     async def check(self, schema: str, expected: str, query: str) -> Execution:
         """Run a query and the expected one, each on a new database.
@@ -95,36 +80,25 @@ class SqlRunner:
         """
         if len(query) > _MAX_SQL:
             return Execution("failed", f"the query has more than {_MAX_SQL:,} characters")
-        async with self._turns:
-            try:
-                return await self._attempt(schema, expected, query)
-            except SandboxDied:
-                try:  # out of reach of a query: something outside ended it
-                    return await self._attempt(schema, expected, query)
-                except SandboxDied as error:
-                    raise VerifierFailed(f"two sandboxes died on this query: {error}") from error
+        return await self.grade(lambda python: self._compared(python, schema, expected, query), "query")
 
-    async def _attempt(self, schema: str, expected: str, query: str) -> Execution:
-        python = await self._pool.take()
-        try:
-            wanted = await self._run(python, schema, expected)
-            if "error" in wanted:
-                what = "sql_context" if wanted["stage"] == "schema" else "the expected query"
-                return Execution("undecided", f"{what} does not run: {wanted['error']}")
-            given = await self._run(python, schema, query)
-            if "error" in given:
-                return Execution("failed", given["error"])
-            if not wanted["has_rows"] and wanted["tables"] is None:
-                return Execution("undecided", "sql_context has no rows")
-            reason = await asyncio.to_thread(difference, wanted, given)
-            if reason is None:
-                return Execution("same")
-            again = await self._run(python, schema, expected)
-            if "error" in again or await asyncio.to_thread(difference, wanted, again) is not None:
-                return Execution("undecided", "the expected query gives something else each time")
-            return Execution("different", reason)
-        finally:
-            await python.stop()
+    async def _compared(self, python: SandboxedPython, schema: str, expected: str, query: str) -> Execution:
+        wanted = await self._run(python, schema, expected)
+        if "error" in wanted:
+            what = "sql_context" if wanted["stage"] == "schema" else "the expected query"
+            return Execution("undecided", f"{what} does not run: {wanted['error']}")
+        given = await self._run(python, schema, query)
+        if "error" in given:
+            return Execution("failed", given["error"])
+        if not wanted["has_rows"] and wanted["tables"] is None:
+            return Execution("undecided", "sql_context has no rows")
+        reason = await asyncio.to_thread(difference, wanted, given)
+        if reason is None:
+            return Execution("same")
+        again = await self._run(python, schema, expected)
+        if "error" in again or await asyncio.to_thread(difference, wanted, again) is not None:
+            return Execution("undecided", "the expected query gives something else each time")
+        return Execution("different", reason)
 
     async def _run(self, python: SandboxedPython, schema: str, sql: str) -> JSON:
         """What `sqlite_runner.run_sql` answers; ``{"error", "stage"}`` also where it could not."""

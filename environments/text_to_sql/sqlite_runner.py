@@ -13,8 +13,6 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["run_sql"]
-
 _ACTIONS = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in (

@@ -19,18 +19,6 @@ from gym_serve.grading import decode_arguments, pair_up
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
-__all__ = [
-    "Action",
-    "ActionRequest",
-    "ActionVerdict",
-    "Category",
-    "ComparisonSettings",
-    "ExpectedAction",
-    "Outcome",
-    "ToolArgumentComparison",
-    "compare_calls",
-]
-
 
 class Category(str, Enum):
     """Why an action got its reward. The texts are those that NeMo Gym's rollouts have."""

@@ -15,8 +15,6 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.types.requests import JSON
 
-__all__ = ["MultirewardRequest", "MultirewardVerdict", "ToolCallMultireward", "WeatherReport"]
-
 City = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
 
 

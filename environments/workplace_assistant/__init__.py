@@ -26,8 +26,6 @@ from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest, Rejected
 from gym_serve.types.requests import JSON, parse
 
-__all__ = ["SolutionCall", "WorkplaceAssistant", "WorkplaceRequest", "WorkplaceVerdict"]
-
 _MAX_CALLS = 500
 
 

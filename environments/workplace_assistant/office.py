@@ -19,27 +19,6 @@ from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, Vali
 
 from gym_serve.types.errors import ToolFailed
 
-__all__ = [
-    "MAX_RESULTS",
-    "ME",
-    "NOW",
-    "TABLES",
-    "Address",
-    "Id",
-    "Line",
-    "Minutes",
-    "Moment",
-    "Office",
-    "Query",
-    "Record",
-    "Table",
-    "Text",
-    "differing_tables",
-    "read",
-    "records_of",
-    "shown",
-]
-
 Record = dict[str, str]
 Table = dict[str, Record]
 

@@ -28,20 +28,6 @@ from gym_serve.environments.workplace_assistant.office import (
 from gym_serve.servers import tool
 from gym_serve.types.errors import ToolFailed
 
-__all__ = [
-    "AnalyticsTools",
-    "Board",
-    "CalendarTools",
-    "CustomerTools",
-    "EmailTools",
-    "Product",
-    "ProjectTools",
-    "Source",
-    "Status",
-    "TaskList",
-    "Value",
-]
-
 _EventField = Literal["event_name", "participant_email", "event_start", "duration"]
 _EVENT_TYPES: dict[str, Any] = {
     "event_name": Line,

@@ -13,8 +13,6 @@ from gym_serve.grading import arguments_of, decoded_arguments, pair_up, same_val
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
-__all__ = ["ExpectedCall", "XlamFc", "XlamRequest", "XlamVerdict"]
-
 
 def _decoded(arguments: Any) -> Any:
     return arguments_of({"arguments": arguments}) if isinstance(arguments, str) else arguments

@@ -18,8 +18,6 @@ import orjson
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["Prefix", "digest", "is_said", "prefixes"]
-
 Prefix = tuple[int, bytes]
 """Where a turn ends, as a number of items, and the digest of the conversation up to there."""
 

@@ -24,8 +24,6 @@ from gym_serve.capture.conversation import digest, is_said, prefixes
 from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
 from gym_serve.types.requests import JSON
 
-__all__ = ["CallTree", "Node", "bundle_of", "chains_of", "trajectories_of", "with_bundle", "without_tokens"]
-
 _OF_TOKENS = (*TOKEN_KEYS, "routed_experts")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_serve.cli.options import JsonOption, stop
+from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import (
     bar,
     print_json,
@@ -19,7 +19,7 @@ from gym_serve.cli.printing import (
     shortened,
     sparkline,
 )
-from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from gym_serve.judging import Calibration
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
         TaskDifference,
         TaskProfile,
     )
-    from gym_serve.rollouts.analysis.comparison import ComparisonSummary, Side
+    from gym_serve.rollouts.analysis.comparison import ComparisonSummary
     from gym_serve.rollouts.analysis.profile import ProfileSummary
     from gym_serve.rollouts.rows import Problems
     from gym_serve.types.requests import JSON
-
-__all__ = ["calibrate", "diff", "profile"]
 
 KeyOption = Annotated[
     str,
@@ -80,19 +78,16 @@ def profile(
     from gym_serve.rollouts.rows import Problems
 
     problems, found = Problems(), RewardProfile(solved_at)
-    try:
-        for rollout in read_rollouts(rollouts, TaskKey(key), problems):
-            found.add(rollout)
-        written = None
-        if output is not None:
-            written = _write_rows(rollouts[0], found, output)
-        summary = found.summary(top)
-        if as_json:
-            _print_profile_json(found, summary, problems)
-        else:
-            _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    for rollout in read_rollouts(rollouts, TaskKey(key), problems):
+        found.add(rollout)
+    written = None
+    if output is not None:
+        written = _write_rows(rollouts[0], found, output)
+    summary = found.summary(top)
+    if as_json:
+        _print_profile_json(found, summary, problems)
+    else:
+        _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary)
     if written is not None:
         typer.echo(f"{written:,} rows to train on next: {output}", err=as_json)
     if not as_json:
@@ -205,16 +200,13 @@ def diff(
     from gym_serve.rollouts.rows import Problems
 
     problems, comparison, names = Problems(), RunComparison(solved_at), TaskKey(key)
-    try:
-        comparison.add_a(read_rollouts([run_a], names, problems))
-        comparison.add_b(read_rollouts([run_b], names, problems))
-        summary = comparison.summary(top)
-        if as_json:
-            _print_diff_json(comparison, summary, problems)
-        else:
-            _print_diff(run_a if key == "_ng_task_index" else None, summary)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    comparison.add_a(read_rollouts([run_a], names, problems))
+    comparison.add_b(read_rollouts([run_b], names, problems))
+    summary = comparison.summary(top)
+    if as_json:
+        _print_diff_json(comparison, summary, problems)
+    else:
+        _print_diff(run_a if key == "_ng_task_index" else None, summary)
     if not as_json:
         print_problems(problems)
         if not summary.paired_tasks:
@@ -227,16 +219,12 @@ def _print_diff_json(comparison: RunComparison, summary: ComparisonSummary, prob
     head = {
         "ok": not problems.count and bool(summary.estimates),
         **summary._asdict(),
-        "estimates": [_estimate_json(estimate) for estimate in summary.estimates],
+        "estimates": [{**vars(estimate), "verdict": estimate.verdict} for estimate in summary.estimates],
         "flips": [task.task_index for task in summary.flips],
         "solved_at": comparison.solved_at,
         "problems": problems.kept,
     }
     print_json_stream(head, "per_task", (_difference_json(task) for task in comparison.tasks()))
-
-
-def _estimate_json(estimate: Estimate) -> JSON:
-    return {**vars(estimate), "verdict": estimate.verdict}
 
 
 def _difference_json(task: TaskDifference) -> JSON:
@@ -275,8 +263,8 @@ def _print_diff(run: Path | None, summary: ComparisonSummary) -> None:
                 str(task.task_index),
                 task.agent,
                 task.flip or "",
-                _solved(task.a),
-                _solved(task.b),
+                f"{task.a.solved}/{task.a.rollouts}",
+                f"{task.b.solved}/{task.b.rollouts}",
                 f"{task.a.mean:.3f}",
                 f"{task.b.mean:.3f}",
                 shortened(prompts.get(task.task_index, "")),
@@ -298,10 +286,6 @@ def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
         interval,
         estimate.verdict,
     )
-
-
-def _solved(side: Side) -> str:
-    return f"{side.solved}/{side.rollouts}"
 
 
 def calibrate(
@@ -329,12 +313,9 @@ def calibrate(
     from gym_serve.judging import Calibration
     from gym_serve.rollouts.files import read_records
 
-    try:
-        if not rollouts.exists():
-            raise InvalidRequest(f"cannot read {rollouts}: no such file")
-        found = Calibration.of(_labelled(read_records(rollouts), label, score, at))
-    except GymError as error:
-        stop(error, as_json=as_json)
+    if not rollouts.exists():
+        raise InvalidRequest(f"cannot read {rollouts}: no such file")
+    found = Calibration.of(_labelled(read_records(rollouts), label, score, at))
     if as_json:
         print_json({"ok": True, **found.to_json()})
     else:

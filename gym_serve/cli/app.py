@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -16,14 +19,18 @@ from gym_serve.cli.init import init
 from gym_serve.cli.interop import export, import_nemo_gym
 from gym_serve.cli.lifecycle import down, logs, status, up
 from gym_serve.cli.merge import merge
+from gym_serve.cli.monitoring import monitoring
+from gym_serve.cli.options import App
 from gym_serve.cli.play import play
+from gym_serve.cli.profile_server import profile_server
 from gym_serve.cli.reverify import reverify
+from gym_serve.cli.top import top
 from gym_serve.cli.validate import resolve, validate
 
 __all__ = ["main"]
 
 # Tracebacks show no locals: they may hold secrets.
-main = typer.Typer(name="gym-serve", no_args_is_help=True, pretty_exceptions_show_locals=False)
+main = App(name="gym-serve", no_args_is_help=True, pretty_exceptions_show_locals=False)
 main.command()(validate)
 main.command()(resolve)
 main.command()(collect)
@@ -44,12 +51,29 @@ main.command("test")(run_fixtures)
 main.command("import-nemo-gym")(import_nemo_gym)
 main.command()(up)
 main.command()(status)
+main.command()(top)
+main.command("profile-server")(profile_server)
 main.command()(down)
 main.command()(logs)
+main.command()(monitoring)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        ours, ray = version("gym-serve"), version("ray")
+        typer.echo(f"gym-serve {ours}, Ray {ray}, Python {platform.python_version()}")
+        raise typer.Exit
 
 
 @main.callback()
-def _start() -> None:
+def _start(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions, and exit."
+        ),
+    ] = False,
+) -> None:
     """Environments for reinforcement learning of language-model agents, on Ray Serve."""
     # As `serve run` does, so that a type `my_package.env:MyEnvironment` is found from its project.
     if os.getcwd() not in sys.path:

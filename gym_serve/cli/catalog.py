@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_serve.cli.completion import types_and_graph_files
-from gym_serve.cli.options import JsonOption, stop
+from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import print_json, print_table
-from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gym_serve.cli.catalog_entries import Entry
     from gym_serve.graph.loading import GraphSource
-
-__all__ = ["list_entries", "search", "show"]
 
 
 class _Kind(str, Enum):
@@ -96,13 +93,10 @@ def show(
     """
     from gym_serve.cli.catalog_entries import details, find_types
 
-    try:
-        if name.endswith((".yaml", ".yml")):
-            _show_graphs(Path(name), as_json=as_json)
-            return
-        found = [details(entry) for entry in find_types(name)]
-    except GymError as error:
-        stop(error, as_json=as_json)
+    if name.endswith((".yaml", ".yml")):
+        _show_graphs(Path(name), as_json=as_json)
+        return
+    found = [details(entry) for entry in find_types(name)]
     if as_json:
         print_json(found[0] if len(found) == 1 else found)
     else:

@@ -12,8 +12,8 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -28,17 +28,6 @@ from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client, Kind
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import GraphError, NotFound
-
-__all__ = [
-    "NAMES",
-    "Entry",
-    "best_matches",
-    "details",
-    "entries_of",
-    "field_docs",
-    "find_types",
-    "graph_entries",
-]
 
 NAMES: dict[Kind, str] = {"resources": "environment", "agent": "agent", "model": "model"}
 """What each kind is called here: an environment is what a resources server serves."""
@@ -85,35 +74,25 @@ def entries_of(kinds: set[str], folder: Path) -> list[Entry]:
 def type_entries(kind: Kind) -> Iterator[Entry]:
     """The server types of a kind, by name."""
     for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: point.name):
-        yield _type_entry(kind, point)
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
+        entry = Entry(NAMES[kind], point.name, package, point.value)
+        try:
+            server = find_class(kind, point.name)
+        except GraphError as error:
+            yield replace(entry, error="; ".join(error.problems))
+        else:
+            yield replace(entry, summary=summary_of(server), server=server)
 
 
 def graph_entries(folder: Path) -> Iterator[Entry]:
-    """The graph files of a folder; other YAML files are left out."""
+    """The graph files of a folder, each with its first comment; other YAML files are left out."""
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
-        entry = graph_entry(path)
-        if entry.error is None:
-            yield entry
-
-
-def graph_entry(path: Path) -> Entry:
-    """The entry of a graph file; its summary is the comment that it begins with."""
-    try:
-        specs = [load_graph(path, application=name).spec for name in graph_names(path)]
-    except GraphError as error:
-        return Entry("graph", str(path), error="; ".join(error.problems))
-    if not any(getattr(spec, section) for spec in specs for section in SECTIONS):
-        return Entry("graph", str(path), error="no graph: it has neither models, resources nor agents")
-    return Entry("graph", str(path), summary=_first_comment(path))
-
-
-def _type_entry(kind: Kind, point: EntryPoint) -> Entry:
-    package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
-    try:
-        server = find_class(kind, point.name)
-    except GraphError as error:
-        return Entry(NAMES[kind], point.name, package, point.value, error="; ".join(error.problems))
-    return Entry(NAMES[kind], point.name, package, point.value, summary_of(server), server=server)
+        try:
+            specs = [load_graph(path, application=name).spec for name in graph_names(path)]
+        except GraphError:
+            continue
+        if any(getattr(spec, section) for spec in specs for section in SECTIONS):
+            yield Entry("graph", str(path), summary=_first_comment(path))
 
 
 def summary_of(server: type[Server]) -> str:
@@ -161,7 +140,7 @@ def details(entry: Entry) -> dict[str, Any]:
 
 
 def files_of(server: type[Server]) -> dict[str, str]:
-    """README, fixtures and data beside the module of a class, as far as they are there."""
+    """README, fixtures and data in the folder of a class's module, if they exist."""
     folder = Path(inspect.getfile(server)).parent
     return {what: str(folder / name) for name, what in _FILES.items() if (folder / name).exists()}
 
@@ -175,7 +154,7 @@ def _imported(import_path: str) -> Entry:
             problems += error.problems
         else:
             return Entry(name, import_path, "", import_path, summary_of(server), server=server)
-    # Each kind was tried; what is wrong apart from the kind is said by all of them alike.
+    # Each kind was tried: problems other than the kind are the same for all.
     raise GraphError(next((p for p in problems if "belongs under" not in p), problems[0]))
 
 

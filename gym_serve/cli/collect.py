@@ -14,6 +14,7 @@ from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
     AttachOption,
+    DashboardOption,
     JsonOption,
     RayOption,
     SetOption,
@@ -21,23 +22,11 @@ from gym_serve.cli.options import (
     TokenOption,
     UrlOption,
     parse_pairs,
-    stop,
 )
-from gym_serve.types.errors import GymError
 
 if TYPE_CHECKING:
     from gym_serve.client.rollout_client import RolloutOptions
     from gym_serve.rollouts import Budget
-
-__all__ = [
-    "EVAL_HELP",
-    "ConcurrencyOption",
-    "LimitOption",
-    "OutputOption",
-    "ResumeOption",
-    "SkipOption",
-    "collect",
-]
 
 EVAL_HELP = """The same as collect, under the usual name for evaluations.
 
@@ -95,6 +84,7 @@ def collect(
     url: UrlOption = None,
     auth_token: TokenOption = None,
     no_ray: RayOption = False,
+    dashboard: DashboardOption = False,
     set_: SetOption = None,
     application: ApplicationOption = None,
     agent: Annotated[
@@ -134,6 +124,10 @@ def collect(
         int | None, typer.Option(min=1, help="Stop once model calls have used this many tokens.")
     ] = None,
     max_failures: MaxFailuresOption = 5,
+    track: Annotated[
+        str | None,
+        typer.Option(metavar="TRACKER", help="Follow the run in wandb, mlflow or tensorboard."),
+    ] = None,
     resume: ResumeOption = False,
     retry_failed: RetryOption = False,
     skip_invalid: SkipOption = False,
@@ -159,7 +153,17 @@ def collect(
     rows, graph = paths[-1], paths[0] if len(paths) == 2 else None
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
+    target = Target(
+        graph,
+        attach,
+        url,
+        address,
+        auth_token,
+        set_ or (),
+        application,
+        ray=not no_ray,
+        dashboard=dashboard,
+    )
     options: RolloutOptions = {
         "agent": agent,
         "repeats": _repeats(repeats),
@@ -176,26 +180,29 @@ def collect(
     # Imported here, so that --help and usage errors start fast.
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
+    from gym_serve.rollouts.trackers import check_tracker
 
+    if track is not None:
+        check_tracker(track)
     budget = Budget(max_cost, max_tokens)
-    try:
-        _check(target, rows, output, options, budget, resume=resume or retry_failed)
-        with target.open() as gym:
-            outcome = run_collection(
-                lambda progress, stopping: gym.collect(
-                    rows,
-                    output,
-                    resume=resume,
-                    retry_failed=retry_failed,
-                    progress=progress,
-                    stop=stopping,
-                    budget=budget,
-                    **options,
-                ),
+    _check(target, rows, output, options, budget, resume=resume or retry_failed)
+    with target.open() as gym:
+        if dashboard:
+            typer.echo(f"Ray's dashboard: {gym.dashboard_url}", err=True)
+        outcome = run_collection(
+            lambda progress, stopping: gym.collect(
+                rows,
                 output,
-            )
-    except GymError as error:
-        stop(error, as_json=as_json)
+                resume=resume,
+                retry_failed=retry_failed,
+                progress=progress,
+                stop=stopping,
+                budget=budget,
+                track=track,
+                **options,
+            ),
+            output,
+        )
     report_and_exit(*outcome, as_json=as_json)
 
 

@@ -19,19 +19,6 @@ from gym_serve.graph.loading import GraphSource, graph_names, load_graph
 from gym_serve.graph.spec import SECTIONS
 from gym_serve.types.errors import GraphError
 
-__all__ = [
-    "agents",
-    "applications",
-    "environments",
-    "formats",
-    "graph_files",
-    "graph_then_rows",
-    "graphs",
-    "servers",
-    "types",
-    "types_and_graph_files",
-]
-
 _YAML = (".yaml", ".yml")
 _GRAPH = re.compile(rb"gym_serve\.graph:app|^(?:models|resources|agents|extends):", re.MULTILINE)
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_serve.cli.completion import environments
-from gym_serve.cli.options import JsonOption, parse_pairs, stop
+from gym_serve.cli.options import JsonOption, parse_pairs
 from gym_serve.cli.printing import print_json, print_table
-from gym_serve.types.errors import GraphError, GymError, NotFound
+from gym_serve.types.errors import GraphError, NotFound
 
 if TYPE_CHECKING:
     from gym_serve.servers import ResourcesServer
     from gym_serve.testing import FixtureResult
-
-__all__ = ["run_fixtures"]
 
 
 def run_fixtures(
@@ -64,12 +62,9 @@ def run_fixtures(
     from gym_serve.testing import check_fixtures, load_fixtures, missing_kinds
 
     settings = parse_pairs(set_ or [], "--set num_workers=1")
-    try:
-        cls = _class_of(environment)
-        cases = load_fixtures(fixtures or _fixtures_of(cls))
-        results = asyncio.run(check_fixtures(cls, cases, settings, timeout=timeout))
-    except GymError as error:
-        stop(error, as_json=as_json)
+    cls = _class_of(environment)
+    cases = load_fixtures(fixtures or _fixtures_of(cls))
+    results = asyncio.run(check_fixtures(cls, cases, settings, timeout=timeout))
     missing = missing_kinds(cases)
     failed = [result for result in results if not result.passed]
     if as_json:
@@ -104,8 +99,13 @@ def _class_of(environment: str) -> type[ResourcesServer]:
         except Exception as error:  # the author's own code
             problem = f"cannot import {environment}: {type(error).__name__}: {error}"
             raise GraphError(problem) from error
-        exported = [getattr(module, name, None) for name in getattr(module, "__all__", vars(module))]
-        classes = [c for c in exported if isinstance(c, type) and issubclass(c, ResourcesServer)]
+        classes = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, ResourcesServer)
+            and f"{value.__module__}.".startswith(f"{environment}.")  # not those that it imports
+        ]
         if len(classes) != 1:
             raise NotFound(
                 f"the package {environment} has {len(classes)} environments; write {environment}:Class"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from gym_serve.cli import completion
-from gym_serve.cli.options import JsonOption, parse_pairs, stop
+from gym_serve.cli.options import JsonOption, parse_pairs
 from gym_serve.cli.printing import print_json, print_table
-from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.errors import InvalidRequest
 
 if typing.TYPE_CHECKING:
     from gym_serve.interop.export import ExportReport
     from gym_serve.types.requests import JSON
-
-__all__ = ["export", "import_nemo_gym"]
 
 
 def _list_formats(wanted: bool) -> None:
@@ -81,19 +77,9 @@ def export(
     values = parse_pairs(option or (), "--option key=value")
     from gym_serve.interop.export import export as write
 
-    try:
-        report = write(
-            _read(rollouts),
-            to,
-            output,
-            min_reward=min_reward,
-            overwrite=overwrite,
-            **_checked(to, values),
-        )
-    except GymError as error:
-        stop(error, as_json=as_json)
+    report = write(_read(rollouts), to, output, min_reward=min_reward, overwrite=overwrite, **values)
     if as_json:
-        typer.echo(orjson.dumps({"ok": True, **report.to_json()}, option=orjson.OPT_INDENT_2).decode())
+        print_json({"ok": True, **report.to_json()})
     else:
         _print(report)
 
@@ -108,29 +94,12 @@ def _read(paths: list[Path]) -> Iterator[JSON]:
             yield rollout
 
 
-def _checked(to: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a format, of the types that it declares; names are left to the exporter."""
-    from gym_serve.interop.export import FORMATS
-
-    if to not in FORMATS:
-        return values
-    types = typing.get_type_hints(FORMATS[to].records)
-    checked = {}
-    for name, value in values.items():
-        try:
-            checked[name] = TypeAdapter(types.get(name, Any)).validate_python(value)
-        except ValidationError as error:
-            raise InvalidRequest(f"--option {name}: {error.errors()[0]['msg']}, not {value!r}") from None
-    return checked
-
-
 def _print(report: ExportReport) -> None:
     masked = f", {report.masked:,} of them masked" if report.masked else ""
     typer.echo(f"{report.path}: {report.records:,} records of {report.exported:,} rollouts{masked}")
-    for reason, dropped in report.dropped.items():
-        typer.echo(f"left out: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
-    for reason, dropped in report.dropped_branches.items():
-        typer.echo(f"left out branches: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
+    for what, found in (("left out", report.dropped), ("left out branches", report.dropped_branches)):
+        for reason, dropped in found.items():
+            typer.echo(f"{what}: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
     for note in report.notes:
         typer.echo(f"note: {note}")
 
@@ -176,13 +145,10 @@ def import_nemo_gym(
     from gym_serve.interop.nemo_gym import import_config
     from gym_serve.rollouts.files import replacing
 
-    try:
-        imported = import_config(configs, name=name, skip_unknown=skip_unknown)
-        if output is not None:
-            with replacing(output) as file:
-                file.write(imported.yaml().encode())
-    except GymError as error:
-        stop(error, as_json=as_json)
+    imported = import_config(configs, name=name, skip_unknown=skip_unknown)
+    if output is not None:
+        with replacing(output) as file:
+            file.write(imported.yaml().encode())
     if as_json:
         print_json(
             {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,8 +16,10 @@ from gym_serve.cli.printing import print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
+from gym_serve.observe.logs import Level, Record
 from gym_serve.routing.starting import HTTP_PORT, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
+from gym_serve.types.requests import JSON
 
 __all__ = ["down", "logs", "status", "up"]
 
@@ -60,26 +61,23 @@ def up(
 
     Example: gym-serve up graphs/math.yaml
     """
-    try:
-        source = load_graph(file, overrides=set_ or (), application=application)
-        graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
-        print_start()
-        if is_own := local_ray.use(address) is None:
-            if problems := problems_here(graph):
-                raise GraphError(problems, source=source.path)
-            local_ray.start()
-        local_ray.connect(address)
-        # Imported here: Ray reads the environment, which `local_ray` sets, at import.
-        from gym_serve.client.cluster import start_serve
-        from gym_serve.client.deployed import launch
-        from gym_serve.routing.serve_compat import http_address, serve_is_running
+    source = load_graph(file, overrides=set_ or (), application=application)
+    graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    print_start()
+    if is_own := local_ray.use(address) is None:
+        if problems := problems_here(graph):
+            raise GraphError(problems, source=source.path)
+        local_ray.start()
+    local_ray.connect(address)
+    # Imported here: Ray reads the environment, which `local_ray` sets, at import.
+    from gym_serve.client.cluster import start_serve
+    from gym_serve.client.deployed import launch
+    from gym_serve.routing.serve_compat import http_address, serve_is_running
 
-        if not serve_is_running():
-            start_serve(port or free_port(HTTP_PORT))
-        launch(graph, source.name, source.route_prefix, source=source.path, checked=is_own)
-        url = http_address() + source.route_prefix.rstrip("/")
-    except GymError as error:
-        stop(error, as_json=as_json)
+    if not serve_is_running():
+        start_serve(port or free_port(HTTP_PORT))
+    launch(graph, source.name, source.route_prefix, source=source.path, checked=is_own)
+    url = http_address() + source.route_prefix.rstrip("/")
     if as_json:
         print_json({"ok": True, "name": source.name, "url": url})
     else:
@@ -90,17 +88,14 @@ _UNHEALTHY = 3
 
 
 def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """List running graphs with their servers and replicas, and why a deployment has failed.
+    """List running graphs: their servers and replicas, what autoscaling asks for, and why one has failed.
 
     Exit status: 0 all graphs run; 1 there is no Ray; 3 a graph does not run.
 
     Example: gym-serve status
     """
-    try:
-        local_ray.connect(address)
-        applications = _applications()
-    except GymError as error:
-        stop(error, as_json=as_json)
+    local_ray.connect(address)
+    applications = _applications()
     healthy = all(application["status"] == "RUNNING" for application in applications.values())
     if as_json:
         print_json({"ok": healthy, "applications": applications})
@@ -119,6 +114,7 @@ def _applications() -> dict[str, Any]:
 
     from gym_serve.client.deployed import states
     from gym_serve.graph.health import reason
+    from gym_serve.graph.pressure import pressure, reports_of
     from gym_serve.routing.serve_compat import http_address, route_prefix, serve_is_running
 
     if not serve_is_running():
@@ -140,6 +136,10 @@ def _applications() -> dict[str, Any]:
             # After a failed build, Serve lists none of the deployments that still run.
             "servers": servers or states(name),
         }
+    for name, application in applications.items():
+        loads = asyncio.run(reports_of(name, application["servers"]))
+        for server, found in pressure(loads, ())["servers"].items():
+            application["servers"][server]["autoscaling"] = found["autoscaling"]
     return applications
 
 
@@ -148,7 +148,16 @@ def _status_rows(applications: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield name, "", application["status"], "", application["url"]
         for server, state in application["servers"].items():
             replicas = ", ".join(f"{count} {kind.lower()}" for kind, count in state["replicas"].items())
-            yield "", server, state["status"], replicas, ""
+            yield "", server, state["status"], replicas, _scaling(state["autoscaling"])
+
+
+def _scaling(asked: JSON | None) -> str:
+    """Which load asks for how many replicas; empty for a fixed number, or without a replica."""
+    if asked is None:
+        return ""
+    load, target = round(asked["load"]), asked["target"]
+    limits = f"{asked['min']} to {asked['max']} allowed"
+    return f"{load} {asked['measure']} at {target:g} each ask for {asked['asks']} ({limits})"
 
 
 def _reasons(applications: dict[str, Any]) -> Iterator[str]:
@@ -178,10 +187,7 @@ def down(
     """
     if all_ == (name is not None) or (all_ and address is not None):
         raise typer.BadParameter("give either the NAME of a graph or --all")
-    try:
-        stopped = _stop_all() if name is None else _stop_graph(name, address)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    stopped = _stop_all() if name is None else _stop_graph(name, address)
     if as_json:
         print_json({"ok": True, "stopped": stopped})
     else:
@@ -214,9 +220,13 @@ _POLL_SECONDS = 0.5
 
 def logs(
     server: Annotated[
-        str,
-        typer.Argument(metavar="SERVER", help="Name of a server in a running graph.", autocompletion=servers),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[SERVER]",
+            help="Name of a server in a running graph; all servers without it.",
+            autocompletion=servers,
+        ),
+    ] = None,
     *,
     graph: Annotated[
         str | None,
@@ -224,40 +234,74 @@ def logs(
             metavar="NAME", help="The graph, if several have a server of this name.", autocompletion=graphs
         ),
     ] = None,
+    rollout: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only records of this rollout (its _ng_rollout_id), all attempts."),
+    ] = None,
+    level: Annotated[Level, typer.Option(help="Only records of this level, or a higher one.")] = "debug",
     lines: Annotated[
-        int, typer.Option("-n", "--lines", min=0, help="Number of last lines of each replica.")
+        int, typer.Option("-n", "--lines", min=0, help="Number of last records of each replica.")
     ] = 100,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new records until Ctrl-C.")] = False,
     address: ClusterOption = None,
 ) -> None:
-    """Print the logs of a server of a running graph: those on this machine, of dead replicas too.
+    """Print the logs of running graphs by time: of all nodes, of dead replicas and rotated files too.
 
-    Exit status: 0, or 1 if no graph has the server or there are no logs on this
-    machine; 130 if Ctrl-C ended --follow.
+    Exit status: 0, or 1 if no graph has the server or there are no logs; 130 if
+    Ctrl-C ended --follow.
 
-    Example: gym-serve logs math_agent --lines 20
+    Example: gym-serve logs math_agent --level warning --lines 20
     """
     try:
         local_ray.connect(address)
-        prefix = f"replica_{_graph_of(server, graph)}_{server}_"
+        wanted = _servers_of(graph) if server is None else [(graph_of(server, graph), server)]
     except GymError as error:
         stop(error)
-    directory = local_ray.logs_directory() / "serve"
-    shown: dict[Path, int] = {}
-    while True:
-        # By prefix, not by glob pattern: a name may contain pattern characters.
-        found = sorted(path for path in directory.glob("replica_*.log") if path.name.startswith(prefix))
-        for path in found:
-            shown[path] = _print_log(path, shown.get(path), lines)
-        if not follow:
-            break
+    from gym_serve.routing.node_logs import NodeLogs
+
+    nodes = NodeLogs(wanted, level=level, rollout=rollout)
+    records = nodes.read(last=lines)
+    _print_records(records)
+    while follow:
         time.sleep(_POLL_SECONDS)
-    if not shown:
-        typer.echo(f"{server} has no logs on this machine ({directory})", err=True)
+        _print_records(nodes.read())
+    if not nodes.found:
+        typer.echo(f"{server or 'these graphs'}: there are no logs", err=True)
         raise typer.Exit(1)
 
 
-def _graph_of(server: str, graph: str | None) -> str:
+def _print_records(records: list[Record]) -> None:
+    for record in records:
+        typer.echo(record.text)
+
+
+def _servers_of(graph: str | None) -> list[tuple[str, str]]:
+    """All servers of a graph, or of all graphs, the gateways included."""
+    from ray import serve
+
+    from gym_serve.routing.serve_compat import serve_is_running
+
+    applications = serve.status().applications if serve_is_running() else {}
+    if graph is not None and graph not in applications:
+        raise NotFound(f"No graph {graph!r} runs. Running graphs: {', '.join(applications) or 'none'}")
+    return [
+        (name, server)
+        for name, application in applications.items()
+        for server in application.deployments
+        if graph in (None, name)
+    ]
+
+
+def graph_of(server: str, graph: str | None) -> str:
+    """The running graph that has a server.
+
+    Args:
+        server: name of the server.
+        graph: name of the graph; None if only one has it.
+
+    Raises:
+        NotFound: no graph has it, or several do.
+    """
     from ray import serve
 
     from gym_serve.routing.serve_compat import serve_is_running
@@ -277,17 +321,3 @@ def _graph_of(server: str, graph: str | None) -> str:
         )
         raise NotFound(f"server {server!r}: {problem}")
     return names[0]
-
-
-def _print_log(path: Path, offset: int | None, lines: int) -> int:
-    """Print the new lines of a file, or its last lines; returns the offset of its end."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        if offset is None:
-            typer.echo(f"==> {path.name} <==")
-            new = list(deque(file, maxlen=lines))
-        else:
-            file.seek(offset)
-            new = list(file)
-        for line in new:
-            typer.echo(line, nl=False)
-        return file.tell()

@@ -16,17 +16,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from gym_serve.routing.starting import START_LOG, free_port, ray_environment, try_twice
+from gym_serve.routing.starting import START_LOG, free_port, haproxy_folder, ray_environment, try_twice
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
-
-__all__ = ["LocalRay", "connect", "find", "import_ray", "logs_directory", "start", "started", "stop", "use"]
 
 _log = logging.getLogger(START_LOG)
 
@@ -104,7 +101,7 @@ def _start() -> LocalRay:
         if not _lock(file.fileno()):
             raise Conflict(f"A Ray of gym-serve up runs on this machine already ({state}).")
         file.truncate(0)
-        files = Path(tempfile.mkdtemp(prefix="gs-ray-"))
+        files = haproxy_folder()
         process = subprocess.Popen(
             [*_RAY, *arguments],
             stdin=subprocess.DEVNULL,
@@ -200,25 +197,18 @@ def connect(address: str | None) -> None:
 def import_ray() -> None:
     """Import Ray and Serve faster than usual. Call `find` first: Ray reads the environment at import.
 
-    Serve imports pandas if it is installed, but needs it for nothing that a command does.
+    If they are installed, Serve imports pandas, and requests (of Ray) chardet. No command needs either.
     """
-    blocked = "pandas" not in sys.modules
-    if blocked:
-        sys.modules["pandas"] = None  # type: ignore[assignment]  # `import pandas` raises ImportError
+    blocked = {name for name in ("pandas", "chardet") if name not in sys.modules}
+    for name in blocked:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ImportError
     gc.disable()
     try:
         import gym_serve.client.deployed  # noqa: F401
     finally:
         gc.enable()
-        if blocked:
-            del sys.modules["pandas"]
-
-
-def logs_directory() -> Path:
-    """The log folder of the joined Ray on this machine."""
-    from gym_serve.routing import serve_compat
-
-    return serve_compat.logs_directory()
+        for name in blocked:
+            del sys.modules[name]
 
 
 def _state() -> Path:

@@ -17,9 +17,8 @@ from gym_serve.cli.options import (
     Target,
     TokenOption,
     UrlOption,
-    stop,
 )
-from gym_serve.types.errors import GraphError, GymError
+from gym_serve.types.errors import GraphError
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from gym_serve.rollouts import Outputs, Report
     from gym_serve.rollouts.run_metrics import Aggregate
     from gym_serve.types.requests import JSON
-
-__all__ = ["merge"]
 
 _ATTEMPTS = 3  # of collect
 _UNFINISHED = 3
@@ -67,16 +64,13 @@ def merge(
     from gym_serve.rollouts import merge as merge_runs
 
     outputs = Outputs.of(output)
-    try:
-        with ExitStack() as stack:
-            asked = None
-            if attach is not None or url is not None:
-                target = Target(None, attach, url, address, auth_token)
-                asked = _aggregate_of(stack.enter_context(target.open()))
-            metrics = asyncio.run(merge_runs(shards, output, asked, lambda agent: _declared(outputs, agent)))
-            report = _report(outputs, metrics)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    with ExitStack() as stack:
+        asked = None
+        if attach is not None or url is not None:
+            target = Target(None, attach, url, address, auth_token)
+            asked = _aggregate_of(stack.enter_context(target.open()))
+        metrics = asyncio.run(merge_runs(shards, output, asked, lambda agent: _declared(outputs, agent)))
+        report = _report(outputs, metrics)
     print_report(report, as_json=as_json)
     if missing := report.progress.remaining:
         typer.echo(f"{missing:,} rollouts are missing. Make them with: gym-serve collect --resume", err=True)
@@ -87,7 +81,7 @@ def merge(
 def _aggregate_of(gym: Gym) -> Aggregate:
     async def aggregate(agent: str, rollouts: list[JSON]) -> JSON:
         body = {"verify_responses": rollouts}
-        metrics: JSON = await asyncio.to_thread(gym.call, agent, "aggregate_metrics", body)
+        metrics: JSON = await gym.acall(agent, "aggregate_metrics", body)
         return metrics
 
     return aggregate

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import applications, graph_files, graphs
-from gym_serve.cli.printing import print_json
+from gym_serve.cli.printing import print_json, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -22,12 +25,13 @@ from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
     from gym_serve.client import Gym
-    from gym_serve.graph.spec import Graph
 
 __all__ = [
     "AddressOption",
+    "App",
     "ApplicationOption",
     "AttachOption",
+    "DashboardOption",
     "FileArgument",
     "JsonOption",
     "RayOption",
@@ -98,6 +102,10 @@ RayOption = Annotated[
         help="Run the graph in this process, without Ray: starts within a second, uses one core.",
     ),
 ]
+DashboardOption = Annotated[
+    bool,
+    typer.Option("--dashboard", help="Start the new local Ray with its dashboard, and print its URL."),
+]
 TokenOption = Annotated[
     str | None,
     typer.Option(
@@ -122,6 +130,7 @@ class Target:
         overrides: ``path=value`` pairs, with ``graph``.
         application: name of the graph in the file, with ``graph``.
         ray: False runs the graph in this process, with ``graph``.
+        dashboard: start a new local Ray with its dashboard, with ``graph``.
 
     Raises:
         typer.BadParameter: the options exclude each other.
@@ -135,6 +144,7 @@ class Target:
     overrides: Sequence[str] = ()
     application: str | None = None
     ray: bool = True
+    dashboard: bool = False
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.graph, self.attach, self.url)) != 1:
@@ -151,6 +161,8 @@ class Target:
             )
         if not self.ray and (self.graph is None or self.address is not None):
             raise typer.BadParameter("--no-ray needs a graph file, without --address")
+        if self.dashboard and (self.graph is None or self.address is not None or not self.ray):
+            raise typer.BadParameter("--dashboard needs a graph file, without --address and --no-ray")
 
     def resolved(self) -> Graph | None:
         """The graph of the file; None if the graph runs already.
@@ -180,8 +192,66 @@ class Target:
         if self.ray:
             local_ray.import_ray()
         return Gym.from_graph(
-            self.graph, self.address, self.overrides, application=self.application, ray=self.ray
+            self.graph,
+            self.address,
+            self.overrides,
+            application=self.application,
+            ray=self.ray,
+            dashboard=self.dashboard,
         )
+
+
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, show_default=False, help="Show more of the log; -vv: all of it."
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Show neither progress nor warnings; the report remains.")
+]
+
+
+def _with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with the options of all commands, ``--verbose`` and ``--quiet``."""
+
+    @wraps(command)
+    def run(*args: Any, verbose: int = 0, quiet: bool = False, **options: Any) -> Any:
+        if verbose and quiet:
+            raise typer.BadParameter("give --verbose or --quiet, not both")
+        set_verbosity(verbose, quiet=quiet)
+        return command(*args, **options)
+
+    hints = get_type_hints(command, include_extras=True)
+    given = inspect.signature(command).parameters.values()
+    own = {"verbose": (VerboseOption, 0), "quiet": (QuietOption, False)}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, (option, default) in own.items()
+    ]
+    parameters = [*(parameter.replace(annotation=hints[parameter.name]) for parameter in given), *added]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+class _Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GymError as error:
+            stop(error, as_json=ctx.params.get("as_json", False))
+
+
+class App(typer.Typer):
+    """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any
+    ) -> Callable[[Any], Any]:
+        """See `typer.Typer.command`."""
+        register = super().command(name, cls=cls, **options)
+        return lambda command: register(_with_verbosity(command))
 
 
 def stop(error: GymError, *, as_json: bool = False) -> NoReturn:

@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 from pathlib import Path
@@ -24,18 +23,17 @@ from rich.rule import Rule
 from rich.text import Text
 
 from gym_serve.cli.completion import graph_files
-from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption, stop
+from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
 from gym_serve.servers.model import ModelServer
-from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound
+from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
+from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.rows import agent_name, with_prompt
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
     from gym_serve.servers.transport import Call, Reply, Transport
-
-__all__ = ["Human", "play"]
 
 _ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
 _LINES = 30  # shown of one message or output
@@ -98,8 +96,6 @@ def play(
             raise NotFound(f"`agent_ref.name` must be an agent of the graph, got {chosen!r}")
         transcript = _Transcript(console if not as_json else Console(quiet=True))
         rollout = asyncio.run(_episode(graph, chosen, task, transcript))
-    except GymError as error:
-        stop(error, as_json=as_json)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
@@ -290,8 +286,6 @@ def _text(item: JSON) -> str:
 def _policy(model: tuple[str, str] | None, *, human: bool) -> JSON | None:
     """The model's entry in the graph; None keeps the graph's own."""
     if human:
-        from gym_serve.cli.play import Human
-
         return {"type": Human}
     if model is None:
         return None
@@ -392,7 +386,7 @@ class Human(ModelServer):
         except EOFError:
             raise BadRequest("the input ended before the episode") from None
         return {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
             "model": "human",
@@ -407,20 +401,12 @@ class Human(ModelServer):
 def _item(typed: str) -> JSON:
     if call := _CALL.fullmatch(typed.strip()):
         name, arguments = call.groups()
-        key = uuid.uuid4().hex
         return {
             "type": "function_call",
-            "id": f"fc_{key}",
-            "call_id": f"call_{key}",
+            "id": new_id("fc"),
+            "call_id": new_id("call"),
             "name": name,
             "arguments": arguments or "{}",
             "status": "completed",
         }
-    text = {"type": "output_text", "text": typed, "annotations": []}
-    return {
-        "type": "message",
-        "id": f"msg_{uuid.uuid4().hex}",
-        "role": "assistant",
-        "status": "completed",
-        "content": [text],
-    }
+    return message_item(typed)

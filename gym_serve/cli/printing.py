@@ -21,19 +21,6 @@ from gym_serve.routing.starting import START_LOG
 if TYPE_CHECKING:
     from gym_serve.rollouts.rows import Problems
 
-__all__ = [
-    "bar",
-    "new_console",
-    "print_json",
-    "print_json_stream",
-    "print_problems",
-    "print_start",
-    "print_table",
-    "shortened",
-    "sparkline",
-    "table_of",
-]
-
 _PIPED_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 50
@@ -93,8 +80,28 @@ def print_problems(problems: Problems) -> None:
         typer.echo(f"and {more} more problems", err=True)
 
 
+def set_verbosity(verbose: int = 0, *, quiet: bool = False) -> None:
+    """Say how much of the log appears on stderr: warnings by default.
+
+    Args:
+        verbose: 1 for information, 2 for all messages.
+        quiet: errors alone, and no progress.
+    """
+    level = logging.ERROR if quiet else {0: logging.NOTSET, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.getLogger("gym_serve").setLevel(level)
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def is_quiet() -> bool:
+    """Whether the command shows no progress (``--quiet``)."""
+    return not logging.getLogger("gym_serve").isEnabledFor(logging.WARNING)
+
+
 def print_start() -> None:
-    """Print the phases of a graph's start to stderr, from now on."""
+    """Print the phases of a graph's start to stderr, from now on; not with ``--quiet``."""
+    if is_quiet():
+        return
     logger = logging.getLogger(START_LOG)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -106,9 +113,20 @@ class _Printer(logging.Handler):
         typer.echo(record.getMessage(), err=True)
 
 
+def packed(parts: Iterable[str], width: int) -> list[str]:
+    """Parts in lines of at most ``width`` characters, two spaces between them; a longer part is cut."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part if len(part) <= width else f"{part[: width - 1]}…")
+    return lines
+
+
 def shortened(text: str, length: int = 60) -> str:
-    """The beginning of a text, as one line."""
-    line = " ".join(text[: 4 * length].split())
+    """The beginning of a text, as one line of printable characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * length]).split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gym_serve.rollouts import Outputs, Report
     from gym_serve.types.requests import JSON
 
-__all__ = ["FailureClass", "failures_of", "print_report", "report_json"]
-
 _DETAIL = 200  # characters shown of the first failure of a class
 _PROBLEMS = 20
 
@@ -87,13 +85,7 @@ def report_json(report: Report) -> JSON:
 
 
 def print_report(report: Report, console: Console | None = None, *, as_json: bool = False) -> None:
-    """Print the report of a collection, as tables or as JSON.
-
-    Args:
-        report: the report.
-        console: where tables go; stdout by default.
-        as_json: print JSON, to stdout.
-    """
+    """Print the report of a collection: tables to the console (stdout by default), or JSON to stdout."""
     if as_json:
         print_json(report_json(report))
         return
@@ -101,23 +93,24 @@ def print_report(report: Report, console: Console | None = None, *, as_json: boo
     for table in _tables(report):
         console.print(table, markup=False, highlight=False)
         console.print()
+    for line in _lines(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(report: Report) -> Iterator[str]:
     for note in report.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    for problem in report.problems[:_PROBLEMS]:
-        console.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
-    if (more := len(report.problems) - _PROBLEMS) > 0:
-        console.print(f"left out: at least {more} more")
-    for group in report.uncompared[:_PROBLEMS]:
-        console.print(f"not compared: {group}", markup=False, highlight=False, soft_wrap=True)
-    if (more := len(report.uncompared) - _PROBLEMS) > 0:
-        console.print(f"not compared: at least {more} more groups")
+        yield f"note: {note}"
+    for what, items, unit in (
+        ("left out", report.problems, ""),
+        ("not compared", report.uncompared, " groups"),
+    ):
+        yield from (f"{what}: {item}" for item in items[:_PROBLEMS])
+        if (more := len(items) - _PROBLEMS) > 0:
+            yield f"{what}: at least {more} more{unit}"
     progress = report.progress
-    console.print(
+    yield (
         f"{progress.finished:,} of {progress.total:,} rollouts: {progress.scored:,} scored, "
-        f"{progress.failed:,} failed; {report.outputs.rollouts}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{progress.failed:,} failed; {report.outputs.rollouts}"
     )
 
 

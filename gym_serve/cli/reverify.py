@@ -7,11 +7,9 @@ says which.
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,9 +24,8 @@ from gym_serve.cli.options import (
     Target,
     TokenOption,
     UrlOption,
-    stop,
 )
-from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
     from gym_serve.rollouts.run_metrics import Aggregate
     from gym_serve.servers.usage import Prices
     from gym_serve.types.requests import JSON
-
-__all__ = ["reverify"]
 
 _VERIFY_SECONDS = 300.0  # for an agent that has no `verify_timeout`; that of `AgentServer`
 _AGGREGATE_SECONDS = 600.0
@@ -78,36 +73,32 @@ def reverify(
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
 
-    try:
-        with target.open() as gym, ThreadPoolExecutor(concurrency) as threads:
-            collection = Collection(
-                _Verifiers(gym, threads),
-                Expansion(limit=limit),
-                RunnerOptions(concurrency=concurrency, attempts=3),
-            )
-            outcome = run_collection(
-                lambda progress, stopping: collect(
-                    rollouts,
-                    output,
-                    collection,
-                    resume=resume,
-                    skip_invalid=skip_invalid,
-                    progress=progress,
-                    stop=stopping,
-                ),
+    with target.open() as gym:
+        collection = Collection(
+            _Verifiers(gym),
+            Expansion(limit=limit),
+            RunnerOptions(concurrency=concurrency, attempts=3),
+        )
+        outcome = run_collection(
+            lambda progress, stopping: collect(
+                rollouts,
                 output,
-            )
-    except GymError as error:
-        stop(error, as_json=as_json)
+                collection,
+                resume=resume,
+                skip_invalid=skip_invalid,
+                progress=progress,
+                stop=stopping,
+            ),
+            output,
+        )
     report_and_exit(*outcome, as_json=as_json)
 
 
 class _Verifiers:
-    """The `RolloutBackend` of the graph's verifiers. `Gym.call` blocks, so each call runs in a thread."""
+    """The `RolloutBackend` of the graph's verifiers."""
 
-    def __init__(self, gym: Gym, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, gym: Gym) -> None:
         self._gym = gym
-        self._threads = threads
         self._mode = lru_cache(maxsize=None)(lambda server: gym.call(server, "reverify_mode"))
 
     def check(self, rollout: JSON) -> None:
@@ -128,7 +119,7 @@ class _Verifiers:
         from gym_serve.servers.usage import USAGE_FIELD
 
         limit = self._agent_of(rollout).get("verify_timeout", _VERIFY_SECONDS)
-        verdict = await self._call(self._server_of(rollout), "verify", rollout, limit)
+        verdict = await self._gym.acall(self._server_of(rollout), "verify", rollout, timeout=limit)
         # Neither the stored reward may stand in for a missing verdict, nor the stored token counts for those
         # of this run.
         if not isinstance(verdict, dict):
@@ -161,12 +152,9 @@ class _Verifiers:
     async def aggregate(self, agent: str, rollouts: list[JSON]) -> JSON:
         """The agent's metrics."""
         body = {"verify_responses": rollouts}
-        metrics: JSON = await self._call(agent, "aggregate_metrics", body, _AGGREGATE_SECONDS)
+        timeout = _AGGREGATE_SECONDS
+        metrics: JSON = await self._gym.acall(agent, "aggregate_metrics", body, timeout=timeout)
         return metrics
-
-    async def _call(self, server: str, op: str, body: JSON, timeout: float) -> Any:
-        call = partial(self._gym.call, server, op, body, timeout=timeout)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _agent_of(self, rollout: JSON) -> JSON:
         agents: dict[str, JSON] = self._gym.graph.get("agents") or {}

@@ -12,25 +12,25 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 from typing_extensions import Self
 
+from gym_serve.cli.printing import is_quiet, packed, shortened
 from gym_serve.cli.report import print_report
 from gym_serve.servers.runner import relax_garbage_collection
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Progress, Report
-
-__all__ = ["Collect", "Interrupts", "ProgressDisplay", "Rate", "report_and_exit", "run_collection"]
 
 _FAILURES = 3
 _BUDGET = 4
@@ -38,6 +38,9 @@ _OPERATOR = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WINDOW = 60.0  # seconds that the rate is taken over
 _LINE_EVERY = 10.0  # seconds between two lines without a terminal
+_REFRESHES = 4  # of the bar, per second
+_CLASSES = 3  # of failures that are shown
+_CLASS_WIDTH = 20  # a class of a foreign agent may have any name
 
 Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
 """A collection to run: it gets a callback for progress, and the event that stops it."""
@@ -57,7 +60,7 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
     Raises:
         GymError: what the collection raises.
     """
-    display = ProgressDisplay(Console(stderr=True))
+    display = ProgressDisplay(Console(stderr=True, quiet=is_quiet()))
     announced = False
 
     def on_progress(progress: Progress) -> None:
@@ -85,12 +88,7 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
 
 
 def report_and_exit(report: Report | None, signalled: int | None, *, as_json: bool) -> NoReturn:
-    """Print the report, and exit with the status of the run (see above).
-
-    Args:
-        report, signalled: as of `run_collection`.
-        as_json: print JSON instead of tables.
-    """
+    """Print the report that `run_collection` returned, and exit with the status of the run (see above)."""
     if report is None:
         typer.echo("Stopped before the first rollout.", err=True)
     else:
@@ -124,10 +122,8 @@ def _cancelled(progress: Progress | None, output: Path) -> Report | None:
 class Interrupts:
     """Handles SIGINT and SIGTERM in the task that enters it.
 
-    The first signal lets running rollouts end, the second cancels them; the files can be resumed after both.
-
-    Args:
-        on_signal: called at the first signal.
+    The first signal calls ``on_signal`` and lets running rollouts end, the second cancels them; the files can
+    be resumed after both.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
@@ -144,9 +140,7 @@ class Interrupts:
             asyncio.get_running_loop().add_signal_handler(number, self._handle, number)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._restore()
 
     def _handle(self, number: int) -> None:
@@ -165,22 +159,22 @@ class Interrupts:
 
 
 class Rate:
-    """Rollouts per second over the last minute."""
+    """How fast a count grows, over the last minute."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
-    def add(self, now: float, finished: int) -> None:
-        """Record the number of finished rollouts at time ``now`` (seconds, monotonic)."""
+    def add(self, now: float, count: int) -> None:
+        """Record the count at time ``now`` (seconds, monotonic)."""
         while self._samples and self._samples[0][0] < now - _WINDOW:
             self._samples.popleft()
         # One sample per second is enough.
         if len(self._samples) >= 2 and now - self._samples[-2][0] < 1.0:
             self._samples.pop()
-        self._samples.append((now, finished))
+        self._samples.append((now, count))
 
     def per_second(self) -> float | None:
-        """The rate; None before the first rollout has finished."""
+        """The rate; None before the count has grown."""
         if not self._samples:
             return None
         (begin, before), (end, after) = self._samples[0], self._samples[-1]
@@ -190,11 +184,7 @@ class Rate:
 class ProgressDisplay:
     """A context manager that shows progress: a bar on a terminal, otherwise a line every 10 seconds.
 
-    It writes to stderr, so that the report on stdout can be piped. Call it with each `Progress`.
-
-    Args:
-        console: where to write.
-        clock: monotonic seconds.
+    Call it with each `Progress`. ``clock`` gives monotonic seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -202,55 +192,71 @@ class ProgressDisplay:
         """The latest counts."""
         self._console = console
         self._clock = clock
-        self._rate = Rate()
-        self._bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), console=console, disable=not console.is_terminal
-        )
-        self._task = self._bar.add_task("checking rows", total=None)
+        self._rollouts = Rate()
+        self._tokens = Rate()
+        self._live = Live(console=console, get_renderable=self._page, refresh_per_second=_REFRESHES)
         self._lined = -_LINE_EVERY
 
     def __call__(self, progress: Progress) -> None:
         """Show the counts."""
         self.last = progress
         now = self._clock()
-        self._rate.add(now, progress.finished)
+        self._rollouts.add(now, progress.finished)
+        self._tokens.add(now, progress.tokens)
         if self._console.is_terminal:
-            self._bar.update(
-                self._task,
-                description=self._text(progress),
-                total=progress.total,
-                completed=progress.finished,
-            )
-        elif now >= self._lined + _LINE_EVERY or not (progress.remaining or progress.comparing):
+            return  # the page is drawn a few times a second
+        if now >= self._lined + _LINE_EVERY or not (progress.remaining or progress.comparing):
             self._lined = now
-            self._console.print(self._text(progress), markup=False, highlight=False, soft_wrap=True)
+            text = "  ".join(self._parts(progress))
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    def __exit__(self, *raised: object) -> None:
+        self._live.stop()
 
-    def _text(self, progress: Progress) -> str:
+    def _page(self) -> RenderableType:
+        """The bar, and below it the counts, in as many lines as the terminal's width takes."""
+        progress = self.last
+        if progress is None:
+            return "checking rows"
+        page = Table.grid(expand=True)
+        page.add_row(ProgressBar(total=max(progress.total, 1), completed=progress.finished))
+        for line in packed(self._parts(progress), self._console.width):
+            page.add_row(Text(line))
+        return page
+
+    def _parts(self, progress: Progress) -> list[str]:
+        rate, tokens = self._rollouts.per_second(), self._tokens.per_second()
         parts = [f"{progress.finished:,}/{progress.total:,}"]
-        rate = self._rate.per_second()
         if rate is not None:
             parts.append(f"{rate:,.1f}/s")
+        if tokens is not None:
+            parts.append(f"{tokens:,.0f} tokens/s")
         if progress.mean_reward is not None:
             parts.append(f"reward {progress.mean_reward:.3f}")
-        parts.append(f"failed {progress.failed:,}")
-        if attempts := sum(progress.failed_attempts.values()):
-            parts[-1] += f" ({attempts:,} attempts)"
+        parts.append(f"failed {progress.failed:,}{_failures(progress.failed_attempts)}")
         parts.append(f"running {progress.running:,}")
         if rate is not None and progress.remaining:
             parts.append(f"ETA {timedelta(seconds=round(progress.remaining / rate))}")
         if progress.comparing:
             parts.append(f"comparing {progress.comparing:,} groups")
-        return "  ".join(parts)
+        return parts
+
+
+def _failures(attempts: Mapping[str, int]) -> str:
+    """The commonest classes of failed attempts, and how many others there are."""
+    if not attempts:
+        return ""
+    ranked = sorted(attempts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {shortened(name, _CLASS_WIDTH)}" for name, count in ranked[:_CLASSES]]
+    if others := sum(count for _, count in ranked[_CLASSES:]):
+        shown.append(f"{others:,} others")
+    return f" ({', '.join(shown)})"

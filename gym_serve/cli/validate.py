@@ -7,12 +7,9 @@ from typing import Any
 import typer
 import yaml
 
-from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file, stop
+from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
 from gym_serve.cli.printing import print_json, print_table
 from gym_serve.graph.spec import MASK, Node
-from gym_serve.types.errors import GraphError
-
-__all__ = ["resolve", "validate"]
 
 _COLUMNS = ("server", "kind", "type", "references", "replicas")
 
@@ -29,10 +26,7 @@ def validate(
 
     Example: gym-serve validate graphs/math.yaml --set agents.math_agent.max_steps=3
     """
-    try:
-        graph = resolve_file(file, set_, application)
-    except GraphError as error:
-        stop(error, as_json=as_json)
+    graph = resolve_file(file, set_, application)
     if as_json:
         print_json({"ok": True, "problems": [], "graph": graph.public()})
     else:
@@ -66,10 +60,7 @@ def resolve(
 
     Example: gym-serve resolve graphs/math.yaml --set models.policy.model=Qwen/Qwen3-8B
     """
-    try:
-        graph = resolve_file(file, set_, application)
-    except GraphError as error:
-        stop(error, as_json=as_json)
+    graph = resolve_file(file, set_, application)
     resolved: dict[str, Any] = {section: servers for section, servers in graph.public().items() if servers}
     if graph.default_agent is not None:
         resolved["default_agent"] = graph.default_agent

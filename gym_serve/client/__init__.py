@@ -1,5 +1,6 @@
 """`Gym`, the object that trainers and evaluations use."""
 
 from gym_serve.client.gym import Gym
+from gym_serve.client.stream import GroupStream
 
-__all__ = ["Gym"]
+__all__ = ["GroupStream", "Gym"]

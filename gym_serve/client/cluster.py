@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import ray
 from ray import serve
@@ -19,11 +17,16 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
-from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running
-from gym_serve.routing.starting import HTTP_PORT, START_LOG, free_port, ray_environment, try_twice
+from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running, stop_serve
+from gym_serve.routing.starting import (
+    HTTP_PORT,
+    START_LOG,
+    free_port,
+    haproxy_folder,
+    ray_environment,
+    try_twice,
+)
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
-
-__all__ = ["Cluster", "join", "start_ray", "start_serve"]
 
 _log = logging.getLogger(START_LOG)
 
@@ -41,8 +44,9 @@ class Cluster:
     """A connection to Ray with Serve running on it.
 
     Args:
-        address: None for this process's Ray, or else a new local one without a dashboard (call ``ray.init()``
-            first to have one); ``"auto"`` for the cluster on this machine; ``"host:port"`` for another one.
+        address: None for this process's Ray, or else a new local one; ``"auto"`` for the cluster on this
+            machine; ``"host:port"`` for another one.
+        dashboard: whether a new local Ray has a dashboard.
 
     Raises:
         ClusterMismatch: the cluster runs another version of Ray or Python.
@@ -51,16 +55,17 @@ class Cluster:
         BadRequest: the address cannot be used.
     """
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | None = None, *, dashboard: bool = False) -> None:
         if address is not None and address.startswith("ray://"):
             raise BadRequest(
                 f"{address}: Ray Client has no direct connection to replicas. Run the driver on the cluster "
                 '(address="auto", or `ray job submit`), or use its HTTP ingress: Gym.connect("http://...")'
             )
+        quiet_serve()
         self._started_ray = not ray.is_initialized()
         self._reaper: Reaper | None = None
         if self._started_ray and address is None:
-            self._reaper = start_ray()
+            self._reaper = start_ray(dashboard=dashboard)
         elif self._started_ray:
             join(str(address))
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
@@ -87,7 +92,7 @@ class Cluster:
         if self._started_serve and not self._started_ray and ray.is_initialized():
             with suppress(RayServeException):  # the cluster may be gone already
                 if not serve.status().applications:
-                    serve.shutdown()  # type: ignore[no-untyped-call]
+                    stop_serve()
         self._started_serve = False
         if self._started_ray:
             forget_serve()
@@ -99,8 +104,16 @@ class Cluster:
             self._reaper = None
 
 
-def start_ray() -> Reaper:
+def quiet_serve() -> None:
+    """Keep what Serve does for gym_serve off the console of this process; its warnings still come."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+
+def start_ray(*, dashboard: bool = False) -> Reaper:
     """Start a Ray that ends with this process.
+
+    Args:
+        dashboard: whether it has a dashboard, which is eleven processes.
 
     Returns:
         the process that ends Ray if this one is killed; dismiss it after ``ray.shutdown()``.
@@ -114,11 +127,11 @@ def start_ray() -> Reaper:
         reaper.reap()
 
     _log.info("Starting Ray…")
-    files = Path(tempfile.mkdtemp(prefix="gs-ray-"))
+    files = haproxy_folder()
     reaper = Reaper(ray_environment(files), files)
     try:
         with reaper.marking():
-            try_twice("Ray", lambda: _init("local"), undo, _is_own)
+            try_twice("Ray", lambda: _init("local", dashboard=dashboard), undo, _is_own)
     except BaseException:
         undo()
         reaper.dismiss()
@@ -135,24 +148,24 @@ def start_serve(port: int) -> None:
 
     def undo() -> None:
         with suppress(RayServeException, RayError, TimeoutError):  # its controller may be what failed
-            serve.shutdown()  # type: ignore[no-untyped-call]
+            stop_serve()
         forget_serve()
 
     def start() -> None:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        # The messages of its controller and proxies come to the console of a trainer that has started Ray.
+        serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "WARNING"})
 
     _log.info("Starting Ray Serve…")
     try_twice("Serve", start, undo, _is_own)
 
 
-def _init(address: str) -> None:
+def _init(address: str, *, dashboard: bool | None = None) -> None:
     ray.init(
         address=address,
-        include_dashboard=False if address == "local" else None,  # it is eleven processes
+        include_dashboard=dashboard,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
-    logging.getLogger("ray.serve").setLevel("WARNING")
 
 
 def _is_own(error: Exception) -> bool:

@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
 import orjson
 
 from gym_serve.client import loop
+from gym_serve.client.remote_run import RemoteAgent, RemoteRun
 from gym_serve.graph.local import LocalGraph
 from gym_serve.graph.spec import Graph
+from gym_serve.observe.catalogue import METRICS
+from gym_serve.observe.metrics import Metric, render
 from gym_serve.routing.http import HttpTransport
-from gym_serve.servers.transport import Transport
+from gym_serve.servers.model import VERSION, HoldMode, ModelServer
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
-__all__ = ["Connection", "HttpConnection", "LocalConnection"]
+_PAGE_SECONDS = 30.0
+_STEER_SECONDS = 600.0  # a pause may wait for the answers that are being generated
 
 
 class Connection:
@@ -58,9 +65,18 @@ class Connection:
         """State of every server, by name."""
         raise NotImplementedError
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """URL of Ray's dashboard; None where there is none."""
+        return None
+
     async def pressure(self) -> JSON:
         """The load of the graph; see `Gym.pressure`."""
         self._refuse("pressure")
+
+    async def stats(self) -> JSON:
+        """What the graph has counted; see `Gym.stats`."""
+        self._refuse("stats")
 
     def handle(self, server: str) -> Any:
         """The Serve handle of a server."""
@@ -75,6 +91,45 @@ class Connection:
     ) -> None:
         """Give all replicas of a model new weights; see `Gym.update_weights`."""
         self._refuse("update_weights")
+
+    async def updates(self, model: str) -> int:
+        """How often the weights of a model were replaced, by whichever process.
+
+        Raises:
+            Unavailable: that is not known just now.
+        """
+        raise NotImplementedError
+
+    async def hold(self, model: str, mode: HoldMode) -> None:
+        """Hold the calls of a model; see `Gym.pause`."""
+        self._refuse("pause")
+
+    async def release(self, model: str) -> None:
+        """Let them begin again."""
+        self._refuse("resume")
+
+    async def policy(self, transport: Transport) -> JSON:
+        """The ``weight_version`` of a model, and whether it is ``paused``."""
+        found: JSON = (await transport.call(Call(VERSION))).json()
+        return found
+
+    async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
+        """How to call each replica of a server that runs now, by its name."""
+        self._refuse("serve_policy")
+
+    def metrics(self) -> str:
+        """The metrics of this process; see `Gym.metrics`."""
+        raise BadRequest(
+            f"metrics: {self.name} is {self.kind}; its nodes publish them, see docs/monitoring.md"
+        )
+
+    def publish(self, metrics: Sequence[Metric], refresh: Callable[[], None]) -> None:
+        """Publish the driver's metrics from now on, where Prometheus finds those of the graph.
+
+        Args:
+            metrics: what to publish.
+            refresh: sets gauges to their present values.
+        """
 
     def close(self) -> None:
         """Disconnect, and take the graph down if this connection deployed it. Safe to call twice."""
@@ -100,6 +155,9 @@ class LocalConnection(Connection):
     def __init__(self, name: str, graph: Graph) -> None:
         super().__init__(name, graph.public(), default_agent=graph.default_agent, graph=graph)
         self._local = LocalGraph(graph)
+        self._updates: Counter[str] = Counter()
+        self._metrics: Sequence[Metric] = METRICS
+        self._refresh: Callable[[], None] = lambda: None
         loop.wait(self._local.start())
 
     def transport(self, server: str) -> Transport:
@@ -108,16 +166,47 @@ class LocalConnection(Connection):
     async def health(self) -> JSON:
         return await self._local.health()
 
+    async def update_weights(
+        self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
+    ) -> None:
+        weights = tensors if path is None else Path(path)
+        await self._model(model).update_weights(weights, version, mode)
+        self._updates[model] += 1
+
+    async def updates(self, model: str) -> int:
+        return self._updates[model]
+
+    async def hold(self, model: str, mode: HoldMode) -> None:
+        await self._model(model).hold(mode)
+
+    async def release(self, model: str) -> None:
+        await self._model(model).release()
+
+    async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
+        return {"local": self._local.transport(server).call}
+
+    def _model(self, name: str) -> ModelServer:
+        server = self._local.server(name)
+        if not isinstance(server, ModelServer):
+            raise BadRequest(f"{name} is no model of this process")
+        return server
+
+    def publish(self, metrics: Sequence[Metric], refresh: Callable[[], None]) -> None:
+        names = {metric.name for metric in metrics}
+        self._metrics = [*(metric for metric in METRICS if metric.name not in names), *metrics]
+        self._refresh = refresh
+
+    def metrics(self) -> str:
+        self._refresh()
+        self._local.observe()
+        return render(self._metrics, {"graph": self.name})
+
     def close(self) -> None:
         loop.wait(self._local.stop())
 
 
 class HttpConnection(Connection):
-    """A graph at a URL.
-
-    Args:
-        url: its address with the route prefix.
-        auth_token: its bearer token, if it has one.
+    """A graph at a URL, with its route prefix, and its bearer token if it has one.
 
     Raises:
         Unavailable: no gym_serve graph answers at this URL.
@@ -131,8 +220,11 @@ class HttpConnection(Connection):
         self._token = auth_token
         self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         super().__init__(url, loop.wait(page(f"{url}/graph", self._headers)), url)
+        self._run = RemoteRun(url, self._headers)
 
     def transport(self, server: str) -> Transport:
+        if server in (self.public.get("agents") or {}):
+            return RemoteAgent(server, self.url, self._headers, self._run)
         return HttpTransport(server, f"{self.url}/{server}", self._headers)
 
     async def health(self) -> JSON:
@@ -140,6 +232,37 @@ class HttpConnection(Connection):
 
     async def pressure(self) -> JSON:
         return await page(f"{self.url}/pressure", self._headers)
+
+    async def stats(self) -> JSON:
+        return await page(f"{self.url}/stats", self._headers)
+
+    def reconfigure(self, server: str, changes: JSON) -> None:
+        urls = changes["base_url"]
+        body = {"base_urls": [urls] if isinstance(urls, str) else urls, "model": changes.get("model")}
+        loop.wait(self._steer(server, "endpoints", body))
+
+    async def update_weights(
+        self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
+    ) -> None:
+        if path is not None or tensors is not None:
+            self._refuse("update_weights with weights")
+        await self._steer(model, "version", {"version": version})
+
+    async def hold(self, model: str, mode: HoldMode) -> None:
+        await self._steer(model, "pause", {"mode": mode})
+
+    async def release(self, model: str) -> None:
+        await self._steer(model, "resume", {})
+
+    async def policy(self, transport: Transport) -> JSON:
+        return await page(f"{self.url}/{transport.server}/policy/version", self._headers)
+
+    async def updates(self, model: str) -> int:
+        told = await page(f"{self.url}/{model}/policy/version", self._headers)
+        return int(told["updates"])
+
+    async def _steer(self, model: str, what: str, body: JSON) -> None:
+        await page(f"{self.url}/{model}/policy/{what}", self._headers, body=body)
 
     def again(self) -> Callable[[], Connection]:
         return partial(HttpConnection, self.url, self._token)
@@ -157,29 +280,32 @@ async def servers_health(url: str, headers: Mapping[str, str]) -> JSON:
     return states
 
 
-async def page(url: str, headers: Mapping[str, str], fine: tuple[int, ...] = (200,)) -> JSON:
-    """The JSON object that a gateway answers at ``url``.
+async def page(
+    url: str, headers: Mapping[str, str], fine: tuple[int, ...] = (200,), body: JSON | None = None
+) -> JSON:
+    """The JSON object that a gateway answers at ``url``, with one of the HTTP statuses ``fine``.
 
     Args:
-        url: the page.
-        headers: headers of the request.
-        fine: the HTTP statuses whose body is that object.
+        url, headers: of the request.
+        fine: see above.
+        body: what to post; None for a ``GET``.
 
     Raises:
         Unavailable: no gym_serve graph answers at this URL.
         GymError: the failure that the gateway answers.
     """
     try:
-        async with httpx.AsyncClient(timeout=30.0) as client:
-            answer = await client.get(url, headers=dict(headers))
+        method, timeout = ("GET", _PAGE_SECONDS) if body is None else ("POST", _STEER_SECONDS)
+        async with httpx.AsyncClient(timeout=timeout) as client:
+            answer = await client.request(method, url, headers=dict(headers), json=body)
     except httpx.HTTPError as error:
         raise Unavailable(f"no gym_serve graph answers at {url}: {type(error).__name__}: {error}") from error
     try:
-        body = orjson.loads(answer.content)
+        found = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
-        body = answer.text
+        found = answer.text
     if answer.status_code not in fine:
-        raise error_from_body(answer.status_code, body)
-    if not isinstance(body, dict):
-        raise Unavailable(f"no gym_serve graph answers at {url}; the answer there is {str(body)[:200]!r}")
-    return body
+        raise error_from_body(answer.status_code, found)
+    if not isinstance(found, dict):
+        raise Unavailable(f"no gym_serve graph answers at {url}; the answer there is {str(found)[:200]!r}")
+    return found

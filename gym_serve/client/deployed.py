@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,31 +20,43 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from gym_serve.client.cluster import Cluster
+from gym_serve.client import loop
+from gym_serve.client.cluster import Cluster, quiet_serve
 from gym_serve.client.connection import Connection, page, servers_health
 from gym_serve.graph.deploy import GATEWAY, build
+from gym_serve.graph.gateway import Description
 from gym_serve.graph.health import reason
 from gym_serve.graph.loading import GraphSource
+from gym_serve.graph.ownership import Claim, Ownership, Terms
 from gym_serve.graph.preflight import preflight, problems_here
+from gym_serve.graph.pressure import reports_of
 from gym_serve.graph.replica import transport_to
-from gym_serve.graph.spec import Graph
-from gym_serve.graph.weights import WeightStore, update_weights
+from gym_serve.graph.spec import SECTIONS, Graph
+from gym_serve.graph.stats import STATS, stats
+from gym_serve.graph.weights import WeightStore, check_reach, hold, release, replicas, update_weights
+from gym_serve.observe.metrics import Metric
 from gym_serve.routing.failover import FailoverTransport
+from gym_serve.routing.metrics import RayPublisher
 from gym_serve.routing.replica import ReplicaTransport
-from gym_serve.routing.serve_compat import http_address, route_prefix, running_version
+from gym_serve.routing.serve_compat import (
+    dashboard_url,
+    http_address,
+    is_being_deleted,
+    route_prefix,
+    running_version,
+)
 from gym_serve.routing.starting import START_LOG
-from gym_serve.servers.model import PauseMode
-from gym_serve.servers.transport import Transport
+from gym_serve.servers.model import HoldMode, PauseMode
+from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
 from gym_serve.types.requests import JSON
-
-__all__ = ["ClusterConnection", "attach", "deploy", "launch", "reconfigure", "states"]
 
 _log = logging.getLogger(START_LOG)
 
 _DESCRIBE_SECONDS = 60.0
 _STATES_SECONDS = 10.0
 _ROUTE_SECONDS = 10.0
+_ENDING_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
@@ -53,7 +67,7 @@ class ClusterConnection(Connection):
         cluster: the cluster; None for a copy in another process, which joins it when it is first used.
         name: name of the application.
         public, url, default_agent: see `Connection`.
-        graph: the graph, where this process deployed it; `close` then takes it down.
+        graph, claim: the graph, and the claim to it, where this process holds it; `close` then takes it down.
         auth_token: the graph's bearer token, if it is known.
     """
 
@@ -69,26 +83,49 @@ class ClusterConnection(Connection):
         default_agent: str | None,
         auth_token: str | None = None,
         graph: Graph | None = None,
+        claim: Claim | None = None,
     ) -> None:
         super().__init__(name, public, url, default_agent, graph)
+        quiet_serve()  # of a copy, too, which joins no cluster where there is one
         self._cluster = cluster
+        self._ownership = Ownership(name)
+        self._claim = claim
         self._token = auth_token
         self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
-        self._changed: dict[str, JSON] = {}
+        self._publisher: RayPublisher | None = None
 
     def transport(self, server: str) -> Transport:
         self._join()
-        section = next(section for section, servers in self.public.items() if server in servers)
+        is_environment = server in (self.public.get("resources") or {})
         if self.graph is not None and self.graph.nodes[server].url is not None:
             return transport_to(self.graph.nodes[server], None)
         reached = ReplicaTransport(server, DeploymentHandle(server, self.name))
-        return FailoverTransport(reached) if section == "resources" else reached
+        return FailoverTransport(reached) if is_environment else reached
+
+    @property
+    def dashboard_url(self) -> str | None:
+        self._join()
+        return dashboard_url()
 
     async def health(self) -> JSON:
         return await servers_health(self.url, self._headers)
 
     async def pressure(self) -> JSON:
         return await page(f"{self.url}/pressure", self._headers)
+
+    async def stats(self) -> JSON:
+        """See `Connection.stats`. It asks the replicas, as a handle would wait for a graph that is gone.
+
+        Raises:
+            NotFound: the graph does not run any more.
+        """
+        self._join()
+        sections = [self.public.get(section) or {} for section in SECTIONS]
+        own = [name for servers in sections for name, node in servers.items() if node["type"] != "http"]
+        reports = await reports_of(self.name, own, STATS)
+        if not any(reports.values()) and await is_being_deleted(self.name):
+            raise NotFound(f"no graph {self.name!r} runs on this cluster any more")
+        return stats(reports, self.public.get("agents") or {})
 
     def handle(self, server: str) -> DeploymentHandle[Any]:
         self._join()
@@ -98,25 +135,54 @@ class ClusterConnection(Connection):
         """Change settings of a running server.
 
         Raises:
-            BadRequest: another process deployed the graph, or the server has no such settings.
+            BadRequest: this process does not hold the graph, or the server has no such settings.
         """
-        if self.graph is None:
-            raise BadRequest(f"{self.name} was deployed by another process; change its settings there")
-        changed = {**self._changed, server: {**self._changed.get(server, {}), **changes}}
-        reconfigure(self.name, self.graph, server, changed)
-        self._changed = changed
+        present = self._ownership.claim()
+        if self.graph is None or present is None or present != self._claim:
+            raise BadRequest(f"{self.name} cannot be changed here: {_holder(self.name, present)}")
+        check_reach(self.public, server)
+        reconfigure(self.name, self.graph, server, changes)
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: PauseMode
     ) -> None:
+        check_reach(self.public, model)
         await update_weights(self.name, model, version, path=path, tensors=tensors, mode=mode)
 
+    async def updates(self, model: str) -> int:
+        self._join()
+        try:
+            return await asyncio.to_thread(WeightStore(self.name).updates, model)
+        except RayError as error:
+            raise Unavailable(f"the weights of {model} cannot be looked up: {error}") from None
+
+    async def hold(self, model: str, mode: HoldMode) -> None:
+        check_reach(self.public, model)
+        await hold(self.name, model, mode)
+
+    async def release(self, model: str) -> None:
+        check_reach(self.public, model)
+        await release(self.name, model)
+
+    async def replicas(self, server: str) -> Mapping[str, Callable[[Call], Awaitable[Reply]]]:
+        check_reach(self.public, server)
+        return await replicas(self.name, server)
+
+    def publish(self, metrics: Sequence[Metric], refresh: Callable[[], None]) -> None:
+        labels = {"graph": self.name, "server": "driver", "replica": uuid.uuid4().hex[:8]}
+        self._publisher = RayPublisher(labels, refresh, metrics)
+        loop.wait(self._publisher.start())
+
     def close(self) -> None:
+        if self._publisher is not None:
+            loop.wait(self._publisher.stop())
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
-        if self.graph is not None:
-            _delete(self.name)
+        # The cluster, or Serve on it, may be gone already: then so is the graph.
+        with suppress(RayServeException, RayError):
+            if self._claim is not None and ray.is_initialized() and self._ownership.claim() == self._claim:
+                _delete(self.name)
         cluster.leave()
 
     def again(self) -> Callable[[], Connection]:
@@ -136,30 +202,37 @@ class ClusterConnection(Connection):
             self._cluster = Cluster("auto")
 
 
-def deploy(source: GraphSource, graph: Graph, address: str | None) -> ClusterConnection:
-    """Deploy a graph, or join it where it runs already.
+def deploy(
+    source: GraphSource,
+    graph: Graph,
+    address: str | None,
+    *,
+    dashboard: bool = False,
+    terms: Terms = Terms(),  # noqa: B008  # a constant
+) -> ClusterConnection:
+    """Deploy a graph, take it over, or join it where it runs already.
+
+    Args:
+        source, graph: the graph.
+        address, dashboard: see `Cluster`.
+        terms: what the run asks for.
 
     Raises:
-        Conflict: another graph runs under the name.
+        Conflict: another graph runs under the name, or the graph belongs to another run.
         GraphError: the cluster, or this machine, lacks what the graph needs; says what.
         Unavailable: the graph did not start.
     """
     if address is None and not ray.is_initialized() and (problems := problems_here(graph)):
         raise GraphError(problems, source=source.path)
-    cluster = Cluster(address)
-    ours = False
+    cluster = Cluster(address, dashboard=dashboard)
+    claim, ours = None, False
     try:
-        applications = serve.status().applications
-        if source.name in applications:
-            if not _is_graph(applications[source.name]) or _described(source.name)[0] != graph.public():
-                raise Conflict(
-                    f"something else runs as {source.name!r} on this cluster; give this graph a name "
-                    f'(name="..."), or join that one with Gym.attach({source.name!r})'
-                )
+        if (running := _running(source.name)) is not None:
+            claim = _joined(running, source, graph, terms)
         else:
             WeightStore(source.name).delete()  # of a graph of this name that ran before
-            ours = True
-            launch(graph, source.name, source.route_prefix, source=source.path)
+            claim, ours = Ownership(source.name).take(terms), True
+            launch(graph, source.name, source.route_prefix, source=source.path, owned=True)
     except BaseException:
         if ours:
             _delete(source.name)
@@ -172,8 +245,65 @@ def deploy(source: GraphSource, graph: Graph, address: str | None) -> ClusterCon
         url=f"{cluster.http}{source.route_prefix.rstrip('/')}",
         default_agent=graph.default_agent,
         auth_token=graph.auth_tokens[0].get_secret_value() if graph.auth_tokens else None,
-        graph=graph if ours else None,
+        graph=None if claim is None else graph,
+        claim=claim,
     )
+
+
+def _running(name: str) -> ApplicationStatusOverview | None:
+    """An application that runs or starts; one that is being deleted is waited for.
+
+    Raises:
+        Conflict: it does not end.
+    """
+    ends = time.monotonic() + _ENDING_SECONDS
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None or application.status != ApplicationStatus.DELETING:
+            return application
+        if time.monotonic() > ends:
+            raise Conflict(f"{name!r} is being taken down, and still has requests; try again later")
+        time.sleep(_POLL_SECONDS)
+
+
+def _joined(
+    running: ApplicationStatusOverview, source: GraphSource, graph: Graph, terms: Terms
+) -> Claim | None:
+    """This process's claim to a graph that runs already; None where it only joins it.
+
+    Raises:
+        Conflict: it is another graph, or belongs to another run.
+        Unavailable: it does not start.
+    """
+    name = source.name
+    described = _described(name) if _is_graph(running) else None
+    if described is None or described.public != graph.public():
+        raise Conflict(
+            f"something else runs as {name!r} on this cluster; give this graph a name "
+            f'(name="..."), or join that one with Gym.attach({name!r})'
+        )
+    ownership = Ownership(name)
+    present = ownership.claim() if described.owned else None
+    is_same = present is not None and present.terms.owner == terms.owner
+    if present is not None and is_same and (terms.owner is not None or not present.is_alive()):
+        claim = ownership.take(terms)
+        if running.status in (ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED):
+            _run(build(graph, user_configs=_changed(name), owned=True), name, source.route_prefix)
+            _await_route(source.route_prefix)
+        return claim
+    if terms.owner is not None:
+        raise Conflict(
+            f"{name!r} cannot belong to the run {terms.owner!r}: {_holder(name, present)}. Join it with "
+            f'Gym.attach({name!r}), or give this graph another name (name="...")'
+        )
+    return None
+
+
+def _holder(name: str, present: Claim | None) -> str:
+    """To whom a graph belongs, for a message."""
+    if present is None:
+        return f"nobody owns {name!r}; `gym-serve up` or `serve` has deployed it"
+    return f"it belongs to {present.holder()}"
 
 
 def attach(name: str, address: str | None) -> ClusterConnection:
@@ -192,15 +322,25 @@ def attach(name: str, address: str | None) -> ClusterConnection:
             )
         if not _is_graph(applications[name]):
             raise NotFound(f"the application {name!r} is no graph of gym_serve, or is still being built")
-        public, default_agent = _described(name)
+        found = _described(name)
         url = f"{cluster.http}{route_prefix(name).rstrip('/')}"
-        return ClusterConnection(cluster, name=name, public=public, url=url, default_agent=default_agent)
+        return ClusterConnection(
+            cluster, name=name, public=found.public, url=url, default_agent=found.default_agent
+        )
     except BaseException:
         cluster.leave()
         raise
 
 
-def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None, checked: bool = False) -> None:
+def launch(
+    graph: Graph,
+    name: str,
+    prefix: str,
+    *,
+    source: str | None = None,
+    checked: bool = False,
+    owned: bool = False,
+) -> None:
     """Deploy a graph on the connected cluster, or update it in place, and wait until it is ready.
 
     What can be known is looked for before anything that runs is touched. Where an update fails all the same,
@@ -212,6 +352,7 @@ def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None, c
         source: its file, for the error.
         checked: True where the cluster is a Ray that was started on this machine for this graph, after
             `problems_here`: no worker is asked again.
+        owned: whether the graph belongs to the run that claims it, and ends with it.
 
     Raises:
         GraphError: the cluster lacks what it needs; says what.
@@ -221,7 +362,7 @@ def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None, c
         raise GraphError(problems, source=source)
     before = running_version(name)
     try:
-        application = build(graph)
+        application = build(graph, owned=owned)
         _log.info("Deploying %s servers…", sum(node.cls is not None for node in graph.nodes.values()) + 1)
         _run(application, name, prefix)
     except Unavailable as error:
@@ -229,11 +370,13 @@ def launch(graph: Graph, name: str, prefix: str, *, source: str | None = None, c
             raise
         before.restore()
         raise Unavailable(f"{error.message}; the version before it serves again") from error
+    if not owned:
+        Ownership(name).forget()  # of a run whose graph this was until now
     _await_route(prefix)
 
 
-def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) -> None:
-    """Change settings of a running server of a graph that this process deployed.
+def reconfigure(name: str, graph: Graph, server: str, changes: JSON) -> None:
+    """Change settings of a running server of a graph that this process holds.
 
     Only that deployment is touched, and its replicas keep running (Serve's ``user_config``).
 
@@ -241,8 +384,7 @@ def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) 
         name: of its application.
         graph: the graph as it was deployed.
         server: the server.
-        changes: every setting that has been changed so far, by server: what is left out of a server's
-            ``user_config`` is unknown to the replicas that it starts later.
+        changes: the new settings.
 
     Raises:
         BadRequest: the server has no such settings.
@@ -250,12 +392,22 @@ def reconfigure(name: str, graph: Graph, server: str, changes: dict[str, JSON]) 
     node = graph.nodes[server]
     if node.cls is None:
         raise BadRequest(f"{server} is a remote server; change its settings where it runs")
+    # What is left out of a server's user_config is unknown to the replicas that it starts later.
+    changed = _changed(name)
+    changed[server] = {**changed.get(server, {}), **changes}
     try:
-        node.cls.Config(**{**node.settings, **changes[server]})
+        node.cls.Config(**{**node.settings, **changed[server]})
     except ValidationError as error:
         problems = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False))
         raise BadRequest(f"{server} ({node.type}) does not take these settings: {problems}") from None
-    _run(build(graph, user_configs=changes), name, route_prefix(name))
+    _run(build(graph, user_configs=changed, owned=True), name, route_prefix(name))
+
+
+def _changed(name: str) -> dict[str, JSON]:
+    """The settings of a running graph that were changed since it was deployed, by server."""
+    running = running_version(name)
+    deployments = [] if running is None else running.deployments
+    return {d.name: dict(d.user_config) for d in deployments if d.user_config and d.name != GATEWAY}
 
 
 def states(name: str) -> dict[str, JSON]:
@@ -336,17 +488,26 @@ def _delete(name: str) -> None:
     with suppress(RayServeException, RayError):
         serve.delete(name)
         WeightStore(name).delete()
+        Ownership(name).forget()
 
 
 def _is_graph(application: ApplicationStatusOverview) -> bool:
     return GATEWAY in application.deployments
 
 
-def _described(name: str) -> tuple[JSON, str | None]:
+def _described(name: str) -> Description:
     gateway: Any = DeploymentHandle(GATEWAY, name)
-    asked = gateway.describe.remote()
+    description: Description = _answered(gateway.describe.remote(), name)
+    return description
+
+
+def _answered(asked: Any, name: str) -> Any:
+    """What the gateway answers.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
     try:
-        public, default_agent = asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
+        return asked.result(timeout_s=_DESCRIBE_SECONDS, _skip_asyncio_check=True)
     except TimeoutError:
         raise Unavailable(f"the gateway of {name!r} does not answer") from None
-    return public, default_agent

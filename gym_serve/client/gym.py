@@ -9,45 +9,63 @@ It deploys a graph, joins a running one, or speaks to one over HTTP; the rest is
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
+import orjson
 from typing_extensions import Self, Unpack
 
 from gym_serve.client import loop
 from gym_serve.client.connection import Connection, HttpConnection, LocalConnection
+from gym_serve.client.policy import Generate, PolicyService
 from gym_serve.client.rollout_client import RolloutClient, RolloutOptions
+from gym_serve.client.stream import GroupStream
 from gym_serve.graph import GraphSource, GraphSpec, load_graph, resolve
 from gym_serve.graph.spec import SECTIONS
+from gym_serve.observe import tracing
+from gym_serve.observe.catalogue import DRIVER_IN_FLIGHT, STALENESS, WEIGHTS_UPDATE_SECONDS
 from gym_serve.rollouts import (
     Budget,
     Collection,
     Group,
+    GroupFeed,
     GroupOptions,
+    Job,
     Order,
     Progress,
     Report,
+    RolloutTracking,
     Rows,
     Spending,
+    Straddle,
+    StreamOptions,
+    Tracker,
+    Tracking,
     collect,
     expand,
     groups,
     jobs_of,
+    open_tracker,
     prices_of,
     raise_problem,
     stream,
 )
-from gym_serve.servers.model import PauseMode
+from gym_serve.servers.model import HoldMode, PauseMode
 from gym_serve.servers.transport import Call, Transport, encode
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout
 
-__all__ = ["Gym"]
+logger = logging.getLogger("gym_serve")
 
 
 class Gym:
@@ -61,15 +79,28 @@ class Gym:
         self.url = connection.url
         self.graph = connection.public
         self._connection = connection
+        self._servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
         self._default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
         self._transports: dict[str, Transport] = {}
-        self._driver = RolloutClient(
+        self._services: dict[str, PolicyService] = {}
+        self._trackings: list[RolloutTracking] = []
+        self._streams: WeakSet[GroupStream] = WeakSet()
+        if self.graph.get("tracing") is not None:
+            try:
+                tracing.start()
+            except ModuleNotFoundError as error:  # the graph's servers record their part all the same
+                logger.warning("this process records no traces: %s", error)
+        self._client = RolloutClient(
             self.graph, self._default_agent, self._transport, connection.graph, self.name
         )
+        # Its own, as a process may have several Gyms.
+        self._in_flight, self._update_seconds = DRIVER_IN_FLIGHT.fresh(), WEIGHTS_UPDATE_SECONDS.fresh()
+        self._staleness = STALENESS.fresh()
+        metrics = (self._in_flight, self._update_seconds, self._staleness)
+        connection.publish(metrics, self._set_gauges)
 
     def __repr__(self) -> str:
-        servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
-        return f"<Gym {self.name!r}: {self._connection.kind}, servers {', '.join(servers)}>"
+        return f"<Gym {self.name!r}: {self._connection.kind}, servers {', '.join(self._servers)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process attaches to the same graph, and leaves it running."""
@@ -87,8 +118,15 @@ class Gym:
         application: str | None = None,
         *,
         ray: bool = True,
+        dashboard: bool = False,
+        owner: str | None = None,
+        lease_s: float = 300.0,
+        detached: bool = False,
     ) -> Self:
-        """Deploy a graph and wait until it is ready; a running one with the same file is joined.
+        """Deploy a graph and wait until it is ready; a running one of the same file is taken over or joined.
+
+        A deployed graph belongs to this process: `shutdown` takes it down, and so does the cluster, some time
+        after this process has ended without it. A graph that was joined is left running.
 
         Args:
             graph: path of a graph file, or what stands under its ``args``.
@@ -100,11 +138,19 @@ class Gym:
             application: which graph of the file, if it has several ``applications``.
             ray: False runs the graph in this process, without Ray: it starts within a second and gives the
                 same trajectories. It has one instance of each server, no GPUs and no HTTP routes.
+            dashboard: True starts the new local Ray with its dashboard (`dashboard_url`), which takes eleven
+                processes. A Ray that runs already has one, or not.
+            owner: name of the run that the graph belongs to, the same in each of its processes. The last one
+                to call this takes the graph over from the one before, whether that has ended or not.
+            lease_s: seconds for which a graph whose process has ended waits to be taken over. Then it is
+                taken down.
+            detached: True lets it wait for ever.
 
         Raises:
             GraphError: the graph has problems; all of them. Without Ray, also: it needs a cluster.
-            InvalidRequest: ``address`` is given beside ``ray=False``.
-            Conflict: another graph runs under this name.
+            InvalidRequest: an argument of a cluster is given beside ``ray=False``; ``owner`` is empty, or
+                ``lease_s`` no positive number.
+            Conflict: another graph runs under this name, or this one belongs to another ``owner`` or to none.
             ClusterMismatch: the cluster runs another version of Ray or Python.
             Unavailable: no cluster at the address, or the graph did not start.
             Unauthorized: the cluster asks for a token that this process does not send.
@@ -114,13 +160,53 @@ class Gym:
         resolved = resolve(
             source.spec, source=source.path, base_dir=base, literal_secrets=source.path is None
         )
+        if owner == "":
+            raise InvalidRequest("`owner` must be the name of a run, got ''")
+        if not 0 < lease_s < math.inf:
+            raise InvalidRequest(f"`lease_s` must be a positive number of seconds, got {lease_s!r}")
         if not ray:
-            if address is not None:
-                raise InvalidRequest(f"`address` must be left out with ray=False, got {address!r}")
+            given = {"address": address, "dashboard": dashboard, "owner": owner, "detached": detached}
+            for argument, value in given.items():
+                if value:
+                    raise InvalidRequest(f"`{argument}` must be left out with ray=False, got {value!r}")
             return cls(LocalConnection(_named(source, name).name, resolved))
         from gym_serve.client import deployed
+        from gym_serve.graph.ownership import Terms
 
-        return cls(deployed.deploy(_named(source, name), resolved, address))
+        terms = Terms(owner, lease_s, detached)
+        return cls(deployed.deploy(_named(source, name), resolved, address, dashboard=dashboard, terms=terms))
+
+    @classmethod
+    async def afrom_graph(
+        cls,
+        graph: str | Path | Mapping[str, Any] | GraphSpec,
+        address: str | None = None,
+        overrides: Mapping[str, Any] | Sequence[str] | None = None,
+        name: str | None = None,
+        application: str | None = None,
+        *,
+        ray: bool = True,
+        dashboard: bool = False,
+        owner: str | None = None,
+        lease_s: float = 300.0,
+        detached: bool = False,
+    ) -> Self:
+        """The same, to be awaited. If it is cancelled, the graph is shut down as soon as it has started."""
+        return await _started(
+            partial(
+                cls.from_graph,
+                graph,
+                address,
+                overrides,
+                name,
+                application,
+                ray=ray,
+                dashboard=dashboard,
+                owner=owner,
+                lease_s=lease_s,
+                detached=detached,
+            )
+        )
 
     @classmethod
     def attach(cls, name: str, address: str | None = "auto") -> Self:
@@ -134,6 +220,11 @@ class Gym:
         return cls(deployed.attach(name, address))
 
     @classmethod
+    async def aattach(cls, name: str, address: str | None = "auto") -> Self:
+        """The same, to be awaited."""
+        return await asyncio.to_thread(cls.attach, name, address)
+
+    @classmethod
     def connect(cls, url: str, auth_token: str | None = None) -> Self:
         """Speak to a graph over HTTP: another cluster, or no Ray at all on this side.
 
@@ -142,6 +233,11 @@ class Gym:
             auth_token: the graph's bearer token, if it has one.
         """
         return cls(HttpConnection(url, auth_token))
+
+    @classmethod
+    async def aconnect(cls, url: str, auth_token: str | None = None) -> Self:
+        """The same, to be awaited."""
+        return await asyncio.to_thread(cls.connect, url, auth_token)
 
     # Rollouts
 
@@ -185,7 +281,7 @@ class Gym:
 
         Call it inside a running event loop; there is one for each rollout.
         """
-        groups = list(expand(examples, self._driver.expansion(options), problem=raise_problem))
+        groups = list(expand(examples, self._client.expansion(options), problem=raise_problem))
         pairs = self._stream(iter(groups), "completion", options)
         return loop.awaitables(pairs, sum(map(len, groups)))
 
@@ -222,13 +318,87 @@ class Gym:
         if "repeats" in options:
             raise InvalidRequest("repeats: a group's size and oversample say how many rollouts a row gets")
         wanted = GroupOptions(size, oversample, quorum, deadline)
-        engine = self._driver.runner_options(options, attempts=3)
+        settings = self._client.runner_options(options, attempts=3)
         options["repeats"] = size + oversample
-        jobs = jobs_of(await self._driver.groups(rows, options))
-        settled = groups(jobs, self._driver.run, wanted, engine, self._driver.compare, spending=spending)
+        jobs = jobs_of(await self._client.groups(rows, options))
+        run = self._client.at(options.get("endpoint")).run
+        settled = groups(jobs, run, wanted, settings, self._client.compare, spending=spending)
         async with aclosing(settled) as found:
             async for group in found:
                 yield group
+
+    def stream(
+        self,
+        rows: Rows,
+        *,
+        size: int,
+        max_staleness: int,
+        straddle: Straddle = "continue",
+        batch: int | None = None,
+        ahead: int | None = None,
+        oversample: int = 0,
+        quorum: int | None = None,
+        deadline: float | None = None,
+        **options: Unpack[RolloutOptions],
+    ) -> GroupStream:
+        """Groups for asynchronous training: they are made while the trainer learns, and none is too old.
+
+        The policy gets a new version by `update_weights`, or by `set_model_endpoints` with a ``version``, in
+        this process or another one. The staleness of a group (``group.staleness``) is the
+        version at which it is taken, less that at which its oldest rollout began.
+
+        Groups are taken as they get ready, and every row in its turn: the iteration waits for a slow one
+        before it would become too old. What becomes too old all the same, because the trainer takes fewer
+        groups for a version than it said, is cancelled down to the model's request and begins again before
+        later rows. So each row is trained on as often as it is in ``rows``, however slow it is.
+
+        Args:
+            rows: as for `rollouts`; those of the caller are drawn in a thread, and may wait.
+            size: rollouts wanted per row.
+            max_staleness: the largest staleness, k. At most (k + 1) * ``batch`` groups have begun and are not
+                taken; with 0, nothing is made while the trainer learns.
+            straddle: what becomes of rollouts that run while the policy changes. ``continue``: they go on,
+                with the new weights from some token on (``TrainingSample.versions``); ``restart``: they
+                begin anew, so that each rollout is of one version; ``cancel``: their groups begin anew, so
+                that each group is of one version.
+            batch: usable groups that the trainer takes for each version. By default as many as for the
+                version before, and for the first one as many as fit into ``concurrency``.
+            ahead: for how many versions groups are made ahead; by default k. With a lower number they are
+                fresher, and the rest of k is left to those that take long.
+            oversample, quorum, deadline: as for `groups`.
+            **options: see `RolloutOptions`; without ``repeats``.
+
+        Raises:
+            InvalidRequest: a number is out of its range.
+        """
+        if "repeats" in options:
+            raise InvalidRequest("repeats: a group's size and oversample say how many rollouts a row gets")
+        settings = self._client.runner_options(options, attempts=3)
+        options["repeats"] = size + oversample
+
+        async def draw() -> Iterator[list[Job]]:
+            return jobs_of(await self._client.groups(rows, options))
+
+        feed = GroupFeed(
+            draw,
+            self._client.at(options.get("endpoint")).run,
+            options=GroupOptions(size, oversample, quorum, deadline),
+            stream=StreamOptions(max_staleness, straddle, batch, ahead),
+            runner_options=settings,
+            version=self._policy_updates,
+            compare=self._client.compare,
+        )
+        made = GroupStream(feed, self._taken)
+        self._streams.add(made)
+        return made
+
+    def _taken(self, group: Group) -> None:
+        if group.usable and group.staleness is not None:
+            self._staleness.observe(value=group.staleness)
+
+    async def _policy_updates(self) -> int:
+        """How often the weights of the policy were replaced."""
+        return max([await self._connection.updates(name) for name in self._policies(None)], default=0)
 
     def spending(self, budget: Budget | None = None) -> Spending:
         """A count of what model calls use and cost, at this graph's prices, for any number of `groups` calls.
@@ -253,6 +423,7 @@ class Gym:
         progress: Callable[[Progress], None] = lambda progress: None,
         stop: asyncio.Event | None = None,
         budget: Budget | None = None,
+        track: str | Tracker | None = None,
         **options: Unpack[RolloutOptions],
     ) -> Report:
         """Collect rollouts into files, so that nothing is lost and nothing is done twice.
@@ -263,42 +434,98 @@ class Gym:
             rows: as for `rollouts`; all of them are checked before anything runs.
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
                 beside it (docs/formats.md, Rollouts).
-            resume: go on with the run that ``output`` holds, if it holds one.
-            retry_failed: resume, and make the rollouts again that have failed for good.
-            progress: told of the counts whenever results come in.
+            resume: continue the run in ``output``, if there is one.
+            retry_failed: resume, and retry the rollouts that have failed permanently.
+            progress: called with the counts whenever results come in.
             stop: once set, no further rollout starts; running ones may end.
             budget: what the run may use; once it is spent, as if ``stop`` was set.
+            track: follows the run: ``wandb``, ``mlflow``, ``tensorboard``, or any `Tracker`, which is closed
+                at the end.
             **options: see `RolloutOptions`.
 
         Returns:
-            what came of it. An `OperatorError` is no exception here: what met it stays open, and is the
-            report's ``operator_error``; once it is fixed, ``resume`` continues the run.
+            the report. An `OperatorError` is not raised, but is the report's ``operator_error``: the rollouts
+            that met it stay open, and ``resume`` continues the run once it is fixed.
 
         Raises:
             InvalidRequest, Conflict, Unavailable, BadRequest: see `gym_serve.rollouts.collect`.
         """
-        driver = self._driver
+        client = self._client.at(options.get("endpoint"))
         collection = Collection(
-            backend=driver,
-            expansion=driver.expansion(options),
-            options=driver.runner_options(options, attempts=3),
+            backend=client,
+            expansion=client.expansion(options),
+            options=client.runner_options(options, attempts=3),
             budget=budget or Budget(),
         )
-        return await collect(
-            rows,
-            output,
-            collection,
-            resume=resume,
-            retry_failed=retry_failed,
-            skip_invalid=options.get("skip_invalid", False),
-            progress=progress,
-            stop=stop,
+        if isinstance(track, str):
+            track = open_tracker(track, Path(output))
+        tracking = None if track is None else Tracking(track, self._run_config(rows, options))
+
+        def told(counts: Progress) -> None:
+            progress(counts)
+            if tracking is not None:
+                tracking.progress(counts)
+
+        try:
+            report = await collect(
+                rows,
+                output,
+                collection,
+                resume=resume,
+                retry_failed=retry_failed,
+                skip_invalid=options.get("skip_invalid", False),
+                progress=told,
+                stop=stop,
+            )
+            if tracking is not None:
+                tracking.finish(report)
+            return report
+        finally:
+            if tracking is not None:
+                await asyncio.to_thread(tracking.close)
+
+    def track(self, tracker: str | Tracker, config: Mapping[str, Any] | None = None) -> RolloutTracking:
+        """Let a tracker of experiments follow all rollouts from now on, whatever asks for them.
+
+            with gym.track("wandb", config={"learning_rate": 1e-6}):
+                async for group in gym.groups(rows, size=8): ...
+
+        It gets numbers over time and tables of samples, until the block or this Gym ends.
+
+        Args:
+            tracker: ``wandb``, ``mlflow``, ``tensorboard`` (whose files are in ``NAME_tensorboard`` here), or
+                any `Tracker`.
+            config: what the tracker shows as the configuration of the run, beside the graph.
+
+        Raises:
+            InvalidRequest: there is no such tracker, or its package is missing.
+        """
+        if isinstance(tracker, str):
+            tracker = open_tracker(tracker, Path(self.name.rpartition("/")[2]))
+        tracking = RolloutTracking(
+            tracker,
+            _plain({"name": self.name, **(config or {}), "graph": self.graph}),
+            lambda: self._client.in_flight,
+            self._untrack,
         )
+        self._trackings.append(tracking)
+        self._client.followers.append(tracking.add)
+        return tracking
+
+    def _untrack(self, tracking: RolloutTracking) -> None:
+        self._client.followers.remove(tracking.add)
+        self._trackings.remove(tracking)
+
+    def _run_config(self, rows: Rows, options: RolloutOptions) -> JSON:
+        """What a tracker is told of a run: no secrets."""
+        given = {name: value for name, value in options.items() if name != "endpoint" and value is not None}
+        source = {"rows": str(rows)} if isinstance(rows, str | Path) else {}
+        return _plain({"name": self.name, **source, **given, "graph": self.graph})
 
     async def _pairs(
         self, rows: Rows, order: Order, options: RolloutOptions
     ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-        groups = await self._driver.groups(rows, options)
+        groups = await self._client.groups(rows, options)
         async with aclosing(self._stream(groups, order, options)) as pairs:
             async for pair in pairs:
                 yield pair
@@ -306,8 +533,8 @@ class Gym:
     def _stream(
         self, groups: Iterator[list[JSON]], order: Order, options: RolloutOptions
     ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-        engine = self._driver.runner_options(options, attempts=1)
-        return stream(jobs_of(groups), self._driver.run, engine, order)
+        settings = self._client.runner_options(options, attempts=1)
+        return stream(jobs_of(groups), self._client.at(options.get("endpoint")).run, settings, order)
 
     # The graph
 
@@ -318,6 +545,11 @@ class Gym:
     async def ahealth(self) -> JSON:
         """The same, to be awaited."""
         return await loop.run(self._connection.health())
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """URL of the dashboard of the graph's Ray; None where there is none."""
+        return self._connection.dashboard_url
 
     def pressure(self) -> JSON:
         """The load of the graph: its bottleneck, and how many rollouts suit it.
@@ -331,6 +563,18 @@ class Gym:
     async def apressure(self) -> JSON:
         """The same, to be awaited."""
         return await loop.run(self._connection.pressure())
+
+    def stats(self) -> JSON:
+        """What all replicas of the graph have counted, and their load (``/stats``).
+
+        Beside the keys of `pressure`: ``metrics`` has, for each series of docs/monitoring.md, its ``labels``
+        and ``value``; each server has ``cpu_seconds``, by stage.
+        """
+        return loop.wait(self._connection.stats())
+
+    async def astats(self) -> JSON:
+        """The same, to be awaited."""
+        return await loop.run(self._connection.stats())
 
     def handle(self, server: str) -> Any:
         """The Serve handle of a server, for code that composes deployments.
@@ -368,8 +612,105 @@ class Gym:
 
     # Its models
 
+    async def pause(self, mode: HoldMode = "keep", *, model: str | None = None) -> None:
+        """Let no model call begin until `resume`, while the policy changes. Episodes wait; none fails for it.
+
+        A waiting call spends its time limit: ``model_timeout`` of the agent must exceed the pause. Judges and
+        other models go on, unless they are named.
+
+        Args:
+            mode: ``keep``: running generations of an engine in the graph stop between two tokens and go on
+                afterwards, those of an endpoint end there; ``wait``: returns when none runs any more;
+                ``abort``: they are ended now, and made again from their prompt afterwards.
+            model: a model server; by default every model of an agent.
+
+        Raises:
+            NotFound: no such server.
+            BadRequest: the model is not part of this graph's process or cluster, or also runs inside another
+                server (``inline``).
+            Forbidden: the graph is reached over HTTP, and has no ``auth_token``.
+            Unavailable: a replica could not be told.
+        """
+        for name in self._policies(model):
+            await loop.run(self._connection.hold(name, mode))
+
+    async def resume(self, *, model: str | None = None) -> None:
+        """Let model calls begin again.
+
+        Args:
+            model: as for `pause`.
+
+        Raises: as `pause`.
+        """
+        for name in self._policies(model):
+            await loop.run(self._connection.release(name))
+
+    def serve_policy(
+        self, model: str, generate: Generate | Any, *, max_batch: int = 64, concurrency: int | None = None
+    ) -> None:
+        """Generate for a ``callback_model``, in this process, until `shutdown` or another call for the model.
+
+        Args:
+            model: a model server of the type ``callback_model``.
+            generate: takes a list of `PolicyRequest` and returns a list of `PolicyAnswer`, in their order. A
+                function runs in a thread. An asynchronous one runs on the event loop from which this is
+                called, if there is one; do not block that loop. Of a Ray actor, the method ``generate`` is
+                called.
+            max_batch: most requests in one call: 1 for an engine that batches by itself, as otherwise a
+                short answer waits for the longest of its batch.
+            concurrency: most calls at the same time; by default 1 for a function, and no limit otherwise.
+
+        Raises:
+            NotFound: no such model.
+            InvalidRequest: ``generate`` is nothing that can be called, or a number is out of its range.
+            BadRequest: the graph is reached over HTTP.
+        """
+        self._policies(model)
+        service = PolicyService(
+            model, generate, partial(self._connection.replicas, model), max_batch, concurrency
+        )
+        loop.wait(self._serve(model, service))
+
+    async def _serve(self, model: str, service: PolicyService) -> None:
+        await self._connection.replicas(model)  # refuses where it cannot be
+        if (before := self._services.pop(model, None)) is not None:
+            await before.stop()
+        self._services[model] = service
+        service.start()
+
+    @property
+    def policy_version(self) -> str | None:
+        """Version of the policy's weights, as the model server has it; None if nobody said one.
+
+        It is that of `update_weights`, or of `set_model_endpoints` with a ``version``.
+
+        Raises:
+            BadRequest: the agents have models of different versions.
+        """
+        names = self._policies(None)
+        found = {
+            str(loop.wait(self._connection.policy(self._transport(n)))["weight_version"] or "") for n in names
+        }
+        if len(found) > 1:
+            raise BadRequest(f"the models of {self.name} have different versions: {', '.join(sorted(found))}")
+        return next(iter(found), None) or None
+
+    def _policies(self, model: str | None) -> list[str]:
+        """The named model, or the models of all agents."""
+        models = self.graph.get("models") or {}
+        if model is not None:
+            if model not in models:
+                raise NotFound(f"no model {model!r} in {self.name}; it has {', '.join(models)}")
+            return [model]
+        named = (agent.get("model") for agent in (self.graph.get("agents") or {}).values())
+        return list(dict.fromkeys(name for name in named if name in models))
+
     def set_model_endpoints(
-        self, model: str, base_urls: Sequence[str], model_name: str | None = None
+        self,
+        model: str,
+        base_urls: Sequence[str],
+        model_name: str | None = None,
+        version: str | None = None,
     ) -> None:
         """Point a model server at other endpoints, live: its replicas go on, new ones know as well.
 
@@ -377,11 +718,13 @@ class Gym:
             model: name of a model server of the type ``chat_model`` or ``openai_model``.
             base_urls: the new endpoints.
             model_name: the new name of the model there; None keeps the old one.
+            version: name of the weights there, which further calls carry; None keeps the old one.
 
         Raises:
             NotFound: no such server.
-            BadRequest: another process deployed the graph, it does not run on a cluster, the server has no
-                endpoints, or none are given.
+            BadRequest: another process owns the graph, or none; it does not run on a cluster; the server has
+                no endpoints, or none are given.
+            Forbidden: the graph is reached over HTTP, and has no ``auth_token``.
         """
         self._check(model)
         if not base_urls:
@@ -390,12 +733,18 @@ class Gym:
         if model_name is not None:
             settings["model"] = model_name
         self._connection.reconfigure(model, settings)
+        if version is not None:
+            self.update_weights(model, version)
 
     async def aset_model_endpoints(
-        self, model: str, base_urls: Sequence[str], model_name: str | None = None
+        self,
+        model: str,
+        base_urls: Sequence[str],
+        model_name: str | None = None,
+        version: str | None = None,
     ) -> None:
         """The same, to be awaited."""
-        await asyncio.to_thread(self.set_model_endpoints, model, base_urls, model_name)
+        await asyncio.to_thread(self.set_model_endpoints, model, base_urls, model_name, version)
 
     def update_weights(
         self,
@@ -413,17 +762,21 @@ class Gym:
         path until the next update.
 
         Args:
-            model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``).
+            model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``); any other one
+                can be told its version.
             version: name of the weights, e.g. the trainer's step.
             path: a folder or file of safetensors that the replicas' machines see.
             tensors: or the weights themselves, as ``safetensors.torch.save(state_dict)`` writes them; they
-                go through Ray's object store.
+                go through Ray's object store. Without both, the trainer has replaced the weights itself, at
+                the endpoints of a ``chat_model`` say, and tells the version that calls carry from now on.
             mode: generations that run go on with the new weights (``keep``), or fail as retryable
                 (``abort``).
 
         Raises:
             NotFound: no such server.
-            BadRequest: the model takes no weights, or not these; the graph does not run on a cluster.
+            BadRequest: the model takes no weights, or not these; the graph is reached over HTTP, where only
+                a version can be told.
+            Forbidden: it is, and has no ``auth_token``.
             Unavailable: a replica could not be reached, or broke; it is replaced.
         """
         loop.wait(self.aupdate_weights(model, version, path=path, tensors=tensors, mode=mode))
@@ -439,20 +792,40 @@ class Gym:
     ) -> None:
         """The same, to be awaited."""
         self._check(model)
-        if (path is None) == (tensors is None):
+        if path is not None and tensors is not None:
             raise BadRequest("give path or tensors, one of the two")
         where = None if path is None else str(path)
         update = self._connection.update_weights(model, version, path=where, tensors=tensors, mode=mode)
+        begun = time.monotonic()
         await loop.run(update)
+        self._update_seconds.observe(model, value=time.monotonic() - begun)
+        for running in list(self._streams):
+            running.look()
+
+    def metrics(self) -> str:
+        """The metrics of a graph in this process, in the text format of Prometheus (see docs/monitoring.md).
+
+        What other graphs in this process have done is counted with them.
+
+        Raises:
+            BadRequest: the graph does not run in this process: its Ray nodes publish its metrics.
+        """
+        return self._connection.metrics()
+
+    def _set_gauges(self) -> None:
+        self._in_flight.set(value=self._client.in_flight)
 
     # Its end
 
     def shutdown(self) -> None:
-        """Take the graph down, if this Gym deployed it, and leave Ray as it was found. Safe to call twice."""
+        """Take the graph down, if this Gym owns it, and leave Ray as it was found. Safe to call twice."""
         try:
+            while self._trackings:
+                self._trackings[-1].close()
             loop.wait(self._close_edges())
         finally:
             self._connection.close()
+            tracing.flush()
 
     async def ashutdown(self) -> None:
         """The same, to be awaited."""
@@ -461,27 +834,26 @@ class Gym:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.ashutdown()
 
     async def _close_edges(self) -> None:
+        for running in list(self._streams):
+            await running.aclose()
+        while self._services:
+            await self._services.popitem()[1].stop()
         while self._transports:
             await self._transports.popitem()[1].close()
 
     def _check(self, server: str) -> None:
-        names = [name for kind in ("models", "resources", "agents") for name in self.graph.get(kind) or {}]
-        if server not in names:
-            raise NotFound(f"no server {server!r} in {self.name}; it has {', '.join(names)}")
+        if server not in self._servers:
+            raise NotFound(f"no server {server!r} in {self.name}; it has {', '.join(self._servers)}")
 
     def _transport(self, server: str) -> Transport:
         if server not in self._transports:
@@ -492,8 +864,38 @@ class Gym:
         return self._transports[server]
 
 
+_G = TypeVar("_G", bound=Gym)
+
+
+async def _started(start: Callable[[], _G]) -> _G:
+    """What ``start`` returns, from a thread; shut down if nobody waits for it any more."""
+    started: list[_G] = []
+    left = threading.Event()
+
+    def run() -> _G:
+        gym = start()
+        started.append(gym)
+        if left.is_set():
+            gym.shutdown()
+        return gym
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        left.set()
+        for gym in started:  # it had started already
+            await asyncio.shield(gym.ashutdown())
+        raise
+
+
 def _joined(connect: Callable[[], Connection]) -> Gym:
     return Gym(connect())
+
+
+def _plain(config: JSON) -> JSON:
+    """A configuration as JSON alone."""
+    plain: JSON = orjson.loads(orjson.dumps(config, default=str))
+    return plain
 
 
 def _only(agents: Mapping[str, Any]) -> str | None:

@@ -19,8 +19,6 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["awaitables", "run", "wait"]
-
 T = TypeVar("T")
 
 
@@ -88,6 +86,11 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         running.cancel()
         raise
+
+
+def start(work: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine on that loop, from any thread, and wait for nothing."""
+    asyncio.run_coroutine_threadsafe(work, _loop())
 
 
 def _here() -> asyncio.AbstractEventLoop | None:

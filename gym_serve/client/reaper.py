@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["Reaper", "marked"]
-
 _VARIABLE = "GYM_SERVE_LOCAL_RAY"
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 5.0  # in which Ray's processes notice by themselves that they are alone
@@ -28,9 +26,7 @@ _GRACE_SECONDS = 5.0  # in which Ray's processes notice by themselves that they 
 class Reaper:
     """Waits for the end of this process. On systems without ``/proc``, Ray's own reaper must do.
 
-    Args:
-        environment: further variables for the marked processes.
-        folder: their files; removed at the end.
+    The marked processes get the variables of ``environment``; their files in ``folder`` are removed.
     """
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:

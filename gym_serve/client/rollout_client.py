@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import orjson
 from typing_extensions import TypedDict
 
 from gym_serve.client import loop
-from gym_serve.graph.spec import Graph, ServerOptions
+from gym_serve.graph.spec import SECTIONS, Graph, ServerOptions
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import (
     Expansion,
@@ -31,14 +32,15 @@ from gym_serve.rollouts.groups import Compare
 from gym_serve.rollouts.run_metrics import Aggregate
 from gym_serve.rollouts.scheduling import MAX_FAILURES
 from gym_serve.servers.clients import AgentClient, EnvironmentClient
+from gym_serve.servers.context import current
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.requests import JSON
-
-__all__ = ["RolloutClient", "RolloutOptions"]
+from gym_serve.types.rows import agent_name
 
 # How large a server is and where it runs changes no rollout; nor does an endpoint's address, key or price.
 _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
@@ -53,6 +55,8 @@ _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
     "capture_ttl",
     "max_captures",
     "max_client_sessions",
+    "row_endpoints",
+    "row_endpoints_over_http",
 }
 
 
@@ -81,9 +85,24 @@ class RolloutOptions(TypedDict, total=False):
     """How often a rollout is tried if its failure is worth it (`collect`, `groups`: 3, else 1)."""
     timeout: float | None
     """Seconds for one attempt, beside the agent's own deadlines."""
+    endpoint: Mapping[str, Any]
+    """Where the policy of these rollouts answers: ``{base_url, model?, api_key?, headers?}``, for rows that
+    name no ``_ng_model`` of their own. The model server must allow it (``row_endpoints``)."""
     max_failures: int
     """So many rollouts in a row that meet an `OperatorError` (an endpoint without such a model, say), with no
     scored one in between, end the run (5). A refused key ends it at once."""
+
+
+class _Activity:
+    """What a `Gym` does; its clients for endpoints (`RolloutClient.at`) share it."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.followers: list[Callable[[JSON], None]] = []
+
+    def follow(self, rollout: JSON) -> None:
+        for follower in tuple(self.followers):
+            follower(rollout)
 
 
 class RolloutClient(RolloutBackend):
@@ -112,6 +131,30 @@ class RolloutClient(RolloutBackend):
         self._resolved = resolved
         self._name = name
         self._compares: dict[str, bool] = {}
+        self._activity = _Activity()
+        self._endpoint: ModelEndpoint | None = None
+
+    def at(self, endpoint: Any) -> RolloutClient:
+        """A client of the same graph whose rows have the model at ``endpoint``, if they name no other.
+
+        Raises:
+            InvalidRequest: it is no endpoint; see `ModelEndpoint.read`.
+        """
+        if endpoint is None:
+            return self
+        client = copy(self)
+        client._endpoint = ModelEndpoint.read(endpoint)
+        return client
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that were started and have not ended."""
+        return self._activity.in_flight
+
+    @property
+    def followers(self) -> list[Callable[[JSON], None]]:
+        """Called with the result of each attempt, also of a failed one."""
+        return self._activity.followers
 
     def expansion(self, options: RolloutOptions) -> Expansion:
         """How rows become rollouts, by the options."""
@@ -140,6 +183,8 @@ class RolloutClient(RolloutBackend):
             attempts=options.get("attempts", attempts),
             timeout=options.get("timeout"),
             max_failures=options.get("max_failures", MAX_FAILURES),
+            tracing=self._graph.get("tracing"),
+            follow=self._activity.follow,
         )
 
     async def groups(self, rows: Rows, options: RolloutOptions) -> Iterator[list[JSON]]:
@@ -167,8 +212,16 @@ class RolloutClient(RolloutBackend):
         agent = AgentClient(self._transport(self._agent_of(row)))
         # Not `agent.run`: every coroutine that waits counts where thousands of episodes are in flight.
         key = str(row["_ng_rollout_id"])
-        call = Call("run", encode(row), request_id=secrets.token_hex(16), affinity=key)
-        reply = await loop.run(agent.transport.call(call))
+        endpoint = endpoint_of(row) or self._endpoint
+        if endpoint is not None:
+            row = {**row, MODEL_FIELD: endpoint.public}
+        id, traceparent = secrets.token_hex(16), current().traceparent
+        call = Call("run", encode(row), None, id, key, None, endpoint, traceparent)
+        self._activity.in_flight += 1
+        try:
+            reply = await loop.run(agent.transport.call(call))
+        finally:
+            self._activity.in_flight -= 1
         try:
             rollout: JSON = agent.decode(reply)
         except NotFound as error:  # `check` knew the agent: another graph runs there by now
@@ -176,12 +229,9 @@ class RolloutClient(RolloutBackend):
         return rollout
 
     async def compare(self, row: JSON, body: JSON, meter: UsageMeter) -> JSON | None:
-        """The answer of ``POST /compare``; None where the agent's environment has no such operation.
+        """The answer of ``POST /compare`` for a row of the group; None if the environment has no ``compare``.
 
-        Args:
-            row: a row of the group.
-            body: the request.
-            meter: counts what models used for it, also where it fails.
+        ``meter`` counts what models used for it, also if it fails.
         """
         resources = self._agents[self._agent_of(row)].get("resources")
         if not isinstance(resources, str):
@@ -223,18 +273,17 @@ class RolloutClient(RolloutBackend):
                 name: {key: value for key, value in server.items() if key not in _NOT_COMPARED}
                 for name, server in servers.items()
             }
-            for section, servers in self._graph.items()
+            for section, servers in ((section, self._graph.get(section) or {}) for section in SECTIONS)
         }
 
     def _agent_of(self, row: JSON) -> str:
-        ref = row.get("agent_ref")
-        name = ref.get("name") if isinstance(ref, dict) else None
-        if not name:
+        name = agent_name(row)
+        if name is None:
             has = ", ".join(self._agents)
             raise InvalidRequest(f"agent_ref: the row names no agent; {self._name} has {has}")
         if name not in self._agents:
-            raise NotFound(f"no agent {str(name)[:100]!r} in {self._name}; it has {', '.join(self._agents)}")
-        return str(name)
+            raise NotFound(f"no agent {name[:100]!r} in {self._name}; it has {', '.join(self._agents)}")
+        return name
 
     async def _compare(self, name: str, body: JSON, meter: UsageMeter) -> JSON | None:
         if not await self._has_compare(name):

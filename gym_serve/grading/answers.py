@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["boxed_gold", "last_box", "last_closed_box", "plain_numerals", "replace_surrogates", "same_text"]
-
 _BOX = r"\boxed{"
 _TEXT = r"\text{"
 _BRACE = re.compile(r"[{}]")

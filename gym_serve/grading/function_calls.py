@@ -8,8 +8,6 @@ from typing import Any
 
 from gym_serve.types.requests import JSON
 
-__all__ = ["MAX_DEPTH", "arguments_of", "decode_arguments", "decoded_arguments", "pair_up", "same_value"]
-
 MAX_DEPTH = 100
 """Levels of arguments that are read."""
 

@@ -13,14 +13,12 @@ from gym_serve.grading.math_worker import Comparison
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
 
-__all__ = ["MathVerifyPool"]
-
 _WORK = Path(__file__).with_name("math_worker.py")
 _KEPT = 1024
 
 
-class MathVerifyPool:
-    """A fixed number of workers that share one queue.
+class MathVerifyPool(WorkerPool):
+    """Workers that compare answers.
 
     Args:
         num_workers: number of processes, each using one core while it works.
@@ -28,7 +26,7 @@ class MathVerifyPool:
     """
 
     def __init__(self, num_workers: int, *, memory_bytes: int) -> None:
-        self._pool = WorkerPool("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
+        super().__init__("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
         self._sound: OrderedDict[str, None] = OrderedDict()
         """Right answers that can be compared with themselves, the latest ones last."""
 
@@ -39,15 +37,11 @@ class MathVerifyPool:
             VerifierFailed: a worker did not start, with its reason (math-verify is not installed, ...).
         """
         try:
-            await self._pool.start()
+            await super().start()
         except VerifierFailed as error:
             if "math_verify" not in error.message:
                 raise
             raise VerifierFailed(f"{error.message}; pip install 'gym-serve[math]'") from None
-
-    async def stop(self) -> None:
-        """End the workers; whoever still waits for a verdict gets `Unavailable`. Safe to call twice."""
-        await self._pool.stop()
 
     async def verify(self, gold: str, answer: str, *, timeout: float) -> Comparison:
         r"""Compare an answer with the right one in the next free worker.
@@ -63,7 +57,7 @@ class MathVerifyPool:
             Unavailable: the pool is not running.
         """
         try:
-            return Comparison(**await self._pool.run([gold, answer], cpu_seconds=timeout))
+            return Comparison(**await self.run([gold, answer], cpu_seconds=timeout))
         except WorkFailed as failure:
             await self._check(gold, timeout)
             return Comparison(False, None, None, str(failure))
@@ -71,7 +65,7 @@ class MathVerifyPool:
     async def _check(self, gold: str, timeout: float) -> None:
         if gold not in self._sound:
             try:
-                await self._pool.run([gold, gold], cpu_seconds=timeout)
+                await self.run([gold, gold], cpu_seconds=timeout)
             except WorkFailed as failure:
                 raise InvalidRequest(
                     f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
-__all__ = ["Comparison", "compare", "warm_up", "work"]
-
 _MAX_TEXT = 10_000
 
 

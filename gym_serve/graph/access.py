@@ -18,8 +18,6 @@ from starlette.requests import Request
 
 from gym_serve.types.errors import Forbidden, Unauthorized
 
-__all__ = ["Access", "exposure", "is_loopback"]
-
 _PORTS = {"http": ":80", "https": ":443"}
 
 

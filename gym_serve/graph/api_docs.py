@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from gym_serve.graph.gateway import Page
+from gym_serve.graph.policy_routes import BODIES
+from gym_serve.graph.run_routes import CANCEL, DROP, NDJSON, READ, ROLLOUTS, CancelBody, RowsBody, RunBody
 from gym_serve.graph.spec import SECTIONS, Node
 from gym_serve.graph.wire import SESSION_COOKIE
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.protocols import PROTOCOLS
 from gym_serve.types import errors
 from gym_serve.types.rows import ROLLOUT, ROW
-
-__all__ = ["openapi", "page"]
 
 _DEFS = "#/$defs/"
 _NO_KEY = re.compile(r"[^A-Za-z0-9._-]")
@@ -59,6 +60,15 @@ _RUN = {
     "summary": "One episode, by the agent that the row names in agent_ref.name",
     "response": ROLLOUT,
 }
+_PRESSURE: dict[str, Any] = {
+    "bottleneck": {"type": ["string", "null"]},
+    "reason": {"type": ["string", "null"]},
+    "load": {"type": ["number", "null"], "minimum": 0},
+    "rollouts": {"type": "integer", "minimum": 0},
+    "concurrency": {"type": ["integer", "null"], "minimum": 1},
+    "servers": _named({}, _OBJECT),
+}
+_POINT = _named({"labels": _named({}, _TEXT), "value": {"type": "number"}})
 _ROOT: dict[str, dict[str, Any]] = {
     "graph": {
         "summary": "The graph: every server with its settings",
@@ -72,18 +82,65 @@ _ROOT: dict[str, dict[str, Any]] = {
     },
     "pressure": {
         "summary": "Load of every server, the bottleneck, and how many rollouts suit the graph",
-        "response": _named(
-            {
-                "bottleneck": {"type": ["string", "null"]},
-                "reason": {"type": ["string", "null"]},
-                "load": {"type": ["number", "null"], "minimum": 0},
-                "rollouts": {"type": "integer", "minimum": 0},
-                "concurrency": {"type": ["integer", "null"], "minimum": 1},
-                "servers": _named({}, _OBJECT),
-            }
-        ),
+        "response": _named(_PRESSURE),
+    },
+    "stats": {
+        "summary": "The same, and what all replicas have counted",
+        "response": _named({**_PRESSURE, "metrics": _named({}, {"type": "array", "items": _POINT})}),
     },
 }
+
+_LINE: dict[str, Any] = {
+    "type": "object",
+    "description": "each line of the stream",
+    "required": ["cursor"],
+    "properties": {
+        "cursor": {"type": "integer", "minimum": 0, "description": "from which a further request goes on"},
+        "run": {"type": "string", "description": "the id of the run; of the first line"},
+        "row": {"type": "integer", "minimum": 0, "description": "position of the row, from 0"},
+        "rollout": ROLLOUT,
+        "error": {"type": "object", "description": "why an attempt of an open run has no rollout"},
+        "status": {"type": "integer", "description": "HTTP status of the error"},
+        "end": {"type": "object", "description": "of the last line: the counts of rollouts"},
+    },
+}
+_STARTED = _named({"run": _TEXT})
+_COUNTED = _named({"rows": {"type": "integer", "minimum": 0}})
+
+
+def _with_rows(body: type[BaseModel]) -> dict[str, Any]:
+    """Schema of a body that also has rows."""
+    schema = body.model_json_schema()
+    return {**schema, "properties": {**schema["properties"], "rows": {"type": "array", "items": ROW}}}
+
+
+_RUNS: dict[str, dict[str, Any]] = {
+    ROLLOUTS: {
+        "method": "POST",
+        "summary": "Rollouts of many rows, as lines of JSON; the id of the run alone if it is open",
+        "request": _with_rows(RunBody),
+        "response": _STARTED,
+    },
+    READ: {"summary": "Further lines of a run", "response": _LINE},
+    DROP: {
+        "method": "DELETE",
+        "summary": "Drop a run, and cancel what still runs of it",
+        "response": _OBJECT,
+    },
+    f"{ROLLOUTS}/rows": {
+        "method": "POST",
+        "summary": "Add rows to an open run",
+        "request": _with_rows(RowsBody),
+        "response": _COUNTED,
+    },
+    CANCEL: {
+        "method": "POST",
+        "summary": "Cancel rows of an open run",
+        "request": CancelBody.model_json_schema(),
+        "response": _COUNTED,
+    },
+}
+"""What the gateway answers below ``/rollouts``, by operation."""
 
 _EVENT: dict[str, Any] = {
     "type": "object",
@@ -117,6 +174,29 @@ _MCP: dict[str, dict[str, Any]] = {
 }
 """What the gateway itself answers for an environment, by operation."""
 
+_POLICY: dict[str, dict[str, Any]] = {
+    "policy/version/read": {
+        "summary": "Version of the weights, whether calls are held, and how often the weights were replaced",
+        "response": _named(
+            {
+                "weight_version": {"type": ["string", "null"]},
+                "paused": {"type": "boolean"},
+                "updates": {"type": "integer", "minimum": 0},
+            }
+        ),
+    },
+    **{
+        op: {
+            "method": "POST",
+            "summary": str(body.__doc__).partition("\n")[0],
+            "request": body.model_json_schema(),
+            "response": _OBJECT,
+        }
+        for op, body in BODIES.items()
+    },
+}
+"""What the gateway itself answers for a model, by operation."""
+
 _CODES: dict[int, list[str]] = {errors.GymError.status: [errors.GymError.code]}
 """Codes of the failures by status, without those of base classes."""
 for _name in errors.__all__:
@@ -126,7 +206,12 @@ for _name in errors.__all__:
 
 _OF_A_SERVER = (400, 404, 409, 422, 424, 429, 500, 503, 504)
 _OF_EVERYONE = (403,)  # a web page of another origin
-_OF_A_PAGE = {"health": (503,), "pressure": (503, 504), "run": (*_OF_A_SERVER, 413)}
+_OF_A_PAGE = {
+    "health": (503,),
+    "pressure": (503, 504),
+    "stats": (503, 504),
+    **dict.fromkeys(("run", *_RUNS), (*_OF_A_SERVER, 413)),
+}
 
 
 def _header(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +229,17 @@ _PARAMETERS = {
         **_header("mcp-session-id", "the session that the handshake opened", {**_TEXT, "minLength": 1}),
         "required": True,
     },
+    "after": {
+        "name": "after",
+        "in": "query",
+        "description": "the last cursor that the client has; lines up to there are dropped",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 2**48},
+    },
+    "idempotency_key": _header(
+        "idempotency-key",
+        "of two requests with the same key, the second one gets the run of the first",
+        {"type": "string", "pattern": "^[!-~]{16,200}$"},
+    ),
     "rollout": {
         "name": "id",
         "in": "path",
@@ -183,9 +279,13 @@ def openapi(
     routes = _ROOT | {n: {"summary": p.summary, "response": p.response} for n, p in (pages or {}).items()}
     if agents:
         routes["run"] = {**_RUN, "request": _row(agents, default_agent)}
-    paths = {f"/{route}": _path_item(None, route, operation, schemas) for route, operation in routes.items()}
+        routes |= _RUNS
+    paths: dict[str, dict[str, Any]] = {}
+    for op, operation in routes.items():
+        item = _path_item(None, op, operation, schemas)
+        paths.setdefault(f"/{_route(op) if op in _RUNS else op}", {}).update(item)
     for name, operations in described.items():
-        faced = _MCP if operations and nodes[name].kind == "resources" else {}
+        faced = _faced(nodes[name]) if operations else {}
         for op, operation in {**(operations or {}), **faced}.items():
             item = _path_item(nodes[name], op, operation, schemas)
             paths.setdefault(f"/{name}/{_route(op)}", {}).update(item)
@@ -241,6 +341,13 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
+def _faced(node: Node) -> Mapping[str, dict[str, Any]]:
+    """What the gateway itself answers for a server."""
+    if node.kind == "resources":
+        return _MCP
+    return _POLICY if node.kind == "model" and node.url is None else {}
+
+
 def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
     """Schema of a row, whose agent must be one of the graph's."""
     agent = {"type": "object", "properties": {"name": {"enum": [*agents]}}}
@@ -254,7 +361,7 @@ def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
 def _shown(operation: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of an operation: the schemas of its body and its answer."""
     sides = {"request": operation.get("requestBody"), "response": operation["responses"]["200"]}
-    return {side: body["content"]["application/json"]["schema"] for side, body in sides.items() if body}
+    return {side: next(iter(body["content"].values()))["schema"] for side, body in sides.items() if body}
 
 
 def _tag(node: Node, described: Mapping[str, Any] | None) -> dict[str, str]:
@@ -264,8 +371,10 @@ def _tag(node: Node, described: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _route(op: str) -> str:
     """The path of an operation below its server; see `gym_serve.graph.wire`."""
-    if op in (TRAJECTORIES, CLOSE):
+    if op in (TRAJECTORIES, CLOSE, READ, DROP):
         return f"{OPEN}/{{id}}"
+    if op == "policy/version/read":
+        return "policy/version"
     if op in _MCP:
         return "mcp"
     if op.startswith(f"{OPEN}/"):
@@ -285,9 +394,16 @@ def _path_item(
         parameters.append("rollout")
     if op == "mcp/close":
         parameters.append("mcp_session")
+    if op == ROLLOUTS and node is None:
+        parameters.append("idempotency_key")
+    if op == READ:
+        parameters.append("after")
     done = _answer("OK", response or {})
     if op.removeprefix(f"{OPEN}/") in PROTOCOLS:
         done["content"]["text/event-stream"] = {"schema": _EVENT}
+    if node is None and op in (ROLLOUTS, READ):
+        json = done["content"] if op == ROLLOUTS else {}
+        done["content"] = {**json, NDJSON: {"schema": _LINE}}
     if node and op in _SESSION_OPENS:
         done["headers"]["X-Session-Id"] = {"$ref": "#/components/headers/session"}
     described: dict[str, Any] = {

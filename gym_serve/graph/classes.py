@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import re
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, reduce
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
@@ -27,21 +28,6 @@ from gym_serve.graph.spec import MASK, SECTION_OF, nearest, word_for
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client, Kind
 from gym_serve.types.errors import GraphError
-
-__all__ = [
-    "GROUPS",
-    "Leaf",
-    "Problem",
-    "check",
-    "field_names",
-    "find_class",
-    "given",
-    "is_within",
-    "join",
-    "references_of",
-    "secrets_of",
-    "type_name",
-]
 
 Problem = tuple[str, str]
 """Path in the file, and message."""
@@ -64,11 +50,7 @@ def type_name(type_: object) -> str:
 
 
 def find_class(kind: Kind, type_: object) -> type[Server]:
-    """The class of a server.
-
-    Args:
-        kind: kind of the section that it stands in.
-        type_: short name, import path, or class.
+    """The class of a server in a section: ``type_`` is a short name, an import path, or the class.
 
     Raises:
         GraphError: there is none, it cannot be imported, or it is of another kind.
@@ -82,7 +64,7 @@ def find_class(kind: Kind, type_: object) -> type[Server]:
     elif ":" in type_:
         if not _IMPORT_PATH.fullmatch(type_):
             raise GraphError(f"{type_!r} is not an import path; write package.module:Class")
-        found = _imported(type_, lambda: _load(type_))
+        found = _imported(type_, lambda: pkgutil.resolve_name(type_))
     else:
         entry = _entry_point(kind, type_)
         found = _imported(entry.value, entry.load, entry)
@@ -113,11 +95,6 @@ def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)
 
 
-def _load(import_path: str) -> Any:
-    module, _, attributes = import_path.partition(":")
-    return reduce(getattr, attributes.split("."), importlib.import_module(module))
-
-
 def _imported(import_path: str, load: Callable[[], Any], entry: EntryPoint | None = None) -> Any:
     try:
         return load()
@@ -134,7 +111,11 @@ def _imported(import_path: str, load: Callable[[], Any], entry: EntryPoint | Non
 def _line_of(error: Exception) -> str:
     """The line of the author's module that raised, unless the message names one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    if len(frames) < 2 or ".py" in str(error) or frames[-1].filename in (__file__, importlib.__file__):
+    if (
+        len(frames) < 2
+        or ".py" in str(error)
+        or frames[-1].filename in (__file__, importlib.__file__, pkgutil.__file__)
+    ):
         return ""
     return f" ({os.path.relpath(frames[-1].filename)}:{frames[-1].lineno})"
 
@@ -165,13 +146,9 @@ class Leaf(NamedTuple):
 def check(
     model: type[BaseModel], values: Mapping[str, Any], path: str, *, known: Iterable[str] = ()
 ) -> tuple[BaseModel | None, list[Problem]]:
-    """``values`` as ``model``, or None and every problem of them.
+    """The settings of the server at a path as ``model``, or None and every problem of them.
 
-    Args:
-        model: the class of settings.
-        values: settings by name.
-        path: path of the server.
-        known: further names that an unknown setting may be meant for.
+    An unknown setting is compared with the names of ``model`` and those in ``known``.
     """
     try:
         return model.model_validate(dict(values)), []

@@ -23,8 +23,6 @@ from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, Ser
 from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, http_host, with_version
 from gym_serve.types.errors import GraphError
 
-__all__ = ["GATEWAY", "app", "build", "deployed_options"]
-
 logger = logging.getLogger("gym_serve")
 
 GATEWAY = "gateway"
@@ -71,12 +69,15 @@ def app(args: GraphSpec) -> serve.Application:
     return build(resolve(args, literal_secrets=False))
 
 
-def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None) -> serve.Application:
+def build(
+    graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None, owned: bool = False
+) -> serve.Application:
     """The application of a resolved graph.
 
     Args:
         graph: the graph.
         user_configs: settings to change in running servers, by server (`Server.reconfigure`).
+        owned: whether it belongs to a run, and ends with it (`gym_serve.graph.ownership`).
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.
@@ -101,16 +102,17 @@ def build(graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None
                 f"gym_serve.routing.autoscaling:by_{_measure(node)}",
             ),
         )(Replica)
-        version = _fingerprint([name, nodes], sorted(handles))
-        bound[name] = with_version(deployment, version).bind(name, nodes, handles)
+        arguments = (name, nodes, graph.tracing, graph.logs)
+        version = _fingerprint(arguments, sorted(handles))
+        bound[name] = with_version(deployment, version).bind(name, nodes, handles, graph.tracing, graph.logs)
     outline = graph.outline()
     gateway = serve.deployment(
         name=GATEWAY,
         user_config=graph.public(),
         **_options(GATEWAY, graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
     )(serve.ingress(application)(Gateway))
-    version = _fingerprint(outline, sorted(bound))
-    return with_version(gateway, version).bind(outline, bound)
+    version = _fingerprint([outline, owned], sorted(bound))
+    return with_version(gateway, version).bind(outline, bound, owned=owned)
 
 
 def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from ray import serve
@@ -31,25 +32,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_serve.graph import wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
-from gym_serve.graph.pressure import pressure, reports_of
-from gym_serve.graph.replica import transport_to
+from gym_serve.graph.ownership import watch
+from gym_serve.graph.peers import peers_here
+from gym_serve.graph.policy_routes import POLICY, steer
+from gym_serve.graph.pressure import PRESSURE, pressure, reports_of
+from gym_serve.graph.replica import log_of_replica, transport_to
+from gym_serve.graph.run_routes import ROLLOUTS, RunRoutes
 from gym_serve.graph.spec import Graph, Node, nearest
+from gym_serve.graph.stats import STATS, stats
+from gym_serve.observe.logs import fault
 from gym_serve.routing.serve_compat import http_host
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import (
     BadRequest,
+    Forbidden,
     GraphError,
     GymError,
     InvalidRequest,
-    MethodNotAllowed,
     NotFound,
     SessionLost,
+    Unauthorized,
     Unavailable,
     error_from_body,
 )
-
-__all__ = ["Gateway", "Page", "application"]
 
 _DESCRIBE_SECONDS = 5.0
 _PROBE_SECONDS = 1.0  # for which the state of the servers is remembered
@@ -72,6 +78,20 @@ class Page:
     summary: str
     response: Mapping[str, Any]
     answer: Callable[[Request, Mapping[str, Node]], Any]
+
+
+class Description(NamedTuple):
+    """A running graph.
+
+    Attributes:
+        public: the graph without secrets.
+        default_agent: agent of the rows that name none.
+        owned: whether it belongs to a run.
+    """
+
+    public: dict[str, Any]
+    default_agent: str | None
+    owned: bool
 
 
 def application() -> ASGIApp:
@@ -104,9 +124,13 @@ async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """ASGI's lifespan protocol."""
+    """ASGI's lifespan protocol: the last event comes when Serve stops this replica."""
     while True:
         event = (await receive())["type"]
+        if event == "lifespan.shutdown":
+            gateway: Any = serve.get_replica_context().servable_object
+            if gateway is not None:  # its constructor has not failed
+                await gateway.close()
         await send({"type": f"{event}.complete"})
         if event == "lifespan.shutdown":
             return
@@ -118,15 +142,20 @@ class Gateway:
     Args:
         graph: the outline of the graph.
         handles: the deployments of its servers, by name.
+        owned: whether the graph belongs to a run, and ends with it.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.
     """
 
-    def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]], *, owned: bool = False
+    ) -> None:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
             raise GraphError(problem)
+        log_of_replica(graph.logs)
         self._graph = graph
+        self._owned = owned
         self._access = Access(graph.auth_tokens, insecure=graph.insecure)
         self._public: Mapping[str, Any] = {}
         self._transports: dict[str, Transport] = {
@@ -135,6 +164,10 @@ class Gateway:
         self._probing: asyncio.Task[dict[str, dict[str, Any]]] | None = None
         self._probed = 0.0
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
+        self._runs = RunRoutes(graph, self._transports, peers_here())
+        if owned:
+            application = serve.get_replica_context().app_name
+            threading.Thread(target=watch, args=(application,), name="owner", daemon=True).start()
 
     async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""
@@ -142,6 +175,10 @@ class Gateway:
         try:
             self._access.check_origin(request)
             response = await self._route(request, request_id)
+        except (Forbidden, Unauthorized) as error:
+            client = request.client.host if request.client else "a client"
+            fault(None, error.code, f"a request from {client} was refused: {error.code}: {error.message}")
+            response = wire.failed(error)
         except GymError as error:
             response = wire.failed(error)
         except ClientDisconnect:
@@ -154,39 +191,63 @@ class Gateway:
             response.headers["x-request-id"] = request_id  # else the proxy answers with the client's
         return response
 
+    async def close(self) -> None:
+        """Drop the runs of clients."""
+        await self._runs.close()
+
     def reconfigure(self, public: Mapping[str, Any]) -> None:
         """Serve's hook for ``user_config``: the answer of ``/graph``."""
         self._public = public
 
-    async def describe(self) -> tuple[dict[str, Any], str | None]:
-        """The graph without secrets and its default agent, for a client that attaches to it."""
-        return dict(self._public), self._graph.default_agent
+    async def describe(self) -> Description:
+        """What a client that joins the graph must know of it."""
+        return Description(dict(self._public), self._graph.default_agent, self._owned)
 
     async def states(self) -> dict[str, dict[str, Any]]:
         """The state of every server, for callers with a handle."""
         return await health(self._graph.nodes)
 
+    async def stats(self) -> dict[str, Any]:
+        """What all replicas have counted, and their load."""
+        return stats(await self._reports(STATS), self._agents)
+
+    async def _reports(self, op: str) -> dict[str, list[dict[str, Any]]]:
+        servers = [name for name, node in self._graph.nodes.items() if node.url is None]
+        return await reports_of(serve.get_replica_context().app_name, servers, op)
+
     async def _route(self, request: Request, request_id: str) -> Response:
         path = request.scope["path"].removeprefix(_root(request)).strip("/")
         if path == "health" and self._access.is_anonymous(request):
-            return _wrong_method(request, "GET") or await self._probe(request)
+            return wire.wrong_method(request, "GET") or await self._probe(request)
         self._access.check_token(request)
         if page := _PAGES.get(path):
-            return _wrong_method(request, "GET") or await page(self, request)
+            return wire.wrong_method(request, "GET") or await page(self, request)
         if path == "run":
-            if wrong := _wrong_method(request, "POST"):
+            if wrong := wire.wrong_method(request, "POST"):
                 return wrong
             body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
             return await self._call(request, request_id, wire.Route(self._agent_of(body), "run"), body)
         server, _, op = path.partition("/")
+        if server == ROLLOUTS:
+            return await self._runs.answer(request, path)
         if server not in self._graph.nodes and (added := (await _added_pages()).get(path)):
-            if wrong := _wrong_method(request, "GET"):
+            if wrong := wire.wrong_method(request, "GET"):
                 return wrong
             return wire.answer(Reply.of(added.answer(request, self._graph.nodes)))
         if op == "mcp" and server in self._graph.nodes and self._graph.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
+        if op.startswith(POLICY) and server in self._graph.nodes and self._is_own_model(server):
+            return await steer(
+                request,
+                server,
+                op,
+                transport=self._transports[server],
+                graph=self._public,
+                secured=self._access.secured,
+                limit=self._graph.gateway.max_request_bytes,
+            )
         route = wire.find_route(request.method, path, self._graph.nodes)
-        if wrong := _wrong_method(request, *filter(None, (route.method, route.beside))):
+        if wrong := wire.wrong_method(request, *filter(None, (route.method, route.beside))):
             return wrong
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         return await self._call(request, request_id, route, body)
@@ -199,7 +260,8 @@ class Gateway:
         if op in _OPENS or (route.in_session and session is None):
             affinity = None  # only episodes of this graph open sessions with such a key
         body, streams = wire.stream_of(op, body)
-        call = Call(op, body, session, request_id, affinity, timeout)
+        traceparent = wire.traceparent_of(request)
+        call = Call(op, body, session, request_id, affinity, timeout, traceparent=traceparent)
         transport, remote = self._transports[server], self._graph.nodes[server].url is not None
         if streams:
             return await wire.open_stream(transport, call)
@@ -221,7 +283,7 @@ class Gateway:
 
     async def _mcp(self, request: Request, request_id: str, server: str) -> Response:
         """The tools of an environment, for a client of the Model Context Protocol."""
-        if wrong := _wrong_method(request, "POST", "DELETE"):
+        if wrong := wire.wrong_method(request, "POST", "DELETE"):
             return wrong
         named = request.headers.get("mcp-session-id")
         if request.method == "DELETE":
@@ -237,12 +299,19 @@ class Gateway:
             raise NotFound(f"{error}: MCP needs pip install 'gym-serve[mcp]' on the cluster") from error
         session = wire.session_of(request, named)
         timeout = wire.timeout_of(request)
-        exchange = endpoint.McpExchange(server, self._transports[server], session, request_id, timeout)
+        traceparent = wire.traceparent_of(request)
+        exchange = endpoint.McpExchange(
+            server, self._transports[server], session, request_id, timeout, traceparent=traceparent
+        )
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
         response: Response = await exchange.answer(request, body)
         if exchange.session is not None and exchange.session != session:
             wire.keep_session(response, exchange.session, f"{_root(request)}/{server}")
         return response
+
+    def _is_own_model(self, server: str) -> bool:
+        node = self._graph.nodes[server]
+        return node.kind == "model" and node.url is None
 
     def _agent_of(self, body: bytes) -> str:
         """The agent that the row of ``/run`` names, else the default agent."""
@@ -290,9 +359,10 @@ class Gateway:
         )
 
     async def _pressure(self, request: Request) -> Response:
-        servers = [name for name, node in self._graph.nodes.items() if node.url is None]
-        reports = await reports_of(serve.get_replica_context().app_name, servers)
-        return wire.answer(Reply.of(pressure(reports, self._agents)))
+        return wire.answer(Reply.of(pressure(await self._reports(PRESSURE), self._agents)))
+
+    async def _stats(self, request: Request) -> Response:
+        return wire.answer(Reply.of(await self.stats()))
 
     async def _graph_page(self, request: Request) -> Response:
         return wire.answer(Reply.of(dict(self._public)))
@@ -335,6 +405,7 @@ _PAGES = {
     "graph": Gateway._graph_page,
     "health": Gateway._health,
     "pressure": Gateway._pressure,
+    "stats": Gateway._stats,
     "docs": Gateway._docs,
     "openapi.json": Gateway._openapi,
 }
@@ -363,16 +434,6 @@ def _root(request: Request) -> str:
     """Route prefix of the application; empty for the root."""
     root: str = request.scope.get("root_path", "")
     return root.rstrip("/")
-
-
-def _wrong_method(request: Request, *methods: str) -> Response | None:
-    """The refusal of a request whose method is none of ``methods``."""
-    if request.method in methods or (request.method == "HEAD" and "GET" in methods):
-        return None
-    path, use = request.scope["path"][:100], " or ".join(methods)
-    response = wire.failed(MethodNotAllowed(f"the method of {path} must be {use}, got {request.method[:20]}"))
-    response.headers["allow"] = ", ".join((*methods, "HEAD") if "GET" in methods else methods)
-    return response
 
 
 def _typed(server: str, op: str, reply: Reply) -> Reply:

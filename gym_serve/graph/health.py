@@ -16,15 +16,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import aiohttp
+import httpx
 from ray import serve
 
 from gym_serve.graph.pressure import reports_of
 from gym_serve.graph.spec import Node
 
-__all__ = ["health", "reason"]
-
-_REMOTE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_REMOTE_SECONDS = 5.0
 _MESSAGE = 1000  # characters; the end of a traceback says most
 _UNKNOWN = "no replica runs, and Serve starts none: the last deploy failed, or the graph is being taken down"
 _GONE = frozenset({502, 503, 504})  # what a proxy answers for a server that is not there
@@ -72,18 +70,18 @@ def _state(deployment: Any) -> dict[str, Any]:
 async def _reached(remote: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     if not remote:
         return {}
-    async with aiohttp.ClientSession(timeout=_REMOTE_TIMEOUT) as client:
+    async with httpx.AsyncClient() as client:
         states = await asyncio.gather(*(_reach(client, node) for node in remote.values()))
     return dict(zip(remote, states, strict=True))
 
 
-async def _reach(client: aiohttp.ClientSession, node: Node) -> dict[str, Any]:
+async def _reach(client: httpx.AsyncClient, node: Node) -> dict[str, Any]:
     """The state of a remote server; any answer is fine, as its base URL need not be a route."""
-    headers = {name: value.get_secret_value() for name, value in node.headers.items()}
     try:
-        async with client.get(str(node.url), headers=headers, allow_redirects=False) as answer:
-            status = answer.status
-    except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
+        request = client.stream("GET", str(node.url), headers=node.sent_headers(), timeout=_REMOTE_SECONDS)
+        async with request as answer:
+            status = answer.status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return {"state": "unreachable", "url": node.url, "message": f"{type(error).__name__}: {error}"}
     if status in _GONE:
         return {"state": "unreachable", "url": node.url, "message": f"HTTP {status}"}

@@ -17,8 +17,6 @@ from dotenv import dotenv_values
 
 from gym_serve.types.errors import GraphError
 
-__all__ = ["Variables", "environment", "has_literal"]
-
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _MALFORMED = "invalid variable; write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
 _ABSENT = object()
@@ -117,7 +115,7 @@ def _parts(text: str) -> Iterator[str | _Variable | None]:
             at = start + 2
             continue
         yield text[at:start]
-        end = _closing(text, start + 2)
+        end = closing_brace(text, start + 2)
         variable = None if end is None else _VARIABLE.fullmatch(text, start + 2, end)
         if end is None or variable is None:
             yield None
@@ -127,7 +125,7 @@ def _parts(text: str) -> Iterator[str | _Variable | None]:
     yield text[at:]
 
 
-def _closing(text: str, at: int) -> int | None:
+def closing_brace(text: str, at: int) -> int | None:
     """Index of the brace that closes the one before ``at``; braces in between stand in pairs."""
     depth = 1
     for index in range(at, len(text)):

@@ -3,7 +3,7 @@
 A file is a Serve config (``applications:``) or the ``args:`` of one. `load_graph`
 only puts the parts together; `resolve` checks the result.
 
-YAML is read strictly: no key stands twice, and nothing contains itself. Messages give the place in the
+YAML is read strictly: no key is repeated, and nothing contains itself. Messages give the place in the
 file and never quote it, as the line may hold a secret.
 """
 
@@ -19,17 +19,6 @@ import yaml
 
 from gym_serve.graph.spec import SECTIONS, GraphSpec, nearest, word_for
 from gym_serve.types.errors import GraphError
-
-__all__ = [
-    "IMPORT_PATH",
-    "GraphSource",
-    "extended",
-    "graph_names",
-    "load_graph",
-    "merged",
-    "parse_yaml",
-    "read_yaml",
-]
 
 IMPORT_PATH = "gym_serve.graph:app"
 """``import_path`` of the applications that are graphs."""
@@ -108,12 +97,7 @@ def graph_names(path: Path) -> list[str]:
 
 
 def extended(args: Mapping[str, Any], base_dir: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """``args`` merged over the graph file that it ``extends``, and the ones that that extends.
-
-    Args:
-        args: a graph.
-        base_dir: directory that ``extends`` is relative to.
-        above: the files on the way here.
+    """A graph merged over the file that it ``extends``, relative to ``base_dir``, and that one's own.
 
     Raises:
         GraphError: a file cannot be read, holds no graph, or extends itself.
@@ -256,7 +240,7 @@ def parse_yaml(text: str) -> Any:
     """The value of YAML text.
 
     Raises:
-        GraphError: it is not YAML, a key stands twice, or a node contains itself.
+        GraphError: it is not YAML, a key is repeated, or a node contains itself.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -315,7 +299,7 @@ def _problems(root: yaml.Node) -> list[str]:
                 name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
                 here, line = f"{path}.{name}".lstrip("."), key.start_mark.line + 1
                 if isinstance(key, yaml.ScalarNode) and name in lines:
-                    problems.append(f"{here}: the key stands twice, in line {lines[name]} and line {line}")
+                    problems.append(f"{here}: the key is repeated, in line {lines[name]} and line {line}")
                 lines[name] = line
                 visit(value, here, above)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers.base import Server
 from gym_serve.servers.clients import CLIENTS, Client
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import ServerRunner
@@ -18,10 +19,16 @@ from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import GraphError, GymError, Unavailable
 from gym_serve.types.requests import JSON
 
-__all__ = ["LocalGraph"]
-
 _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "placement_group_bundles")
 """Options that only a cluster can fulfil. The others set the number and size of replicas."""
+
+
+def remote_transport(node: Node) -> Transport:
+    """The transport to a server of ``type: http``, by its URL."""
+    # Imported here: its HTTP client takes longer to import than a small graph to start, and few need it.
+    from gym_serve.routing.http import HttpTransport
+
+    return HttpTransport(node.name, str(node.url), node.sent_headers(), node.unavailable_tools)
 
 
 class LocalGraph:
@@ -52,6 +59,11 @@ class LocalGraph:
         """The transport to a server, by its name."""
         return self._transports[server]
 
+    def server(self, name: str) -> Server | None:
+        """A server of this process, by its name; None for one that is reached by its URL."""
+        runner = self._runners.get(name)
+        return None if runner is None else runner.server
+
     async def start(self) -> None:
         """Start the servers, each after those that it calls.
 
@@ -79,6 +91,11 @@ class LocalGraph:
         for transport in self._transports.values():
             await transport.close()
 
+    def observe(self) -> None:
+        """Set the gauges of all servers; see `gym_serve.observe.catalogue`."""
+        for runner in self._runners.values():
+            runner.observe()
+
     async def health(self) -> JSON:
         """State of every server, by name, as in ``/health``."""
         return {name: await self._state(name) for name in self._transports}
@@ -94,16 +111,12 @@ class LocalGraph:
 
     def _construct(self, node: Node) -> Transport:
         if node.url is not None:
-            # Here, as its HTTP client takes longer to import than a small graph takes to start.
-            from gym_serve.routing.http import HttpTransport
-
-            headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-            return HttpTransport(node.name, node.url, headers, node.unavailable_tools)
+            return remote_transport(node)
         assert node.cls is not None  # every other node has a class
         server = node.cls(name=node.name, **node.connected(self._client))
         if isinstance(server, ResourcesServer):
             server.takes_snapshots = False  # its sessions cannot outlive this process
-        runner = self._runners[node.name] = ServerRunner(server)
+        runner = self._runners[node.name] = ServerRunner(server, tracing=self._graph.tracing)
         return InlineTransport(runner)
 
     def _client(self, target: str) -> Client:

@@ -37,8 +37,6 @@ from gym_serve.servers.tools import is_tool_name
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import BadRequest, GymError, NotFound, Retryable, SessionLost, SessionNotFound
 
-__all__ = ["MCP_SESSION", "McpExchange"]
-
 MCP_SESSION = "mcp-session-id"
 """The header with the session that MCP's handshake opened."""
 
@@ -54,19 +52,28 @@ class McpExchange:
         session: the session that the request names, if any.
         request_id: names the request in logs.
         timeout: seconds that the client waits, None for no limit.
+        traceparent: the client's span, if it names one.
 
     Attributes:
         session: the session that the request belongs to, opened by it or not.
     """
 
     def __init__(
-        self, server: str, transport: Transport, session: str | None, request_id: str, timeout: float | None
+        self,
+        server: str,
+        transport: Transport,
+        session: str | None,
+        request_id: str,
+        timeout: float | None,
+        *,
+        traceparent: str | None = None,
     ) -> None:
         self.session = session
         self._server = server
         self._transport = transport
         self._request_id = request_id
         self._timeout = timeout
+        self._traceparent = traceparent
         self._gone: GymError | None = None
 
     async def answer(self, request: Request, body: bytes) -> Response:
@@ -164,7 +171,9 @@ class McpExchange:
         return _result(reply)
 
     def _to(self, op: str, body: bytes) -> Call:
-        return Call(op, body, self.session, self._request_id, None, self._timeout)
+        return Call(
+            op, body, self.session, self._request_id, None, self._timeout, traceparent=self._traceparent
+        )
 
 
 def _begins(body: bytes) -> bool:

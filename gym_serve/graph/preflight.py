@@ -13,8 +13,6 @@ from typing import Any
 
 from gym_serve.graph.spec import SECTION_OF, Graph, Node
 
-__all__ = ["preflight", "problems_here", "resource_problems"]
-
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _TYPE = "accelerator_type:"
 
@@ -125,12 +123,7 @@ def _path(node: Node) -> str:
 
 
 def resource_problems(graph: Graph, machines: Sequence[_Amounts]) -> Iterator[str]:
-    """What machines lack for a graph: a line for each server and resource.
-
-    Args:
-        graph: the graph.
-        machines: the resources of each.
-    """
+    """What machines with these resources lack for a graph: a line for each server and resource."""
     short: set[str] = set()
     for node in _deployed(graph):
         for bundle in _bundles(node):
@@ -141,7 +134,10 @@ def resource_problems(graph: Graph, machines: Sequence[_Amounts]) -> Iterator[st
                     yield f"{_path(node)}.{_option(resource)}: {_lack(resource, amount, most)}"
     total = {r: sum(machine.get(r, 0.0) for machine in machines) for one in machines for r in one}
     for resource in sorted(total.keys() - short):
-        needs = {node.name: _replicas(node) * _sum(node, resource) for node in _deployed(graph)}
+        needs = {
+            node.name: _replicas(node) * sum(bundle.get(resource, 0.0) for bundle in _bundles(node))
+            for node in _deployed(graph)
+        }
         # 1e-6: the shares of many light servers are sums of tenths.
         if sum(needs.values()) > total[resource] + 1e-6:
             largest = ", ".join(
@@ -166,15 +162,9 @@ def _bundles(node: Node) -> list[dict[str, float]]:
     return [{resource: amount for resource, amount in bundle.items() if amount} for bundle in reserved]
 
 
-def _sum(node: Node, resource: str) -> float:
-    return sum(bundle.get(resource, 0.0) for bundle in _bundles(node))
-
-
 def _replicas(node: Node) -> int:
     scaling = node.options.autoscaling
-    if scaling is None:
-        return node.options.num_replicas or 1
-    return scaling.fewest
+    return scaling.fewest if scaling is not None else node.options.num_replicas or 1
 
 
 def _option(resource: str) -> str:

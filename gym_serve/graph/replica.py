@@ -15,12 +15,18 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
 from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from gym_serve.graph.local import remote_transport
 from gym_serve.graph.pressure import PRESSURE, report
-from gym_serve.graph.spec import Node
+from gym_serve.graph.profiling import PROFILE, dispatch_profile
+from gym_serve.graph.spec import LogOptions, Node
+from gym_serve.graph.stats import STATS, counts
 from gym_serve.graph.weights import CurrentWeights
-from gym_serve.observe import catalogue
+from gym_serve.observe import catalogue, tracing
+from gym_serve.observe.cpu import OtherCpu
+from gym_serve.observe.logs import write_log
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.autoscaling import CALLS, SESSIONS
 from gym_serve.routing.failover import FailoverTransport
@@ -28,15 +34,21 @@ from gym_serve.routing.inline import InlineTransport
 from gym_serve.routing.metrics import RayPublisher
 from gym_serve.routing.replica import ReplicaTransport
 from gym_serve.routing.rpc import Directory, Listener
-from gym_serve.routing.serve_compat import is_being_deleted, may_report_load, node_address, request_limits
+from gym_serve.routing.serve_compat import (
+    is_being_deleted,
+    logs_directory,
+    may_report_load,
+    node_address,
+    request_limits,
+)
+from gym_serve.routing.serve_metrics import serve_metrics
 from gym_serve.servers.clients import CLIENTS, Client
+from gym_serve.servers.context import log_fields
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import ServerRunner, relax_garbage_collection
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GraphError
-
-__all__ = ["Replica", "transport_to"]
 
 _DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done
 
@@ -44,15 +56,27 @@ _DRAIN_SECONDS = 0.5  # between two checks whether a draining replica is done
 def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
     """The transport to a server that is not inline."""
     if node.url is not None:
-        # Imported here, as few replicas need it: its HTTP client is a tenth of their start-up.
-        from gym_serve.routing.http import HttpTransport
-
-        headers = {key: value.get_secret_value() for key, value in node.headers.items()}
-        return HttpTransport(node.name, node.url, headers, node.unavailable_tools)
+        return remote_transport(node)
     if handle is None:
         raise GraphError(f"{node.name}: no deployment handle")
     transport = ReplicaTransport(node.name, handle)
     return FailoverTransport(transport) if node.kind == "resources" else transport
+
+
+def log_of_replica(options: LogOptions) -> None:
+    """Write the log of this process beside that of Serve, if it is a replica."""
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return
+    write_log(
+        logs_directory() / "serve",
+        (context.app_name, context.deployment, context.replica_id.unique_id),
+        format=options.format,
+        level=options.level,
+        access=options.access,
+        context=log_fields,
+    )
 
 
 class Replica:
@@ -62,10 +86,17 @@ class Replica:
         name: the server.
         nodes: its node, and those of all servers that it constructs or calls.
         handles: handles to the deployments of the servers that it references, by name.
+        traced: see `Graph.tracing`.
+        logs: see `Graph.logs`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, name: str, nodes: Mapping[str, Node], handles: Mapping[str, DeploymentHandle[Any]]
+        self,
+        name: str,
+        nodes: Mapping[str, Node],
+        handles: Mapping[str, DeploymentHandle[Any]],
+        traced: float | None = None,
+        logs: LogOptions = LogOptions(),  # noqa: B008  # a constant
     ) -> None:
         self._node = nodes[name]
         self._nodes = nodes
@@ -73,10 +104,15 @@ class Replica:
         context = serve.get_replica_context()
         self._application = context.app_name
         self._replica = context.replica_id.unique_id
+        self._traced = traced
+        log_of_replica(logs)
+        if traced is not None:
+            tracing.start({"service.namespace": self._application, "service.instance.id": self._replica})
         self._runners: list[ServerRunner] = []
         self._transports: list[Transport] = []
         self._started: list[ServerRunner] = []
         self._draining = False
+        self._controls = 0
         if not may_report_load():  # Serve looks for the hook on the instance, once it is constructed
             self.record_autoscaling_stats = None  # type: ignore[assignment, method-assign]
         self._runner = self._construct(name)
@@ -93,10 +129,13 @@ class Replica:
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
             await self._weights.fetch()  # of an update that came before the address was there
+            await self._weights.hold()
+        self._fed = RayPublisher({}, metrics=serve_metrics(self._application, name, self._replica))
         self._publisher = RayPublisher(
-            {"graph": self._application, "replica": self._replica}, self._set_gauges
+            {"graph": self._application, "server": name, "replica": self._replica}, self._refresh
         )
-        self._publisher.start()
+        self._other_cpu = OtherCpu(name)
+        await self._publisher.start()
         relax_garbage_collection()
 
     async def ping(self) -> None:
@@ -109,6 +148,9 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook for the load that its autoscaling uses."""
+        return self._loads()
+
+    def _loads(self) -> dict[str, float]:
         calls = self._admission.running + self._admission.waiting
         return {CALLS: calls, SESSIONS: self._runner.server.live_sessions + self._admission.unbound}
 
@@ -132,31 +174,62 @@ class Replica:
             await runner.stop()
         for transport in getattr(self, "_transports", []):
             await transport.close()
+        await asyncio.to_thread(tracing.stop)
 
     def _dispatch(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        if call.op == PRESSURE:  # answered at once, also when the queue is full
-            return self._pressure()
+        if call.op in (PRESSURE, STATS):  # answered at once, also when the queue is full
+            return self._report(with_counts=call.op == STATS)
+        if call.op == PROFILE:
+            return dispatch_profile(call, self._replica)
         if self._weights.takes(call):
-            return self._weights.dispatch(call)
+            return self._control(call)
         return self._admission.dispatch(call)
+
+    async def _control(self, call: Call) -> Reply:
+        """Answer the process that runs the graph; it may wait here for long, and is no load."""
+        self._controls += 1
+        try:
+            return await self._weights.dispatch(call)
+        finally:
+            self._controls -= 1
 
     def _stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         return self._admission.stream(call)
 
-    async def _pressure(self) -> Reply:
+    async def _report(self, *, with_counts: bool) -> Reply:
         sessions = sum(runner.server.live_sessions for runner in self._runners)
         limit = request_limits()[0]
-        counts = report(self._node, self._admission, sessions=sessions, limit=limit, draining=self._draining)
-        return Reply.of(counts)
+        load = report(
+            self._node,
+            self._admission,
+            sessions=sessions,
+            limit=limit,
+            draining=self._draining,
+            loads=self._loads(),
+        )
+        if with_counts:
+            self._set_gauges()
+            load["counts"] = counts()
+        return Reply.of(load)
+
+    def _refresh(self) -> None:
+        """Bring the metrics up to date, and publish what Serve's own series get of them."""
+        self._set_gauges()
+        self._fed.publish()
 
     def _set_gauges(self) -> None:
         catalogue.CALLS_RUNNING.set(self._node.name, value=self._admission.running)
         catalogue.CALLS_QUEUED.set(self._node.name, value=self._admission.waiting)
         for runner in self._runners:
-            catalogue.SESSIONS.set(runner.server.name, value=runner.server.live_sessions)
+            runner.observe()
+        self._other_cpu.refresh()
 
     def _load(self) -> int:
-        return self._listener.calls + sum(runner.server.live_sessions for runner in self._runners)
+        return (
+            self._listener.calls
+            - self._controls
+            + sum(runner.server.live_sessions for runner in self._runners)
+        )
 
     async def _drain(self) -> None:
         while self._load():
@@ -174,7 +247,7 @@ class Replica:
         settings = node.connected(client)
         if issubclass(node.cls, ResourcesServer | ModelServer):
             settings["replica"] = self._replica
-        runner = ServerRunner(node.cls(name=name, **settings))
+        runner = ServerRunner(node.cls(name=name, **settings), self._replica, tracing=self._traced)
         self._runners.append(runner)
         return runner
 

@@ -20,10 +20,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 
 from gym_serve.graph.classes import (
     Problem,
@@ -45,6 +45,7 @@ from gym_serve.graph.spec import (
     GatewayOptions,
     Graph,
     GraphSpec,
+    LogOptions,
     Node,
     ServerOptions,
     name_problem,
@@ -56,8 +57,6 @@ from gym_serve.servers.clients import Kind
 from gym_serve.servers.tools import UnavailableTools
 from gym_serve.types.errors import GraphError
 
-__all__ = ["resolve"]
-
 _LITERAL_SECRET = (
     "write a secret as ${NAME}: written out, it would show in `serve config` and in the dashboard"
 )
@@ -66,6 +65,8 @@ _OWN_KEYS = ("type", "inline", "if")
 _NO = ("", "false", "no", "off", "0")
 _A: dict[Kind, str] = {"model": "a model", "resources": "an environment", "agent": "an agent"}
 _BOOLEAN = TypeAdapter(bool)
+_O = TypeVar("_O", bound=BaseModel)
+_SHARE = TypeAdapter(Annotated[float, Field(ge=0, le=1)] | None)
 
 
 def resolve(
@@ -103,13 +104,7 @@ def resolve(
 
 
 class _GraphReader:
-    """Reads a graph, and keeps the problems that it finds.
-
-    Args:
-        content: the graph as it is written.
-        variables: fills in its variables.
-        literal_secrets: whether secrets may be written out in it.
-    """
+    """Reads a graph as it is written, and keeps the problems that it finds."""
 
     def __init__(self, content: Mapping[str, Any], variables: Variables, *, literal_secrets: bool) -> None:
         self.problems: list[Problem] = []
@@ -136,6 +131,8 @@ class _GraphReader:
             auth_tokens=self._auth_tokens(),
             insecure=self._insecure(),
             gateway=self._gateway(),
+            tracing=self._tracing(),
+            logs=self._logs(),
         )
 
     def _read_section(self, section: str) -> None:
@@ -240,23 +237,32 @@ class _GraphReader:
             self.problems.append(("insecure", f"must be true or false, got {value!r}"))
             return False
 
+    def _tracing(self) -> float | None:
+        value = self._filled(self._content.get("tracing"), "tracing")
+        try:
+            return _SHARE.validate_python(value if not isinstance(value, bool) else "a boolean")
+        except ValidationError:
+            self.problems.append(("tracing", f"must be a share of the rollouts from 0 to 1, got {value!r}"))
+            return None
+
     def _gateway(self) -> GatewayOptions:
-        options = self._filled(self._content.get("gateway"), "gateway") or {}
-        if not isinstance(options, Mapping):
-            self.problems.append(("gateway", f"must be a mapping of Serve options, got {word_for(options)}"))
-            return GatewayOptions()
-        checked, found = check(GatewayOptions, options, "gateway")
+        return self._options("gateway", GatewayOptions, "Serve options")
+
+    def _logs(self) -> LogOptions:
+        return self._options("logs", LogOptions, "options of the log")
+
+    def _options(self, key: str, cls: type[_O], what: str) -> _O:
+        given = self._filled(self._content.get(key), key) or {}
+        if not isinstance(given, Mapping):
+            self.problems.append((key, f"must be a mapping of {what}, got {word_for(given)}"))
+            return cls()
+        checked, found = check(cls, given, key)
         self.problems += found
-        return checked if isinstance(checked, GatewayOptions) else GatewayOptions()
+        return checked if isinstance(checked, cls) else cls()
 
 
 class _ServerReader:
-    """Reads one server into its `Node`, and knows where in the file its values are written.
-
-    Args:
-        path: path of the server in the file.
-        name: its name.
-        kind: what it is.
+    """Reads the server at a path of the file into its `Node`, and knows where its values are written.
 
     Attributes:
         node: the server; its settings are empty if they are wrong.

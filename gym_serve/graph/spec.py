@@ -18,26 +18,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Skip
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
+from gym_serve.observe.logs import Format, Level
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 from gym_serve.servers.tools import UnavailableTools
-
-__all__ = [
-    "HTTP",
-    "MASK",
-    "RESERVED_NAMES",
-    "SECTIONS",
-    "SECTION_OF",
-    "AutoscalingOptions",
-    "GatewayOptions",
-    "Graph",
-    "GraphSpec",
-    "Node",
-    "ServerOptions",
-    "name_problem",
-    "nearest",
-    "word_for",
-]
 
 SECTIONS: dict[str, Kind] = {"models": "model", "resources": "resources", "agents": "agent"}
 """The sections of a graph, and the kind of server that each holds."""
@@ -187,6 +171,23 @@ class GatewayOptions(ServerOptions):
 
     max_request_bytes: Annotated[int, Field(ge=1)] = 64 * 2**20
     """Maximum size of a request's body, in bytes; a larger one is refused with 413."""
+    max_runs: Annotated[int, Field(ge=1)] = 64
+    """Maximum number of runs (``POST /rollouts``) that one gateway holds; a further one is refused (429)."""
+    run_ttl: _Positive = 300.0
+    """Seconds without a request after which a run is dropped, and what still runs of it is cancelled."""
+
+
+class LogOptions(BaseModel):
+    """The log of the servers."""
+
+    model_config = _FORM
+
+    format: Format = "text"
+    """A record as a line of text, or as a JSON object."""
+    level: Level = "info"
+    """The least level of gym_serve's records. Other loggers keep their own levels."""
+    access: bool = False
+    """Whether every call is logged, with its status and duration."""
 
 
 class GraphSpec(BaseModel):
@@ -214,6 +215,11 @@ class GraphSpec(BaseModel):
     """Bearer token that every HTTP request must carry, written as ``${NAME}``; of a list, any will do."""
     insecure: Annotated[Any, SkipValidation] = None
     """Whether a graph without a token may be reached from other machines."""
+    tracing: Annotated[Any, SkipValidation] = None
+    """Share of the rollouts whose traces are recorded, from 0 to 1. OpenTelemetry's environment variables set
+    where they are sent. Without it, nothing is recorded."""
+    logs: Annotated[Any, SkipValidation] = None
+    """`LogOptions` of all servers."""
     gateway: Annotated[Any, SkipValidation] = None
     """`GatewayOptions` of the deployment that answers HTTP: its replicas, their CPUs, ..."""
 
@@ -276,6 +282,10 @@ class Node:
                 settings[setting] = type(value)(client(name) for name in value)
         return settings
 
+    def sent_headers(self) -> dict[str, str]:
+        """`headers`, with their secrets."""
+        return {name: value.get_secret_value() for name, value in self.headers.items()}
+
     def outline(self) -> Node:
         """The node as its callers see it: without class, settings and options."""
         return replace(self, cls=None, settings={}, inline=(), options=ServerOptions())
@@ -303,6 +313,8 @@ class Graph:
         insecure: whether a graph without tokens may be reached from other machines.
         default_agent: agent of the rows that name none.
         gateway: options of the deployment that answers HTTP.
+        tracing: share of the rollouts that are traced; None for no tracing at all.
+        logs: the log of the servers.
     """
 
     nodes: dict[str, Node]
@@ -310,19 +322,26 @@ class Graph:
     insecure: bool = False
     default_agent: str | None = None
     gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    tracing: float | None = None
+    logs: LogOptions = field(default_factory=LogOptions)
 
     def outline(self) -> Graph:
         """The graph as the gateway sees it: its servers' outlines, and no Serve options."""
-        gateway = GatewayOptions(max_request_bytes=self.gateway.max_request_bytes)
+        own = self.gateway.model_dump(include=GatewayOptions.model_fields.keys() - ServerOptions.model_fields)
+        gateway = GatewayOptions(**own)
         nodes = {name: node.outline() for name, node in self.nodes.items()}
         return replace(self, nodes=nodes, gateway=gateway)
 
-    def public(self) -> dict[str, dict[str, Any]]:
-        """The servers by section and name, as JSON, without secrets; the answer of ``/graph``."""
-        return {
+    def public(self) -> dict[str, Any]:
+        """The servers by section and name, as JSON, without secrets; the answer of ``/graph``.
+
+        Whoever makes rollouts also reads here which share of them is traced.
+        """
+        shown: dict[str, Any] = {
             section: {name: node.public() for name, node in self.nodes.items() if node.kind == kind}
             for section, kind in SECTIONS.items()
         }
+        return shown if self.tracing is None else {**shown, "tracing": self.tracing}
 
     def order(self) -> list[str]:
         """Names of the servers, each after those that it references."""
@@ -363,8 +382,10 @@ RESERVED_NAMES = frozenset(
         "openapi.json",
         "pressure",
         "redoc",
+        "rollouts",
         "run",
         "server_instances",
+        "stats",
         "v1",
     }
 )

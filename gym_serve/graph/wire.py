@@ -17,6 +17,7 @@ Request headers, beside the body:
 | ``x-request-timeout`` | seconds that the client waits; then the call is cancelled: 504 |
 | ``x-session-id``, or the cookie ``gym_session`` | session with an environment |
 | ``x-session-affinity`` | key of an episode; its model calls go to one replica |
+| ``traceparent`` | the client's span, of which the call's spans are children |
 
 Serve has a deadline of its own (``x-request-timeout-seconds``), which its proxy answers with 408
 and plain text; the one here is answered like every other failure.
@@ -36,32 +37,22 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gym_serve.graph.spec import Node, nearest
+from gym_serve.observe.tracing import checked_parent
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.model import COUNT_TOKENS
 from gym_serve.servers.protocols import PROTOCOLS, error_event, without_stream
-from gym_serve.servers.runner import GETS
+from gym_serve.servers.runner import EACH, GETS
 from gym_serve.servers.tools import RESERVED, is_tool_name
 from gym_serve.servers.transport import Call, Reply, Transport, encode
-from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, TooLarge
+from gym_serve.types.errors import (
+    BadRequest,
+    GymError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+)
 from gym_serve.types.protocols import error_message
-
-__all__ = [
-    "SESSION_COOKIE",
-    "Route",
-    "answer",
-    "body_of",
-    "drop_session",
-    "failed",
-    "find_route",
-    "in_form_of",
-    "keep_session",
-    "merged",
-    "open_stream",
-    "request_id_of",
-    "session_of",
-    "stream_of",
-    "timeout_of",
-]
 
 SESSION_COOKIE = "gym_session"
 
@@ -105,6 +96,8 @@ def find_route(method: str, path: str, nodes: Mapping[str, Node]) -> Route:
     if server not in nodes:
         shown = server[:100]
         raise NotFound(f"unknown server {shown!r}{nearest(shown, nodes)}")
+    if op.startswith(EACH):
+        raise NotFound(f"{server} has no route /{op[:100]}")
     if nodes[server].kind == "model" and op.startswith(f"{OPEN}/"):
         return _in_capture(method, server, op)
     resources = nodes[server].kind == "resources"
@@ -127,6 +120,16 @@ def _in_capture(method: str, server: str, op: str) -> Route:
     if method == "DELETE":
         return Route(server, CLOSE, "DELETE", session=session, beside="GET")
     return Route(server, TRAJECTORIES, "GET", session=session, beside="DELETE")
+
+
+def wrong_method(request: Request, *methods: str) -> Response | None:
+    """The refusal of a request whose method is none of ``methods``; None for any other one."""
+    if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+        return None
+    path, use = request.scope["path"][:100], " or ".join(methods)
+    response = failed(MethodNotAllowed(f"the method of {path} must be {use}, got {request.method[:20]}"))
+    response.headers["allow"] = ", ".join((*methods, "HEAD") if "GET" in methods else methods)
+    return response
 
 
 def request_id_of(request: Request) -> str:
@@ -176,6 +179,11 @@ def timeout_of(request: Request) -> float | None:
     if not 0 < seconds < math.inf:
         raise BadRequest(f"`x-request-timeout` must be a positive number of seconds, got {given[:40]!r}")
     return seconds
+
+
+def traceparent_of(request: Request) -> str | None:
+    """The span of the client that a request is a part of, if it names one (W3C Trace Context)."""
+    return checked_parent(request.headers.get("traceparent"))
 
 
 def session_of(request: Request, other: str | None = None) -> str | None:

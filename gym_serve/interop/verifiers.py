@@ -26,24 +26,21 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from gym_serve.interop.export.traces import verifiers_episode
 from gym_serve.servers import Operation, Reply, ResourcesServer, VerifyRequest
-from gym_serve.servers.context import current
-from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.training.rollout import Rollout
 from gym_serve.types.errors import GraphError, InvalidRequest, NotFound, SessionNotFound, ToolFailed
 from gym_serve.types.protocols import chat_to_params
 from gym_serve.types.requests import JSON
-
-__all__ = ["SessionTools", "Tasks", "Verifiers"]
 
 _NONE = "which gym_serve does not provide"
 
@@ -72,7 +69,7 @@ class Tasks:
                 "pip install verifiers==0.4.0 in an environment of its own (docs/foreign-environments.md)"
             ) from None
         try:
-            cls = self._class(taskset)
+            cls = resolve_name(taskset) if ":" in taskset else self._loaders.taskset_class(taskset)
             config = self._generic.concrete_type(cls, self._vf.TasksetConfig) or self._vf.TasksetConfig
             self.taskset: Any = cls(config.model_validate(dict(settings)))
         except Exception as error:
@@ -140,12 +137,6 @@ class Tasks:
         shared = type(self.taskset).toolsets(self.taskset.config)
         return [*shared, *self.task_class.toolsets(self.taskset.config.task)]
 
-    def _class(self, taskset: str) -> Any:
-        if ":" not in taskset:
-            return self._loaders.taskset_class(taskset)
-        module, _, attributes = taskset.partition(":")
-        return reduce(getattr, attributes.split("."), importlib.import_module(module))
-
     def _problems(self) -> Iterator[str]:
         cls, base = self.task_class, self._vf.Task
         if cls.NEEDS_CONTAINER:
@@ -203,20 +194,15 @@ class SessionTools:
         self.state: Any = states[0] if states else None
 
     async def start(self, data: Any) -> None:
-        """Set the toolsets up.
-
-        Args:
-            data: of the task; None for none.
-        """
+        """Set the toolsets up for the data of a task."""
         for toolset in self._toolsets:
             await toolset.setup()
-            if data is not None:
-                await toolset.setup_task(data)
+            await toolset.setup_task(data)
 
-    async def described(self) -> list[JSON]:
-        """The tools as a row has them (OpenAI's function tools)."""
+    async def described(self) -> list[ToolDescription]:
+        """The tools, as a model gets them."""
         return [
-            ToolDescription(tool.name, tool.description or "", tool.input_schema).openai()
+            ToolDescription(tool.name, tool.description or "", tool.input_schema)
             for tool in await self._server.list_tools()
             if is_tool_name(tool.name)
         ]
@@ -268,7 +254,7 @@ class Verifiers(ResourcesServer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._tasks: Tasks | None = None
-        self._tools: list[JSON] = []
+        self._tools: list[ToolDescription] = []
 
     async def start(self) -> None:
         """Load the taskset, and find its tools.
@@ -295,7 +281,7 @@ class Verifiers(ResourcesServer):
             return {}
         session.tools = SessionTools(tasks.toolsets())
         await session.tools.start(data)
-        return {"tools": self._tools}
+        return {"tools": [tool.openai() for tool in self._tools]}
 
     async def verify(self, request: VerifyRequest, session: _Rollout) -> Mapping[str, Any]:
         """Score by the task's rewards and metrics."""
@@ -306,31 +292,18 @@ class Verifiers(ResourcesServer):
     def operations(self) -> dict[str, Operation]:
         operations = super().operations()
         for tool in self._tools:
-            handler = self._handler(tool["name"])
-            operations[f"tools/{tool['name']}"] = Operation(handler, tool["description"], tool["parameters"])
+            call = partial(self._call, tool.name)
+            operations[f"tools/{tool.name}"] = self.described_tool(tool, call, opens=False)
         return operations
 
     def _loaded(self) -> Tasks:
         assert self._tasks is not None  # started
         return self._tasks
 
-    def _handler(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
-        async def handler(body: Any) -> Reply:
-            if not isinstance(body, dict):
-                raise InvalidRequest("the arguments must be a JSON object")
-            session_id = current().session
-            if session_id is None:
-                raise SessionNotFound("no session: call /seed_session first, and send its session id")
-
-            async def use(call: SessionCall[_Rollout]) -> Reply:
-                tools = call.session.state.tools
-                if tools is None:
-                    raise SessionNotFound("this session has no row: call /seed_session with one")
-                return Reply(200, text_as_json(await tools.call(name, body)))
-
-            return await self.in_session(session_id, use)
-
-        return handler
+    async def _call(self, name: str, session: _Rollout, arguments: JSON) -> Reply:
+        if session.tools is None:
+            raise SessionNotFound("this session has no row: call /seed_session with one")
+        return Reply(200, text_as_json(await session.tools.call(name, arguments)))
 
 
 def main(taskset: str, settings: str = "{}") -> None:

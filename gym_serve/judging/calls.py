@@ -25,7 +25,8 @@ from weakref import WeakValueDictionary
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from gym_serve.servers.clients import ModelClient
+from gym_serve.observe.catalogue import JUDGE_CALLS
+from gym_serve.servers.clients import ModelClient, name_of
 from gym_serve.types.errors import (
     BadRequest,
     EndpointMisconfigured,
@@ -35,8 +36,6 @@ from gym_serve.types.errors import (
     VerifierFailed,
 )
 from gym_serve.types.requests import JSON
-
-__all__ = ["Answer", "CacheSettings", "JudgeCalls", "Protocol", "VerdictCache"]
 
 V = TypeVar("V")
 
@@ -62,19 +61,35 @@ class Answer(Generic[V]):
     response: JSON
     verdict: V | None
 
+    def to_json(self) -> JSON:
+        """The call as a verdict of the environment reports it."""
+        return {
+            "responses_create_params": self.request,
+            "response": self.response,
+            "verdict_label": self.verdict,
+        }
+
 
 class JudgeCalls:
-    """Calls judges.
+    """Calls judges. A server manages it (`Server.manage`).
 
     Args:
         max_concurrency: maximum number of concurrent calls; None sets no limit.
-        cache: cache of replies, or None.
+        cache: cache of replies, or None; `stop` closes it.
     """
 
     def __init__(self, max_concurrency: int | None, cache: VerdictCache | None = None) -> None:
         self._slots = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._cache = cache
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Nothing to do: the cache is open."""
+
+    async def stop(self) -> None:
+        """Close the cache."""
+        if self._cache is not None:
+            self._cache.close()
 
     async def ask(
         self,
@@ -107,6 +122,7 @@ class JudgeCalls:
         async with turn:
             kept = await self._cache.get(key)
             if kept is not None and (verdict := _verdict_of(kept, read)) is not None:
+                JUDGE_CALLS.add(name_of(model, "judge"), "cached")
                 return Answer(request, kept, verdict)
             answer = await self._asked(model, request, read, protocol)
             if answer.verdict is not None:
@@ -116,9 +132,15 @@ class JudgeCalls:
     async def _asked(
         self, model: ModelClient, request: JSON, read: Callable[[JSON], V | None], protocol: Protocol
     ) -> Answer[V]:
-        async with self._slots:
-            response = await _called(model, protocol, request)
-        return Answer(request, response, read(response))
+        outcome = "failed"
+        try:
+            async with self._slots:
+                response = await _called(model, protocol, request)
+            verdict = read(response)
+            outcome = "no_verdict" if verdict is None else "verdict"
+        finally:
+            JUDGE_CALLS.add(name_of(model, "judge"), outcome)
+        return Answer(request, response, verdict)
 
 
 def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:

@@ -29,17 +29,6 @@ from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "Ballot",
-    "Calibration",
-    "JudgeSettings",
-    "LabelJudge",
-    "both_orders",
-    "calibrate",
-    "majority",
-    "open_cache",
-]
-
 T = TypeVar("T")
 Label = Hashable
 
@@ -182,9 +171,40 @@ class JudgeSettings(ResourcesServer.Config):
     judge_cache: CacheSettings | None = None
     """Cache of the judge's replies on disk, so that the same is asked once. Read at start only."""
 
+    @property
+    def judge_labels(self) -> tuple[str, str]:
+        """The labels for "equal" and "not equal"."""
+        return self.judge_equal_label, self.judge_not_equal_label
+
+    def judge_calls(self) -> JudgeCalls:
+        """The limit of concurrent calls, and the cache, that these settings describe.
+
+        Raises:
+            BadRequest: the cache's file cannot be opened.
+        """
+        return JudgeCalls(self.judge_max_concurrency, open_cache(self.judge_cache))
+
+    def label_judge(self, calls: JudgeCalls, read: Callable[[JSON], str] = final_text) -> LabelJudge:
+        """The judge that these settings describe; `judge` must be set.
+
+        Args:
+            calls, read: see `LabelJudge`.
+        """
+        assert self.judge is not None
+        return LabelJudge(
+            (self.judge, *self.further_judges),
+            calls,
+            self.judge_prompt_template,
+            self.judge_labels,
+            self.judge_responses_create_params,
+            self.judge_system_message,
+            read,
+            self.judge_votes,
+        )
+
     @model_validator(mode="after")
     def _labels_can_be_said(self) -> Self:
-        labels = (self.judge_equal_label, self.judge_not_equal_label)
+        labels = self.judge_labels
         if labels[0] == labels[1]:
             raise ValueError("`judge_equal_label` and `judge_not_equal_label` must differ")
         if self.judge is not None:

@@ -18,18 +18,6 @@ from pydantic import ValidationError
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON, Response
 
-__all__ = [
-    "check_fields",
-    "check_labels",
-    "escape_labels",
-    "final_text",
-    "first_label",
-    "json_objects",
-    "judge_messages",
-    "label_of",
-    "whole_text",
-]
-
 _WORD = re.compile(r"[^\W\d_]+")
 _PIECES = re.compile(r"\w+|[^\w\s]+")
 _INSTRUCTION = 8

@@ -31,12 +31,6 @@ from gym_serve.metrics.records import (
 from gym_serve.metrics.report import Groups, group_metrics, overall_metrics, score_metrics
 from gym_serve.types.errors import InvalidRequest
 
-__all__ = [
-    "Aggregator",
-    "aggregate_metrics",
-    "pass_majority_metrics",
-]
-
 
 class Aggregator:
     """Accumulates rollouts of one agent or environment; `result` may be asked for at any time.

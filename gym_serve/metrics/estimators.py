@@ -28,19 +28,6 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import itemgetter
 
-__all__ = [
-    "Clusters",
-    "Figure",
-    "average_curve",
-    "describe",
-    "majority_curve",
-    "median",
-    "pass_at_k",
-    "pass_curve",
-    "spread_curve",
-    "stdev",
-]
-
 
 def describe(columns: Mapping[str, Sequence[float]], num_rollouts: int) -> dict[str, float]:
     """Statistics keyed ``{statistic}/{field}``.
@@ -54,21 +41,12 @@ def describe(columns: Mapping[str, Sequence[float]], num_rollouts: int) -> dict[
         stats[f"mean/{name}"] = math.fsum(values) / len(values)
         stats[f"max/{name}"] = float(max(values))
         stats[f"min/{name}"] = float(min(values))
-        stats[f"median/{name}"] = median(values)
+        stats[f"median/{name}"] = statistics.median(values)
         if len(values) > 1:
             stats[f"std/{name}"] = stdev(values)
         elif num_rollouts == 1:
             stats[f"std/{name}"] = 0.0
     return stats
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle ones."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return float(ordered[middle])
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def stdev(values: Sequence[float]) -> float:

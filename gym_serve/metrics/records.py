@@ -23,22 +23,6 @@ import orjson
 
 from gym_serve.types.errors import InvalidRequest
 
-__all__ = [
-    "LATENCY_FIELD",
-    "ROLLOUT_INDEX",
-    "STATISTICS_ONLY",
-    "TASK_INDEX",
-    "Breakdown",
-    "Group",
-    "MetricSpec",
-    "RecordStore",
-    "RolloutRecord",
-    "Score",
-    "failure_class",
-    "read_index",
-    "read_record",
-]
-
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
 LATENCY_FIELD = "_ng_latency_s"

@@ -33,17 +33,6 @@ from gym_serve.metrics.estimators import (
 )
 from gym_serve.metrics.records import ROLLOUT_INDEX, TASK_INDEX, Group, MetricSpec, RolloutRecord
 
-__all__ = [
-    "Groups",
-    "ScoreMetrics",
-    "ScoreShape",
-    "field_columns",
-    "group_metrics",
-    "overall_metrics",
-    "score_metrics",
-    "select_key_metrics",
-]
-
 
 class ScoreShape:
     """The names of the scores and the largest k of a set of tasks: what must be known first."""

@@ -12,8 +12,6 @@ from gym_serve.metrics.aggregator import Aggregator
 from gym_serve.metrics.estimators import pass_at_k
 from gym_serve.metrics.records import LATENCY_FIELD
 
-__all__ = ["SUMMARY_COLUMNS", "SummaryRow", "summarize"]
-
 SUMMARY_COLUMNS = (
     "name",
     "rollouts",

@@ -1,97 +1,235 @@
 """All metrics that gym_serve records: what they count, and under which labels.
 
-The publisher adds ``graph`` and ``replica`` to every one. ``server`` is the name of a server in the graph
-file.
+The publisher adds ``graph``, ``server`` and ``replica`` to every one; ``server`` is that of the process where
+the metric names none itself. ``agent``, ``model``, ``judge`` and ``server`` are names of servers in the
+graph file.
+
+Every value of a label is one of a few: what a model or a client wrote is counted as ``unknown``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gym_serve.observe.metrics import Count, Counter, Gauge, Histogram, Metric
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally
 
 __all__ = [
     "CALLS",
     "CALLS_QUEUED",
     "CALLS_RUNNING",
     "CALL_SECONDS",
+    "CPU_SECONDS",
+    "DRIVER_IN_FLIGHT",
+    "ENDPOINT_UP",
     "FAILURES",
+    "JUDGE_CALLS",
     "METRICS",
+    "MODEL_RETRIES",
+    "POLICY_VERSION",
     "ROLLOUTS",
     "ROLLOUT_REWARD",
     "ROLLOUT_SECONDS",
     "ROLLOUT_TURNS",
+    "SANDBOX_RUNNING",
     "SESSIONS",
+    "SESSIONS_LOST",
+    "STALENESS",
+    "TIME_TO_FIRST_TOKEN",
+    "TOKENS",
     "TOOL_CALLS",
-    "record_call",
-    "record_rollout",
+    "VERIFY_SECONDS",
+    "WEIGHTS_UPDATE_SECONDS",
+    "CallMeter",
+    "RolloutMeter",
 ]
 
+_Labels = tuple[str, ...]
 
-def _of_tool(labels: tuple[str, ...]) -> tuple[str, ...] | None:
+_STAGES = frozenset({"seed", "model", "tool", "verify", "close", "episode"})
+
+
+def _of_tool(labels: _Labels) -> _Labels | None:
     server, op, status = labels
     return (server, op.removeprefix("tools/"), status) if op.startswith("tools/") else None
 
 
+def _of_verify(labels: _Labels) -> _Labels | None:
+    return labels[:1] if labels[1] == "verify" else None
+
+
 ROLLOUTS = Counter(
-    "rollouts_total", "Rollouts that ended; outcome: scored, failed or cancelled.", ("server", "outcome")
+    "rollouts_total", "Rollouts that ended; outcome: scored, failed or cancelled.", ("agent", "outcome")
 )
-ROLLOUT_SECONDS = Histogram("rollout_seconds", "Duration of a rollout in its agent.", ("server",))
+ROLLOUT_SECONDS = Histogram("rollout_seconds", "Duration of a rollout in its agent.", ("agent",))
 ROLLOUT_REWARD = Histogram(
-    "rollout_reward", "Rewards of scored rollouts.", ("server",), (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+    "rollout_reward", "Rewards of scored rollouts.", ("agent",), (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 )
 ROLLOUT_TURNS = Histogram(
-    "rollout_turns", "Model calls of a rollout.", ("server",), (1, 2, 3, 5, 10, 20, 50, 100, 200)
+    "rollout_turns", "Model calls of a rollout.", ("agent",), (1, 2, 3, 5, 10, 20, 50, 100, 200)
 )
 FAILURES = Counter(
-    "failures_total", "Failed rollouts by the failure's code and its stage.", ("server", "code", "stage")
+    "failures_total", "Failed rollouts by the failure's code and its stage.", ("agent", "class", "stage")
 )
-CALL_SECONDS = Histogram(
-    "call_seconds", "Duration of a call in its server, by HTTP status.", ("server", "op", "status")
+
+_CALLS = Histogram("answers", "Calls by duration and status.", ("server", "op", "status"))
+CALL_SECONDS = HistogramView(
+    "call_seconds", "Duration of a call in its server.", ("server", "op"), _CALLS, lambda labels: labels[:2]
 )
-CALLS = Count(
+CALLS = Tally(
     "calls_total",
-    "Calls that a server answered, by HTTP status.",
+    "Calls that a server answered, by HTTP status; 499: the caller went away.",
     ("server", "op", "status"),
-    CALL_SECONDS,
+    _CALLS,
     lambda labels: labels,
 )
-TOOL_CALLS = Count(
-    "tool_calls_total", "Tool calls by HTTP status.", ("server", "tool", "status"), CALL_SECONDS, _of_tool
+TOOL_CALLS = Tally(
+    "tool_calls_total",
+    "Tool calls by HTTP status; 404 and 422 also for names and arguments that an agent does not pass on.",
+    ("server", "tool", "status"),
+    _CALLS,
+    _of_tool,
+)
+VERIFY_SECONDS = HistogramView(
+    "verify_seconds", "Duration of a verification.", ("server",), _CALLS, _of_verify
 )
 CALLS_RUNNING = Gauge("calls_running", "Calls that a server is working on.", ("server",))
 CALLS_QUEUED = Gauge("calls_queued", "Calls that wait for their turn at a replica.", ("server",))
+CPU_SECONDS = Counter(
+    "cpu_seconds_total",
+    "CPU time of calls by stage: an operation, tools, or other; estimated from a few of them.",
+    ("server", "stage"),
+)
 SESSIONS = Gauge("sessions", "Sessions that a server holds.", ("server",))
+SESSIONS_LOST = Counter(
+    "sessions_lost_total", "Sessions of episodes that were lost with their replica.", ("server",)
+)
 
-METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+TOKENS = Counter(
+    "tokens_total",
+    "Tokens of a model's calls; kind: input (of which cached were in a cache), cached or output.",
+    ("model", "kind"),
+)
+TIME_TO_FIRST_TOKEN = Histogram(
+    "time_to_first_token_seconds",
+    "Time until a model's first token, of streams and of hf_engine.",
+    ("model",),
+)
+MODEL_RETRIES = Counter(
+    "model_retries_total",
+    "Requests to a model's endpoint that failed and were made again, by the failure's code.",
+    ("model", "endpoint", "reason"),
+)
+ENDPOINT_UP = Gauge(
+    "endpoint_up", "Whether calls go to an endpoint (1), or skip it as it failed (0).", ("model", "endpoint")
+)
+POLICY_VERSION = Gauge(
+    "policy_version",
+    "Number at the end of the version of a model's weights, where it was told one.",
+    ("model",),
+)
+WEIGHTS_UPDATE_SECONDS = Histogram(
+    "weights_update_seconds", "Duration of an update of a model's weights, seen by the driver.", ("model",)
+)
+STALENESS = Histogram(
+    "staleness",
+    "Versions of the policy from the beginning of a group's oldest rollout until the trainer took the group.",
+    (),
+    (0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
+)
+
+JUDGE_CALLS = Counter(
+    "judge_calls_total",
+    "Calls of judges; outcome: verdict, no_verdict, cached or failed.",
+    ("judge", "outcome"),
+)
+SANDBOX_RUNNING = Gauge("sandbox_running", "Sandboxed processes, those that wait for a program included.")
+DRIVER_IN_FLIGHT = Gauge("driver_in_flight", "Rollouts that a driver has started and that have not ended.")
+
+METRICS: tuple[Metric, ...] = tuple(
+    value for name, value in list(globals().items()) if isinstance(value, Metric) and name[0] != "_"
+)
 """All of them, in the order above."""
 
 
-def record_call(server: str, op: str, status: int, seconds: float) -> None:
-    """Count a call that a server has answered.
+class CallMeter:
+    """Counts the calls of one server. It keeps its cells, as it is asked for each call.
 
     Args:
-        op: its operation; ``unknown`` where the server has none of that name.
+        server: name of the server.
+        known: the name under which an operation is counted: one of few, also for those that a client made up.
     """
-    CALL_SECONDS.observe(server, op, str(status), value=seconds)
+
+    def __init__(self, server: str, known: Callable[[str], str] = lambda op: op) -> None:
+        self._server = server
+        self._known = known
+        self._cells: dict[tuple[str, int], list[float]] = {}
+        self._tokens: tuple[list[float], ...] | None = None
+
+    def record(self, op: str, status: int, seconds: float) -> None:
+        """Count a call that the server has answered."""
+        cell = self._cells.get((op, status)) or self._cell(op, status)
+        _CALLS.count(cell, seconds)
+
+    def record_tokens(self, given: int, cached: int, made: int) -> None:
+        """Count the tokens of a model call: those given, those of them in a cache, and those generated."""
+        if self._tokens is None:
+            self._tokens = tuple(TOKENS.cell(self._server, kind) for kind in ("input", "cached", "output"))
+        inputs, hits, outputs = self._tokens
+        inputs[0] += given
+        hits[0] += cached
+        outputs[0] += made
+
+    def _cell(self, op: str, status: int) -> list[float]:
+        known = self._known(op)
+        cell = _CALLS.cell(self._server, known, str(status))
+        if known == op:
+            self._cells[op, status] = cell
+        return cell
 
 
-def record_rollout(server: str, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
-    """Count a rollout that an agent has made.
+class RolloutMeter:
+    """Counts the rollouts of one agent.
 
     Args:
-        rollout: None where its episode was cancelled.
-        turns: its model calls.
+        agent: name of the agent.
+        environment: name of the environment whose sessions its rollouts have.
     """
-    failure = None if rollout is None else rollout.get("failure")
-    if rollout is None:
-        ROLLOUTS.add(server, "cancelled")
-    elif failure is None:
-        ROLLOUTS.add(server, "scored")
-        ROLLOUT_REWARD.observe(server, value=rollout["reward"])
-    else:
-        ROLLOUTS.add(server, "failed")
-        FAILURES.add(server, failure["kind"], failure["stage"])
-    ROLLOUT_TURNS.observe(server, value=turns)
-    ROLLOUT_SECONDS.observe(server, value=seconds)
+
+    def __init__(self, agent: str, environment: str) -> None:
+        self._agent = agent
+        self._environment = environment
+        self._scored: tuple[list[float], ...] | None = None
+
+    def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
+        """Count a rollout that the agent has made.
+
+        Args:
+            rollout: None where its episode was cancelled.
+            turns: its model calls.
+        """
+        failure = None if rollout is None else rollout.get("failure")
+        if rollout is not None and failure is None:
+            if self._scored is None:
+                self._scored = (ROLLOUTS.cell(self._agent, "scored"), *(
+                    metric.cell(self._agent) for metric in (ROLLOUT_REWARD, ROLLOUT_TURNS, ROLLOUT_SECONDS)
+                ))  # fmt: skip
+            count, rewards, all_turns, durations = self._scored
+            count[0] += 1
+            ROLLOUT_REWARD.count(rewards, rollout["reward"])
+            ROLLOUT_TURNS.count(all_turns, turns)
+            ROLLOUT_SECONDS.count(durations, seconds)
+            return
+        ROLLOUTS.add(self._agent, "cancelled" if rollout is None else "failed")
+        if failure is not None:
+            self._record_failure(failure)
+        ROLLOUT_TURNS.observe(self._agent, value=turns)
+        ROLLOUT_SECONDS.observe(self._agent, value=seconds)
+
+    def _record_failure(self, failure: Mapping[str, Any]) -> None:
+        kind, stage = failure["kind"], failure["stage"]
+        if stage not in _STAGES:  # a server at a URL may say anything
+            kind, stage = "unknown_timeout" if kind == f"{stage}_timeout" else kind, "unknown"
+        FAILURES.add(self._agent, kind, stage)
+        if kind == "session_lost":
+            SESSIONS_LOST.add(self._environment)

@@ -18,10 +18,24 @@ Rules of all metrics:
 from __future__ import annotations
 
 import bisect
+import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["SECONDS", "Count", "Counter", "Gauge", "Histogram", "Metric", "Point", "render"]
+from typing_extensions import Self
+
+__all__ = [
+    "SECONDS",
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "HistogramView",
+    "Metric",
+    "Point",
+    "Tally",
+    "render",
+]
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Upper bounds of the buckets of durations: from 1 ms to 1 h, two per decade."""
@@ -60,6 +74,12 @@ class Metric:
         """Forget all values (for tests: a metric lives as long as its process)."""
         raise NotImplementedError
 
+    def fresh(self) -> Self:
+        """The same metric without values."""
+        made = copy.copy(self)
+        made.clear()
+        return made
+
     def _labelled(self, values: tuple[str, ...]) -> dict[str, str]:
         return dict(zip(self.labels, values, strict=True))
 
@@ -69,25 +89,38 @@ class _Numbers(Metric):
 
     def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
         super().__init__(name, help, labels)
-        self._values: dict[tuple[str, ...], float] = {}
+        self._cells: dict[tuple[str, ...], list[float]] = {}
+
+    def cell(self, *labels: str) -> list[float]:
+        """A list whose only item is the number of these label values.
+
+        Whoever records often keeps the cell, and adds to it: ``cell[0] += 1``.
+        """
+        cell = self._cells.get(labels)
+        if cell is None:
+            cell = self._cells[labels] = [0]
+        return cell
+
+    def add(self, *labels: str, value: float = 1) -> None:
+        """Add ``value`` to the number of these label values, given in the order of `labels`."""
+        self.cell(*labels)[0] += value
+
+    def remove(self, *labels: str) -> None:
+        """Forget the number of these label values, of something that is no more."""
+        self._cells.pop(labels, None)
 
     def points(self) -> Iterator[Point]:
-        for labels, value in list(self._values.items()):
+        for labels, (value,) in list(self._cells.items()):
             yield Point(self.name, self._labelled(labels), value)
 
     def clear(self) -> None:
-        self._values.clear()
+        self._cells = {}
 
 
 class Counter(_Numbers):
     """A number that only grows."""
 
     kind = "counter"
-
-    def add(self, *labels: str, value: float = 1) -> None:
-        """Add ``value`` (at least 0) to the number of these label values, given in the order of `labels`."""
-        values = self._values
-        values[labels] = values.get(labels, 0) + value
 
 
 class Gauge(_Numbers):
@@ -97,7 +130,7 @@ class Gauge(_Numbers):
 
     def set(self, *labels: str, value: float) -> None:
         """Replace the number of these label values."""
-        self._values[labels] = value
+        self.cell(*labels)[0] = value
 
 
 class Histogram(Metric):
@@ -114,19 +147,26 @@ class Histogram(Metric):
     ) -> None:
         super().__init__(name, help, labels)
         self.bounds = tuple(bounds)
-        # For each set of labels: the count of each bucket, then the sum of the values.
-        self._values: dict[tuple[str, ...], list[float]] = {}
+        self._cells: dict[tuple[str, ...], list[float]] = {}
+
+    def cell(self, *labels: str) -> list[float]:
+        """The count of each bucket under these label values, then the sum of the values; see `count`."""
+        cell = self._cells.get(labels)
+        if cell is None:
+            cell = self._cells[labels] = [0] * (len(self.bounds) + 1) + [0.0]
+        return cell
+
+    def count(self, cell: list[float], value: float) -> None:
+        """Count a value in a cell, which whoever records often keeps."""
+        cell[bisect.bisect_left(self.bounds, value)] += 1
+        cell[-1] += value
 
     def observe(self, *labels: str, value: float) -> None:
         """Count a value under these label values."""
-        numbers = self._values.get(labels)
-        if numbers is None:
-            numbers = self._values[labels] = [0] * (len(self.bounds) + 1) + [0.0]
-        numbers[bisect.bisect_left(self.bounds, value)] += 1
-        numbers[-1] += value
+        self.count(self.cell(*labels), value)
 
     def points(self) -> Iterator[Point]:
-        for labels, numbers in list(self._values.items()):
+        for labels, numbers in self.numbers():
             named = self._labelled(labels)
             count = 0.0
             for bound, inside in zip((*map(_bound, self.bounds), "+Inf"), numbers[:-1], strict=True):
@@ -135,48 +175,70 @@ class Histogram(Metric):
             yield Point(f"{self.name}_sum", named, numbers[-1])
             yield Point(f"{self.name}_count", named, count)
 
-    def counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        """How many values each set of label values has seen."""
-        for labels, numbers in list(self._values.items()):
-            yield labels, sum(numbers[:-1])
+    def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
+        """For each set of label values: the count of each bucket, then the sum of the values."""
+        return list(self._cells.items())
 
     def clear(self) -> None:
-        self._values.clear()
+        self._cells = {}
 
 
-class Count(Metric):
-    """How many values a histogram has seen, as a counter of its own: the values are recorded once.
+Select = Callable[[tuple[str, ...]], "tuple[str, ...] | None"]
+"""The labels of a view for those of its source; None for values that the view leaves out."""
+
+
+class HistogramView(Histogram):
+    """A histogram of the values of another one under other labels: each value is recorded once.
 
     Args:
-        source: the histogram.
-        select: the labels of this metric for labels of the histogram; None for those that do not count.
+        source: where the values are recorded.
+        select: the labels here for labels there.
     """
 
-    kind = "counter"
-
     def __init__(
-        self,
-        name: str,
-        help: str,
-        labels: Sequence[str],
-        source: Histogram,
-        select: Callable[[tuple[str, ...]], tuple[str, ...] | None],
+        self, name: str, help: str, labels: Sequence[str], source: Histogram, select: Select
     ) -> None:
-        super().__init__(name, help, labels)
+        super().__init__(name, help, labels, source.bounds)
         self._source = source
         self._select = select
 
-    def points(self) -> Iterator[Point]:
-        counts: dict[tuple[str, ...], float] = {}
-        for labels, count in self._source.counts():
-            selected = self._select(labels)
-            if selected is not None:
-                counts[selected] = counts.get(selected, 0) + count
-        for labels, count in counts.items():
-            yield Point(self.name, self._labelled(labels), count)
+    def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
+        found: dict[tuple[str, ...], list[float]] = {}
+        for labels, numbers in self._source.numbers():
+            if (selected := self._select(labels)) is not None:
+                before = found.get(selected) or [0.0] * len(numbers)
+                found[selected] = [*map(operator.add, before, numbers)]
+        return list(found.items())
 
     def clear(self) -> None:
         self._source.clear()
+
+
+class Tally(Counter):
+    """How many values a histogram has seen, as a counter under labels of its own.
+
+    What happens without such a value is added, as to any counter.
+
+    Args:
+        source, select: see `HistogramView`.
+    """
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str], source: Histogram, select: Select
+    ) -> None:
+        super().__init__(name, help, labels)
+        self._view = HistogramView(name, help, labels, source, select)
+
+    def points(self) -> Iterator[Point]:
+        counts = {labels: sum(numbers[:-1]) for labels, numbers in self._view.numbers()}
+        for labels, (value,) in list(self._cells.items()):
+            counts[labels] = counts.get(labels, 0) + value
+        for labels, value in counts.items():
+            yield Point(self.name, self._labelled(labels), value)
+
+    def clear(self) -> None:
+        super().clear()
+        self._view.clear()
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:

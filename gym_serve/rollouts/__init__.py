@@ -2,16 +2,19 @@
 
 - `collect`, `check_run`, `Collection`, `Report`, `Progress`: rows to files, resumable; `merge` joins shards.
 - `Budget`, `Spending`, `Spent`, `prices_of`: what a run may use, and what it has used.
+- `Tracker`, `open_tracker`, `Tracking`, `RolloutTracking`: trackers of experiments follow rollouts.
 - `stream`: rollouts as an async iterator; `groups`, `GroupOptions`, `Group`: by groups (GRPO).
+- `GroupFeed`, `StreamOptions`, `StreamCounts`: groups for a trainer whose policy changes meanwhile.
 - `Expansion`, `expand`, `checked_groups`, `jobs_of`, `PromptTemplate`: from rows to jobs.
 
-Decisions are made by pure state machines (`scheduling`, `grouping`) that own no task, client or clock;
-`runner`, `groups` and `collecting` are the asyncio shells around them. Nothing here knows Ray: an episode is
-a function.
+Decisions are made by pure state machines (`scheduling`, `grouping`, `staleness`) that own no task, client or
+clock; `runner`, `groups`, `feeding` and `collecting` are the asyncio shells around them. Nothing here
+knows Ray: an episode is a function.
 """
 
 from gym_serve.rollouts.collecting import Collection, Report, RolloutBackend, check_run, collect
 from gym_serve.rollouts.expansion import Expansion, PromptTemplate, checked_groups, expand
+from gym_serve.rollouts.feeding import GroupFeed, Handover, StreamCounts
 from gym_serve.rollouts.grouping import Group, GroupOptions
 from gym_serve.rollouts.groups import groups
 from gym_serve.rollouts.journal import Outputs
@@ -20,6 +23,8 @@ from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, price
 from gym_serve.rollouts.rows import Rows, raise_problem
 from gym_serve.rollouts.runner import Run, RunnerOptions, jobs_of, stream
 from gym_serve.rollouts.scheduling import Backoff, Job, Order
+from gym_serve.rollouts.staleness import Straddle, StreamOptions
+from gym_serve.rollouts.trackers import RolloutTracking, Tracker, Tracking, open_tracker
 
 __all__ = [
     "Backoff",
@@ -27,7 +32,9 @@ __all__ = [
     "Collection",
     "Expansion",
     "Group",
+    "GroupFeed",
     "GroupOptions",
+    "Handover",
     "Job",
     "Order",
     "Outputs",
@@ -35,11 +42,17 @@ __all__ = [
     "PromptTemplate",
     "Report",
     "RolloutBackend",
+    "RolloutTracking",
     "Rows",
     "Run",
     "RunnerOptions",
     "Spending",
     "Spent",
+    "Straddle",
+    "StreamCounts",
+    "StreamOptions",
+    "Tracker",
+    "Tracking",
     "check_run",
     "checked_groups",
     "collect",
@@ -47,6 +60,7 @@ __all__ = [
     "groups",
     "jobs_of",
     "merge",
+    "open_tracker",
     "prices_of",
     "raise_problem",
     "stream",

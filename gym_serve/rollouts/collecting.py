@@ -36,8 +36,6 @@ from gym_serve.types.errors import Conflict, OperatorError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import operator_error
 
-__all__ = ["Collection", "Report", "RolloutBackend", "check_run", "collect"]
-
 _SYNC_SECONDS = 1.0
 
 
@@ -171,7 +169,7 @@ async def collect(
         tally.finish(journal.finished(collection.options.attempts))
         tally.begin()
         operator_error = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
-        done = tally.progress()
+        done = tally.progress(tokens=spending.tokens)
         complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.options, spending, stop)
         if complete and (compare := await backend.comparer()):
@@ -296,7 +294,7 @@ async def _run(
         runner.run_in_background(stop.wait(), lambda _: runner.drain())
     synced = time.monotonic()
     try:
-        progress(tally.progress())
+        progress(tally.progress(tokens=spending.tokens))
         while runner.advance():
             for _, rollout in await runner.results(until=synced + _SYNC_SECONDS):
                 if operator_error(rollout) is None:
@@ -305,7 +303,8 @@ async def _run(
                     spending.add(rollout)  # it is in no file, because the rollout stays open
             fatal = runner.operator_errors.fatal
             stopping = None if fatal is None else fatal.message
-            progress(tally.progress(running=runner.scheduler.running, stopping=stopping))
+            running = runner.scheduler.running
+            progress(tally.progress(running=running, stopping=stopping, tokens=spending.tokens))
             if time.monotonic() >= synced + _SYNC_SECONDS:
                 await asyncio.to_thread(journal.sync)
                 journal.check()

@@ -45,18 +45,9 @@ from gym_serve.rollouts.rows import (
 )
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.model_endpoint import MODEL_FIELD, endpoint_of, public_row
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_row, with_prompt
-
-__all__ = [
-    "Expansion",
-    "Inputs",
-    "PromptTemplate",
-    "checked_groups",
-    "expand",
-    "params_of",
-    "stored_groups",
-]
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _FIELD = re.compile(r"[^\W\d][\w-]*")
@@ -277,7 +268,7 @@ class _Numbering:
         if row.get("_ng_task_index") is not None:
             return task_index(row)
         try:
-            content = digest(row)
+            content = digest(_without_endpoint(row))
         except TypeError as error:
             raise InvalidRequest(f"not JSON: {error}") from None
         task = self._tasks.get(content)
@@ -302,9 +293,31 @@ class _Numbering:
         return range(start, end)
 
 
+def _without_endpoint(row: JSON) -> JSON:
+    """A row without the endpoint of its model, which is no part of the task."""
+    return row if MODEL_FIELD not in row else {key: row[key] for key in row if key != MODEL_FIELD}
+
+
+def _storable(row: JSON) -> JSON:
+    """A row as a run's file may hold it.
+
+    Raises:
+        ValueError: its endpoint has a key, which is written to no file and would be missing later.
+    """
+    endpoint = endpoint_of(row)
+    if endpoint is not None and (endpoint.api_key or endpoint.headers):
+        raise ValueError(
+            f"`{MODEL_FIELD}` must have no `api_key` and no `headers` where rollouts are collected into "
+            "files; give them as `endpoint=`"
+        )
+    return public_row(row)
+
+
 def _prepared(row: JSON, expansion: Expansion) -> JSON:
     """The row with its agent, prompt and overrides."""
     prepared = dict(row)
+    if (endpoint := endpoint_of(row)) is not None:
+        prepared[MODEL_FIELD] = endpoint  # an object that no writer can store by mistake
     agent = expansion.agent_of(row)
     if agent is not None:
         ref = row.get("agent_ref")
@@ -399,7 +412,8 @@ class Inputs:
                 unique=True,
             ):
                 try:
-                    lines = b"".join(map(readable_line, group)) if file is not None else b""
+                    storable = map(_storable, group if file is not None else ())
+                    lines = b"".join(map(readable_line, storable))
                 except ValueError as error:
                     self.problems.add(f"task {group[0]['_ng_task_index']}: {error}")
                     continue
@@ -433,7 +447,7 @@ class Inputs:
 
     def _seen(self, row: JSON) -> JSON:
         try:
-            content = orjson.dumps(row)
+            content = orjson.dumps(_without_endpoint(row))
         except TypeError:
             content = repr(row).encode("utf-8", "replace")
         self._digest.update(content)

@@ -45,26 +45,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = [
-    "CORRUPT",
-    "MAX_ROW_BYTES",
-    "Codec",
-    "RecordFile",
-    "check_folder",
-    "codec_of",
-    "compressed",
-    "fingerprint",
-    "lock",
-    "open_decompressed",
-    "read_records",
-    "readable_line",
-    "replacing",
-    "run_in_threads",
-    "split_name",
-    "sync_directory",
-    "writing",
-]
-
 CORRUPT = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 """The exceptions that reading a damaged compressed file raises."""
 

@@ -27,16 +27,6 @@ from gym_serve.types.errors import GymError, InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON, input_items
 from gym_serve.types.rows import Rollout
 
-__all__ = [
-    "VERIFY_REWARD",
-    "Group",
-    "GroupBook",
-    "GroupOptions",
-    "compare_request",
-    "with_comparison",
-    "without_comparison",
-]
-
 
 @dataclass(frozen=True)
 class GroupOptions:
@@ -84,6 +74,9 @@ class Group:
     """Why there are fewer rollouts than ``size``, or why the group is not usable."""
     comparison: JSON | None = None
     """The answer of the environment's ``compare``, which gave the rewards; None if it has no ``compare``."""
+    staleness: int | None = None
+    """How often the policy changed from the beginning of its oldest rollout until it was taken, where
+    `Gym.stream` gave it."""
 
     @property
     def task_index(self) -> int:
@@ -100,6 +93,7 @@ class _Open:
     failures: dict[int, JSON] = field(default_factory=dict)
     dropped: int = 0  # before they were started
     started: bool = False
+    deadline: float = math.inf
 
 
 class GroupBook:
@@ -122,7 +116,8 @@ class GroupBook:
         """An attempt at a job has started."""
         group = self._open[job.group]
         if self._options.deadline is not None and not group.started:
-            heapq.heappush(self._deadlines, (now + self._options.deadline, job.group))
+            group.deadline = now + self._options.deadline
+            heapq.heappush(self._deadlines, (group.deadline, job.group))
         group.started = True
 
     def ended(self, job: Job, rollout: JSON, *, failed: bool) -> tuple[Group, list[Job]] | None:
@@ -166,9 +161,21 @@ class GroupBook:
 
     def next_deadline(self) -> float:
         """When the next group expires; infinity for never."""
-        while self._deadlines and self._deadlines[0][1] not in self._open:
+        while self._deadlines:
+            deadline, number = self._deadlines[0]
+            if number in self._open and self._open[number].deadline == deadline:
+                return deadline
             heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else float("inf")
+        return math.inf
+
+    def open_jobs(self, number: int) -> list[Job]:
+        """The jobs of a group, not settled, that have not ended."""
+        return list(self._open[number].jobs.values())
+
+    def forget(self, number: int) -> int:
+        """Forget a group, if it is not settled; returns how many results it had."""
+        group = self._open.pop(number, None)
+        return 0 if group is None else len(group.rollouts) + len(group.failures)
 
     def _is_decided(self, group: _Open) -> bool:
         possible = len(group.rollouts) + len(group.jobs)

@@ -41,13 +41,6 @@ from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout
 
-__all__ = [
-    "Compare",
-    "GroupStage",
-    "compared",
-    "groups",
-]
-
 logger = logging.getLogger("gym_serve")
 
 Compare = Callable[[JSON, JSON, UsageMeter], Awaitable[JSON | None]]

@@ -30,13 +30,6 @@ from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout
 
-__all__ = [
-    "Header",
-    "Journal",
-    "Outputs",
-    "differences",
-]
-
 _FORMAT = 1
 _COMPARED = ("input", "expansion", "graph")
 _SHOWN = 8

@@ -29,8 +29,6 @@ from gym_serve.rollouts.tables import IntTable
 from gym_serve.types.errors import Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["merge"]
-
 
 async def merge(
     shards: Sequence[str | Path],

@@ -18,15 +18,6 @@ from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "Budget",
-    "Progress",
-    "Spending",
-    "Spent",
-    "Tally",
-    "prices_of",
-]
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -43,6 +34,7 @@ class Progress:
         comparing: groups whose comparison has not ended; 0 until all rollouts have ended, and if none are
             compared.
         stopping: the operator error that ends the run, once there is one: no further attempt starts.
+        tokens: tokens that model calls have used, prompts and generations together.
     """
 
     total: int
@@ -54,6 +46,7 @@ class Progress:
     mean_reward: float | None
     comparing: int = 0
     stopping: str | None = None
+    tokens: int = 0
 
     @property
     def failed(self) -> int:
@@ -97,7 +90,7 @@ class Tally:
         """Everything counted so far happened in an earlier process."""
         self._earlier = self._finished
 
-    def progress(self, running: int = 0, stopping: str | None = None) -> Progress:
+    def progress(self, running: int = 0, stopping: str | None = None, tokens: int = 0) -> Progress:
         """The counts now."""
         return Progress(
             total=self._total,
@@ -108,6 +101,7 @@ class Tally:
             failed_attempts=dict(self._failed_attempts),
             mean_reward=self._rewards / self._scored if self._scored else None,
             stopping=stopping,
+            tokens=tokens,
         )
 
 
@@ -194,6 +188,11 @@ class Spending:
             if server in self._prices:
                 self._cost += self._prices[server].cost(counts)
         self._meter.merge(attempt.to_json())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and generations together."""
+        return self._tokens
 
     @property
     def exhausted(self) -> str | None:

@@ -23,24 +23,6 @@ from gym_serve.types.exact import any_json
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Row
 
-__all__ = [
-    "MAX_ROLLOUT_INDEX",
-    "MAX_TASK_INDEX",
-    "METADATA_KEYS",
-    "RUN_ID",
-    "LocatedRow",
-    "Problems",
-    "Rows",
-    "ignore_problem",
-    "is_failure",
-    "raise_problem",
-    "read_rows",
-    "rollout_index",
-    "rollout_key",
-    "row_of_attempt",
-    "task_index",
-]
-
 RUN_ID = "_ng_run_id"
 """Key of every line of the output files: the run that it belongs to."""
 
@@ -96,7 +78,16 @@ def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
     return value
 
 
-Rows = Iterable[JSON] | Iterable[Row] | str | Path
+class LocatedRow(NamedTuple):
+    """A row and its place, or the problem there."""
+
+    where: str
+    """``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1."""
+    row: JSON | None
+    problem: str | None = None
+
+
+Rows = Iterable[JSON] | Iterable[Row] | Iterable[LocatedRow] | str | Path
 """Rows, or the path of a JSONL file (plain, ``.gz`` or ``.zst``)."""
 
 _BOM = b"\xef\xbb\xbf"
@@ -106,15 +97,6 @@ _OTHER_ENCODINGS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5": "zstd",
 }
-
-
-class LocatedRow(NamedTuple):
-    """A row and its place, or the problem there."""
-
-    where: str
-    """``"rows.jsonl:17"``, or ``"row 17"`` of an iterable; counted from 1."""
-    row: JSON | None
-    problem: str | None = None
 
 
 def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iterator[LocatedRow]:
@@ -132,7 +114,9 @@ def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> It
 
 def _of_iterable(rows: Iterable[Any]) -> Iterator[LocatedRow]:
     for number, row in enumerate(rows, 1):
-        if isinstance(row, dict):
+        if isinstance(row, LocatedRow):
+            yield row
+        elif isinstance(row, dict):
             yield LocatedRow(f"row {number}", row)
         else:
             yield LocatedRow(f"row {number}", None, _not_an_object(row))
@@ -159,7 +143,7 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
                 if line is None:
                     yield LocatedRow(where, None, f"the line is longer than {MAX_ROW_BYTES >> 20} MiB")
                 elif content := line.removeprefix(_BOM).strip():
-                    yield _parsed(where, content)
+                    yield parsed_row(where, content)
         except CORRUPT as error:
             yield LocatedRow(f"{path}:{number + 1}", None, f"the file is damaged from here on: {error}")
 
@@ -181,7 +165,8 @@ def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
         yield "lines end in CRLF", line.endswith(b"\r\n")
 
 
-def _parsed(where: str, line: bytes) -> LocatedRow:
+def parsed_row(where: str, line: bytes) -> LocatedRow:
+    """The row that a line holds, or what is wrong with the line."""
     try:
         row = any_json(line)
     except orjson.JSONDecodeError as error:

@@ -25,8 +25,6 @@ from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
 
-__all__ = ["MAX_ROLLOUTS_SENT", "Aggregate", "MetricSpecOf", "summarize_run"]
-
 logger = logging.getLogger("gym_serve")
 
 MAX_ROLLOUTS_SENT = 20_000

@@ -17,12 +17,12 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gym_serve.metrics import LATENCY_FIELD
+from gym_serve.observe.tracing import OFF, Span, span
 from gym_serve.rollouts.rows import METADATA_KEYS, is_failure, row_of_attempt
 from gym_serve.rollouts.scheduling import (
     MAX_FAILURES,
@@ -34,22 +34,27 @@ from gym_serve.rollouts.scheduling import (
     Ordering,
     Scheduler,
 )
-from gym_serve.servers.context import time_limit
+from gym_serve.servers.context import CallContext, time_limit, use
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
+from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
 
-__all__ = [
-    "RolloutRunner",
-    "Run",
-    "RunnerOptions",
-    "TaskPool",
-    "jobs_of",
-    "stream",
-]
-
 K = TypeVar("K")
 R = TypeVar("R")
+
+
+async def wait_until(event: asyncio.Event, timeout: float | None) -> None:
+    """Wait for an event, which is set after ``timeout`` seconds at the latest; None for no limit.
+
+    `asyncio.wait_for` loses a cancellation that comes together with the event, before Python 3.12.
+    """
+    timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, event.set)
+    try:
+        await event.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 class TaskPool(Generic[K, R]):
@@ -93,8 +98,7 @@ class TaskPool(Generic[K, R]):
         """
         if not self._done:
             self._wake.clear()
-            with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+            await wait_until(self._wake, timeout)
         done, self._done = self._done, []
         return done
 
@@ -126,6 +130,8 @@ class RunnerOptions:
         backoff: how long a retry waits.
         max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address), with no
             scored one in between, end the run. A refused key ends it at once.
+        tracing: share of the rollouts whose trace is recorded, 0 to 1; None for no tracing.
+        follow: called with the result of every attempt that counts, also of a failed one.
 
     Raises:
         InvalidRequest: a number is out of its range.
@@ -136,6 +142,8 @@ class RunnerOptions:
     timeout: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     max_failures: int = MAX_FAILURES
+    tracing: float | None = None
+    follow: Callable[[JSON], None] = lambda rollout: None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "attempts", "max_failures"):
@@ -194,7 +202,7 @@ async def stream(
     try:
         while runner.advance(ordering.held):
             for job, rollout in await runner.results():
-                for pair in ordering.push(job.group, job.number, (job.row, rollout)):
+                for pair in ordering.push(job.group, job.number, (public_row(job.row), rollout)):
                     yield pair
             runner.check()
     finally:
@@ -236,7 +244,8 @@ class RolloutRunner:
         self._on_result = on_result
         self._on_drop = on_drop
         self._pool: TaskPool[Attempt | _Background, Any] = TaskPool()
-        self._running: dict[int, Job] = {}
+        self._running: dict[Attempt, Job] = {}
+        self._spans: dict[int, Span] = {}  # of jobs that have started
         self._exhausted = False
         self._draining = False
 
@@ -257,8 +266,9 @@ class RolloutRunner:
         while True:
             while job := self.scheduler.start(now):
                 self._on_start(job, now)
-                self._running[job.number] = job
-                self._pool.spawn(Attempt(job.number, job.attempt), self._attempt(job))
+                attempt = Attempt(job.number, job.attempt)
+                self._running[attempt] = job
+                self._pool.spawn(attempt, self._attempt(job))
             room = _OPEN_PER_PLACE * self._options.concurrency - held - self.scheduler.open
             if self._exhausted or not self.scheduler.hungry or room <= 0:
                 return self.scheduler.open > 0
@@ -280,9 +290,9 @@ class RolloutRunner:
             if isinstance(key, _Background):
                 key.then(task.result())
                 continue
-            job = self._running.pop(key.number, None)
+            job = self._running.pop(key, None)
             if job is None:
-                continue  # dropped when it had just ended
+                continue  # dropped or restarted when it had just ended
             rollout = task.result() if not task.cancelled() else _cancelled(job)
             verdict = self.scheduler.finish(*key, time.monotonic(), _failure(rollout))
             error = operator_error(rollout)
@@ -290,7 +300,9 @@ class RolloutRunner:
                 self.operator_errors.add(error)
             elif verdict in ("done", "retry"):
                 self._on_result(job.row, rollout)
+                self._options.follow(rollout)
             if verdict == "done":
+                self._end_span(job, rollout)
                 ended.append((job, rollout))
                 if not is_failure(rollout):
                     self.operator_errors.scored()
@@ -309,9 +321,20 @@ class RolloutRunner:
 
     def drop(self, job: Job) -> None:
         """Drop a job; a running attempt is cancelled, down to the model's request."""
+        self._end_span(job)
         if self.scheduler.drop(job.number):
-            del self._running[job.number]
-            self._pool.cancel(Attempt(job.number, job.attempt))
+            self._cancel(Attempt(job.number, job.attempt))
+
+    def restart(self, job: Job) -> bool:
+        """Begin a job anew, whether it runs, waits, has ended or was dropped; see `Scheduler.restart`.
+
+        Returns:
+            whether a running attempt was cancelled, down to the model's request.
+        """
+        attempt = Attempt(job.number, job.attempt)
+        if running := self.scheduler.restart(job):
+            self._cancel(attempt)
+        return running
 
     def drain(self) -> None:
         """Start no further attempt; running ones may end."""
@@ -324,6 +347,12 @@ class RolloutRunner:
     async def close(self) -> None:
         """Cancel all running tasks."""
         await self._pool.close()
+        while self._spans:
+            self._spans.popitem()[1].end()
+
+    def _cancel(self, attempt: Attempt) -> None:
+        del self._running[attempt]
+        self._pool.cancel(attempt)
 
     def _draw(self) -> None:
         group = next(self._jobs, None)
@@ -337,19 +366,50 @@ class RolloutRunner:
     async def _attempt(self, job: Job) -> JSON:
         row = _row_of(job)
         started = time.monotonic()
-        try:
-            with time_limit(self._options.timeout):
-                rollout = _checked(await self._run(row))
-        except GymError as error:
-            rollout = failed_rollout(row, error)
-        except (asyncio.TimeoutError, TimeoutError):
-            limit = "its deadline" if self._options.timeout is None else f"{self._options.timeout:g} s"
-            rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {limit}"))
-        except Exception as error:
-            logger.exception("rollout %s failed with an unexpected error", row["_ng_rollout_id"])
-            rollout = failed_rollout(row, GymError(f"{type(error).__name__}: {error}"))
+        with (
+            span("attempt", self._span(job).traceparent, "client") as seen,
+            use(CallContext("", traceparent=seen.traceparent)),
+        ):
+            try:
+                with time_limit(self._options.timeout):
+                    rollout = _checked(await self._run(row))
+            except GymError as error:
+                rollout = failed_rollout(row, error)
+            except (asyncio.TimeoutError, TimeoutError):
+                limit = "its deadline" if self._options.timeout is None else f"{self._options.timeout:g} s"
+                rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {limit}"))
+            except Exception as error:
+                logger.exception("rollout %s failed with an unexpected error", row["_ng_rollout_id"])
+                rollout = failed_rollout(row, GymError(f"{type(error).__name__}: {error}"))
+            if seen.recording:
+                _describe(seen, row, rollout)
         metadata = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}
-        return {**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started}
+        # Last: an agent elsewhere may have sent the row back as it got it.
+        return public_row({**row, **rollout, **metadata, LATENCY_FIELD: time.monotonic() - started})
+
+    def _span(self, job: Job) -> Span:
+        """The span of a rollout, which all of its attempts share."""
+        if self._options.tracing is None:
+            return OFF
+        if (found := self._spans.get(job.number)) is None:
+            found = self._spans[job.number] = span("rollout", None, sampling=self._options.tracing)
+        return found
+
+    def _end_span(self, job: Job, rollout: JSON | None = None) -> None:
+        if (found := self._spans.pop(job.number, None)) is not None:
+            if rollout is not None:
+                found.set({"gym_serve.attempts": job.attempt + 1})
+                _describe(found, job.row, rollout)
+            found.end()
+
+
+def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
+    """Say on a span which rollout it made, and how that ended."""
+    seen.set({"gym_serve.rollout": row.get("_ng_rollout_id")})
+    if is_failure(rollout):
+        seen.fail(str(rollout.get("_ng_failure_class")), str(rollout.get("error")))
+    else:
+        seen.set({"gym_serve.reward": rollout.get("reward")})
 
 
 def _checked(rollout: Any) -> JSON:

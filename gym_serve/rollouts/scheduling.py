@@ -41,19 +41,6 @@ from typing import Generic, Literal, TypeVar
 from gym_serve.types.errors import EndpointAccessDenied, OperatorError, Unauthorized
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "MAX_FAILURES",
-    "Backoff",
-    "Failure",
-    "Job",
-    "OperatorErrors",
-    "Order",
-    "Ordering",
-    "Outage",
-    "Pace",
-    "Scheduler",
-]
-
 
 @dataclass(frozen=True)
 class Backoff:
@@ -257,7 +244,7 @@ class Scheduler:
             heapq.heappush(self._ready, heapq.heappop(self._waiting)[1])
         while self._ready and len(self._running) < self._places(now):
             number = heapq.heappop(self._ready)
-            if number in self._jobs:
+            if number in self._jobs and number not in self._running:
                 self._running[number] = now
                 return self._jobs[number]
         return None
@@ -310,6 +297,20 @@ class Scheduler:
         self._jobs.pop(number, None)
         self._pushed.pop(number, None)
         return self._running.pop(number, None) is not None
+
+    def restart(self, job: Job) -> bool:
+        """Begin a job anew: its attempts so far no longer count. One that waits to start goes on waiting.
+
+        Returns:
+            whether an attempt at it is running, which the caller must cancel.
+        """
+        running = job.number in self._running
+        if running or job.number not in self._jobs:
+            self.drop(job.number)
+            job.attempt += 1
+            job.forgiven = job.attempt
+            self.add(job)
+        return running
 
     def drop_idle(self) -> list[Job]:
         """Drop every job that is not running; returns those jobs."""

@@ -1,5 +1,4 @@
-"""Compact maps for a million entries: `IntTable`, `FloatTable`, and `digest`, which makes a key of any JSON
-value. key.
+"""Compact maps for a million entries: `IntTable`, `FloatTable`, and `digest`, which makes a key of JSON.
 
 A dict costs about 150 bytes an entry, an `IntTable` at most 36: two flat arrays with open addressing. They
 number the tasks of a long data set and remember what an interrupted run has finished.
@@ -12,12 +11,6 @@ from array import array
 from collections.abc import Iterator
 
 import orjson
-
-__all__ = [
-    "FloatTable",
-    "IntTable",
-    "digest",
-]
 
 _MIX = 0x9E3779B97F4A7C15  # Fibonacci hashing: neighbouring keys spread over the table
 

@@ -16,8 +16,6 @@ from gym_serve.servers.context import closing
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GymError, Overloaded
 
-__all__ = ["Admission", "LoadMeter"]
-
 _WINDOW_SECONDS = 10
 
 
@@ -61,7 +59,8 @@ class Admission:
         Raises:
             QueueFullError: too many calls wait already; this one was not begun.
         """
-        await self._begin(call)
+        if waited := await self._begin(call):
+            call = call._replace(waited=waited)
         try:
             reply = await self._dispatch(call)
         finally:
@@ -71,7 +70,8 @@ class Admission:
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """`dispatch` for a call whose answer comes in parts."""
-        await self._begin(call)
+        if waited := await self._begin(call):
+            call = call._replace(waited=waited)
         try:
             async with closing(self._stream(call)) as parts:
                 async for part in parts:
@@ -83,7 +83,8 @@ class Admission:
             self._end(call)
         self.meter.answered()
 
-    async def _begin(self, call: Call) -> None:
+    async def _begin(self, call: Call) -> float:
+        """Wait for the call's turn; the seconds that it took."""
         running, waiting = self._limits()
         full = self.running >= running or bool(self._queue)
         if full and 0 <= waiting <= len(self._queue):
@@ -92,12 +93,14 @@ class Admission:
         self.unbound += call.session is None
         if not full:
             self.running += 1
-            return
+            return 0.0
+        begun = time.monotonic()
         try:
             await self._turn()
         except BaseException:
             self.unbound -= call.session is None
             raise
+        return time.monotonic() - begun
 
     def _end(self, call: Call) -> None:
         self.unbound -= call.session is None

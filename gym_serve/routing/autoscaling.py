@@ -1,12 +1,12 @@
-"""How many replicas a deployment gets, by what its replicas have to do.
+"""Autoscaling policies: how many replicas a deployment gets for its load.
 
 Calls do not pass through Serve, so Serve counts no requests, and its own policy alone would remove every
 replica. Each replica reports its load instead (`CALLS`, `SESSIONS`), and the policies here hand the sum to
 Serve's own policy in the place of the requests that it counts. So all options of ``autoscaling`` keep the
 meaning that Serve gives them: target, bounds, factors, delays, window.
 
-A deployment that was scaled to zero is woken by the request that Serve does see (`ReplicaTransport`), which
-waits in Serve's queue; down to zero it goes when its load was 0 for the whole window.
+A deployment is scaled to zero when its load was 0 for the whole window. It starts again on the one request
+that Serve does see, which waits in Serve's queue (`ReplicaTransport`).
 
 Serve pickles this module by value, and runs the policies in its controller: it imports Ray only.
 """
@@ -18,8 +18,6 @@ from copy import copy
 from typing import Any
 
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
-
-__all__ = ["CALLS", "SESSIONS", "by_calls", "by_sessions", "with_load"]
 
 CALLS = "gym_serve_calls"
 """Calls that a replica works on, and those that wait at it."""
@@ -41,7 +39,7 @@ def by_sessions(context: Any) -> tuple[int | float, dict[str, Any]]:
 def with_load(context: Any, metric: str) -> Any:
     """Serve's ``AutoscalingContext`` with the sum of ``metric`` over its replicas as the requests.
 
-    Without a replica there is nobody to report: what counts then is the requests that Serve itself holds.
+    Without replicas, no load is reported, and Serve's own count of waiting requests stays.
     """
     context = copy(context)
     if context.current_num_replicas:

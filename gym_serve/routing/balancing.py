@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 
-__all__ = ["Balancer", "Members", "members_of"]
-
 _KEPT = 65_536  # episodes whose replica is remembered
 
 

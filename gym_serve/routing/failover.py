@@ -17,16 +17,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from gym_serve.servers.sessions import RESTORE, restore_request, version_of
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import GymError, Retryable, SessionLost
 
-__all__ = ["FailoverTransport", "Held", "SnapshotCache", "split_token"]
-
 _MARK = "~"
+_KEPT_SECONDS = 3600.0  # after the last call of a session
 _OVERHEAD = 1024  # bytes of an entry beside its state, about
 
 _CLOSE = "close_session"
@@ -41,12 +40,11 @@ class FailoverTransport:
     Args:
         transport: reaches the server; calls without a session go to any replica that lives.
         max_bytes: bound of the states that are held; those not used for longest are dropped first.
-        ttl: seconds without a call after which a state is dropped.
     """
 
-    def __init__(self, transport: Transport, *, max_bytes: int = 1 << 28, ttl: float = 3600.0) -> None:
+    def __init__(self, transport: Transport, *, max_bytes: int = 1 << 28) -> None:
         self.server = transport.server
-        self.states = SnapshotCache(max_bytes, ttl)
+        self.states = SnapshotCache(max_bytes, _KEPT_SECONDS)
         self._transport = transport
 
     async def call(self, call: Call) -> Reply:
@@ -121,7 +119,13 @@ class FailoverTransport:
             left = max(0.0, last - time.monotonic())
             try:
                 reply = await self._transport.call(
-                    Call(RESTORE, body, request_id=call.request_id, timeout=left)
+                    Call(
+                        RESTORE,
+                        body,
+                        request_id=call.request_id,
+                        timeout=left,
+                        traceparent=call.traceparent,
+                    )
                 )
                 reply.json()
                 return reply.session or ""
@@ -195,14 +199,12 @@ class SnapshotCache:
     Args:
         max_bytes: bound of all states together.
         ttl: seconds without a use after which a state is dropped.
-        clock: gives the moment, in seconds.
     """
 
-    def __init__(self, max_bytes: int, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_bytes: int, ttl: float) -> None:
         self.bytes = 0
         self._max_bytes = max_bytes
         self._ttl = ttl
-        self._clock = clock
         self._by_id: dict[str, Held] = {}
         self._by_use: OrderedDict[Held, None] = OrderedDict()
 
@@ -242,12 +244,12 @@ class SnapshotCache:
             self._forget(held)
 
     def _use(self, held: Held) -> None:
-        held.used = self._clock()
+        held.used = time.monotonic()
         self._by_use[held] = None
         self._by_use.move_to_end(held)
 
     def _bound(self) -> None:
-        expired = self._clock() - self._ttl
+        expired = time.monotonic() - self._ttl
         while self._by_use and (self.bytes > self._max_bytes or next(iter(self._by_use)).used < expired):
             self._forget(next(iter(self._by_use)))
 

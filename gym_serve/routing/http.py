@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-import httpx_aiohttp
 import orjson
 
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
@@ -25,8 +25,7 @@ from gym_serve.types.errors import (
     ToolFailed,
     Unavailable,
 )
-
-__all__ = ["HttpTransport"]
+from gym_serve.types.model_endpoint import MODEL_FIELD
 
 
 class HttpTransport:
@@ -50,6 +49,9 @@ class HttpTransport:
         self.url = url.rstrip("/")
         self._headers = dict(headers or {})
         self._shows = unavailable_tools == "show"
+        import_module(
+            "httpx_aiohttp"
+        )  # takes 0.2 s: not while a call waits, and not if there is no such server
         self._client: httpx.AsyncClient | None = None
 
     async def call(self, call: Call) -> Reply:
@@ -60,11 +62,18 @@ class HttpTransport:
             no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
             self._client = httpx.AsyncClient(
                 cookies=no_cookies,
-                transport=httpx_aiohttp.AiohttpTransport(limits=httpx.Limits(max_connections=None)),
+                transport=import_module("httpx_aiohttp").AiohttpTransport(
+                    limits=httpx.Limits(max_connections=None)
+                ),
                 headers=self._headers,
             )
         headers = {b"content-type": b"application/json", b"x-request-id": call.request_id.encode()}
         headers |= _session_headers(call)
+        if call.traceparent is not None:
+            headers[b"traceparent"] = call.traceparent.encode()
+        secrets: list[str] = []
+        if call.endpoint is not None:
+            secrets, call = call.endpoint.secrets, with_endpoint(call)
         method = "GET" if call.op in GETS else "POST"
         tool = call.op.removeprefix("tools/") if call.op.startswith("tools/") else None
         if tool is not None and not is_tool_name(tool):
@@ -88,20 +97,17 @@ class HttpTransport:
             raise Unavailable(
                 f"{call.op} did not reach {self.url}: {kind}: {error}", server=self.server
             ) from error
-        if 300 <= answer.status_code < 400:
-            where = answer.headers.get("location", "")[:200]
-            raise EndpointMisconfigured(
-                f"{self.url} redirects to {where!r}: set url to where it leads", server=self.server
-            )
-        if answer.status_code == 404 and _NO_ROUTE in answer.content:
-            raise Unavailable(f"no graph at {self.url}, or its proxy is still starting", server=self.server)
+        wrong = misdirected(self.url, answer.status_code, answer.headers, answer.content)
+        if wrong is not None:
+            wrong.server = self.server
+            raise wrong
         status = answer.status_code
         if status == 404 and call.op in _REQUIRED and not _is_ours(answer.content):
             said = answer.text[:200]
             raise EndpointMisconfigured(f"{self.url} has no {call.op} (see url): {said}", server=self.server)
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
-        return Reply(status, answer.content, _session_of(answer, call.session))
+        return Reply(status, without(secrets, answer.content), _session_of(answer, call.session))
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """See `Transport.stream`; the server is asked for a whole answer, whose events come in one chunk."""
@@ -121,15 +127,45 @@ class HttpTransport:
             self._client = None
 
 
+def misdirected(url: str, status: int, headers: Mapping[str, str], content: bytes) -> GymError | None:
+    """The error of an answer that comes from no graph; None for any other answer."""
+    if 300 <= status < 400:
+        where = headers.get("location", "")[:200]
+        return EndpointMisconfigured(f"{url} redirects to {where!r}: set url to where it leads")
+    if status == 404 and _NO_ROUTE in content:
+        return Unavailable(f"no graph at {url}, or its proxy is still starting")
+    return None
+
+
+def without(secrets: list[str], content: bytes) -> bytes:
+    """An answer without the keys that were sent: rollouts are kept."""
+    for secret in secrets:
+        content = content.replace(secret.encode(), b"***")
+    return content
+
+
+def with_endpoint(call: Call) -> Call:
+    """The call with the endpoint of the row's model in the row, as another graph or agent takes it.
+
+    Raises:
+        EndpointMisconfigured: it is for a model, whose protocol has no place for it.
+    """
+    assert call.endpoint is not None
+    if call.op != "run":
+        raise EndpointMisconfigured(f"`{MODEL_FIELD}` cannot be sent to a server of the type `http`")
+    row = {**orjson.loads(call.body), MODEL_FIELD: call.endpoint.complete}
+    return call._replace(body=encode(row))
+
+
 _COOKIE = "cookie:"
 _REQUIRED = frozenset({"run", "seed_session", "verify", *PROTOCOLS})
-"""The operations that every server of a kind has: without one, its URL leads elsewhere."""
+"""Operations that every server of a kind has; if one is missing, the URL is not that of such a server."""
 _NO_ROUTE = b"/-/routes for available routes"
-"""Serve's proxy says this of every path until it has learnt which applications run."""
+"""Serve's proxy answers every path like this until it knows which applications run."""
 
 
 def _is_ours(content: bytes) -> bool:
-    """Whether an error body is one of this package, whose servers say themselves what was not found."""
+    """Whether an error body comes from gym_serve, whose servers name what was not found."""
     try:
         error: Any = orjson.loads(content).get("error")
         return isinstance(error["code"], str)

@@ -8,8 +8,6 @@ from typing import Any
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, Reply
 
-__all__ = ["InlineTransport"]
-
 
 class InlineTransport:
     """Reaches a server inside this process.

@@ -1,7 +1,8 @@
 """Publishes the metrics of this process through Ray, for Prometheus, as ``ray_gym_serve_...``.
 
 A histogram is published as its cumulative buckets (gauges with the label ``le``, as Prometheus's own series):
-Ray's Histogram takes one value at a time, which would cost more than everything else that is recorded.
+Ray's Histogram takes one value at a time, which would cost more than everything else that is recorded. Ray
+forgets a gauge that nobody sets for a while, so all of them are set each time.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
+from ray.util import metrics
+
 from gym_serve.observe.catalogue import METRICS
 from gym_serve.observe.metrics import Metric
-
-__all__ = ["PUBLISH_SECONDS", "RayPublisher"]
 
 PUBLISH_SECONDS = 5.0
 """How often a replica publishes: one that is killed loses what it recorded since."""
@@ -26,7 +28,8 @@ class RayPublisher:
     """Publishes metrics until it is stopped.
 
     Args:
-        constant: labels of every series: ``graph`` and ``replica``.
+        constant: labels of every series: ``graph``, ``server`` and ``replica``. A ``server`` that a metric
+            names itself is another one in the same process, and holds.
         refresh: called before each publication, to set gauges to their present values.
         metrics: what to publish.
     """
@@ -44,9 +47,9 @@ class RayPublisher:
         self._counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Publish every `PUBLISH_SECONDS` from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._publish_for_ever())
+        self._task = asyncio.create_task(self._publish_for_ever())
 
     async def stop(self) -> None:
         """Publish once more, and stop."""
@@ -56,26 +59,24 @@ class RayPublisher:
             self.publish()
 
     def publish(self) -> None:
-        """Publish what changed since the last time."""
+        """Publish what counters have grown by since the last time, and what gauges are."""
+        if not ray.is_initialized():
+            return  # a driver that has not joined the cluster yet, or has left it
         self._refresh()
         for metric in self._metrics:
             for point in metric.points():
                 labels = {**self._constant, **point.labels}
-                key = (point.name, frozenset(labels.items()))
-                before = self._counted.get(key)
-                if point.value == before:
-                    continue
-                self._counted[key] = point.value
                 series = self._series(metric, point.name, tuple(labels))
-                if metric.kind == "counter":
-                    series.inc(point.value - (before or 0), labels)
-                else:
+                if metric.kind != "counter":
                     series.set(point.value, labels)
+                    continue
+                key = (point.name, frozenset(labels.items()))
+                if grown := point.value - self._counted.get(key, 0):
+                    series.inc(grown, labels)
+                    self._counted[key] = point.value
 
     def _series(self, metric: Metric, name: str, labels: tuple[str, ...]) -> Any:
         if name not in self._published:
-            from ray.util import metrics
-
             kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
             self._published[name] = kind(name, metric.help, labels)
         return self._published[name]

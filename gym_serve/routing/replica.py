@@ -37,8 +37,6 @@ from gym_serve.servers.sessions import RESTORE, replica_of
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
 
-__all__ = ["ReplicaTransport"]
-
 T = TypeVar("T")
 _Parts = AsyncGenerator[bytes, None]
 

@@ -2,25 +2,32 @@
 
 - `MemberRouter` and `RunningVersion`: which replicas and versions run.
 - `with_version`: a deploy restarts only the servers that changed.
+- `latency_bounds` and `adds_up_gauges`: what it takes to feed Serve's own metrics; `metrics_targets`: where
+  they are.
 - ``kv_...``: the key-value store that Ray's own libraries use.
+- `worker_is_alive`: whether a process of the cluster lives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
-from copy import copy
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from copy import copy, deepcopy
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
-from ray._private import worker
-from ray.exceptions import RayActorError
+from ray._private import ray_constants, worker
+from ray.core.generated import gcs_pb2
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.experimental import internal_kv
 from ray.serve import Deployment, context
 from ray.serve import config as serve_config
+from ray.serve._private import constants
 from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.handle_options import InitHandleOptions
@@ -33,33 +40,7 @@ from ray.serve.schema import ApplicationStatus
 from gym_serve.routing.balancing import members_of
 from gym_serve.types.errors import Unavailable
 
-__all__ = [
-    "MemberRouter",
-    "RunningVersion",
-    "autoscaling_config",
-    "can_autoscale",
-    "forget_serve",
-    "http_address",
-    "http_host",
-    "is_being_deleted",
-    "kv_delete",
-    "kv_get",
-    "kv_keys",
-    "kv_put",
-    "local_handle",
-    "logs_directory",
-    "may_report_load",
-    "most_resources",
-    "node_address",
-    "node_resources",
-    "request_limits",
-    "route_prefix",
-    "running_version",
-    "serve_is_running",
-    "started_ray",
-    "with_version",
-]
-
+_STOP_SECONDS = 30.0
 _OWN_LOOP = "_run_router_in_separate_loop"
 _RAY = tuple(map(int, ray.__version__.split(".")[:2]))
 
@@ -137,6 +118,20 @@ def may_report_load() -> bool:
     return _RAY >= (2, 56) or config.autoscaling_config is not None
 
 
+def latency_bounds() -> list[float]:
+    """Upper bounds of the buckets of Serve's latencies, in milliseconds."""
+    known = getattr(constants, "REQUEST_LATENCY_BUCKETS_MS", constants.DEFAULT_LATENCY_BUCKET_MS)
+    return [float(bound) for bound in known]
+
+
+def adds_up_gauges() -> bool:
+    """Whether this Ray keeps gauges of one name with different labels apart, as it does with OpenTelemetry.
+
+    Elsewhere all gauges of a name have the labels of the first one, and overwrite one another.
+    """
+    return bool(getattr(ray_constants, "RAY_ENABLE_OPEN_TELEMETRY", False))
+
+
 def node_address() -> str:
     """Address of this machine, as the other machines of the cluster reach it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
@@ -146,6 +141,28 @@ def node_resources() -> dict[str, dict[str, float]]:
     """What each node of the connected cluster has, by its id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+
+
+def worker_is_alive(worker_id: str, node_id: str) -> bool:
+    """Whether a driver, actor or worker process of the connected cluster lives, by Ray's ids of it.
+
+    Ray knows by the process's connection to its node, so it need not answer. (The documented state API asks
+    the dashboard, which a cluster may lack.)
+
+    Raises:
+        RuntimeError, RayError: Ray's control plane does not answer.
+    """
+    if node_id not in node_resources():
+        return False  # its workers are not reported any more
+    known: Any = ray._private.state.state
+    if (connect := getattr(known, "_connect_and_get_accessor", None)) is not None:
+        accessor = connect()
+    else:
+        known._check_connected()
+        accessor = known.global_state_accessor
+    found = accessor.get_worker_info(ray.WorkerID.from_hex(worker_id))
+    tables: Any = gcs_pb2
+    return found is not None and bool(tables.WorkerTableData.FromString(found).is_alive)
 
 
 def started_ray() -> bool:
@@ -158,6 +175,40 @@ def logs_directory() -> Path:
     """The log folder of the connected Ray on this machine."""
     node: Any = worker._global_node
     return Path(node.get_logs_dir_path())
+
+
+def metrics_targets() -> tuple[Path | None, list[str]]:
+    """Where the connected cluster serves its metrics.
+
+    Returns:
+        the file in which Ray keeps the targets for Prometheus, None where this machine has none (no dashboard
+        runs, or the head is another machine); and the present ``host:port`` of every node.
+    """
+    node: Any = worker._global_node
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    present = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in nodes if n["Alive"]]
+    # Before Ray 2.53 it is in the folder of all sessions, and the last one to write it wins.
+    places = (Path(node.get_session_dir_path()), Path(node.get_temp_dir_path()))
+    for place in places:
+        file = place / ray_constants.PROMETHEUS_SERVICE_DISCOVERY_FILE
+        with suppress(OSError, ValueError):
+            listed = {target for group in json.loads(file.read_text()) for target in group["targets"]}
+            if listed.issuperset(present):
+                return file, present
+    return None, present
+
+
+def dashboard_url() -> str | None:
+    """URL of the dashboard of the connected cluster; None where there is none."""
+    address = worker.get_dashboard_url()  # type: ignore[no-untyped-call]
+    return f"http://{address}" if address else None
+
+
+def ray_boards() -> Path | None:
+    """The folder with Ray's own Grafana boards for the connected cluster; None without a dashboard here."""
+    node: Any = worker._global_node
+    folder = Path(node.get_session_dir_path()) / "metrics" / "grafana" / "dashboards"
+    return folder if folder.is_dir() else None
 
 
 def most_resources() -> dict[str, float] | None:
@@ -174,6 +225,17 @@ async def is_being_deleted(application: str) -> bool:
     except RayActorError:
         return True  # so is Serve itself
     return application not in running or running[application].status == ApplicationStatus.DELETING
+
+
+def is_leaving(application: str, deployment: str, replica: str) -> bool:
+    """Whether Serve stops a replica, or has stopped it. (By Serve's hook, it learns so only at its end.)"""
+    client = _client()
+    applications = client.get_serve_details()["applications"] if client is not None else {}
+    deployments = applications.get(application, {}).get("deployments", {})
+    states = {
+        found["replica_id"]: found["state"] for found in deployments.get(deployment, {}).get("replicas", [])
+    }
+    return bool(states.get(replica, "STOPPING") == "STOPPING")
 
 
 def with_version(deployment: Deployment, version: str) -> Deployment:
@@ -208,6 +270,12 @@ def kv_put(key: bytes, value: bytes) -> None:
     internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
 
 
+def kv_put_new(key: bytes, value: bytes) -> bytes:
+    """Write an entry unless there is one; what the entry is now."""
+    internal_kv._internal_kv_put(key, value, False, namespace=_NAMESPACE)
+    return kv_get(key) or value
+
+
 def kv_get(key: bytes) -> bytes | None:
     """An entry; None if there is none."""
     value: bytes | None = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
@@ -240,6 +308,19 @@ class RunningVersion:
     deployments: list[Deployment]
     ingress: str
     route: str
+
+    def configured(self, name: str, changes: dict[str, Any]) -> RunningVersion:
+        """The same with further settings in the ``user_config`` of one deployment, whose replicas go on."""
+
+        def changed(deployment: Deployment) -> Deployment:
+            if deployment.name != name:
+                return deployment
+            deployment = copy(deployment)
+            config = deployment._deployment_config = deepcopy(deployment._deployment_config)
+            config.user_config = {**(config.user_config or {}), **changes}
+            return deployment
+
+        return replace(self, deployments=[changed(deployment) for deployment in self.deployments])
 
     def restore(self) -> None:
         """Deploy them again, in the place of what was deployed since, and wait until they run.
@@ -280,6 +361,20 @@ def running_version(application: str) -> RunningVersion | None:
 def serve_is_running() -> bool:
     """Whether a Serve instance runs on the connected cluster."""
     return _client() is not None
+
+
+def stop_serve() -> None:
+    """Stop the Serve instance of the connected cluster, and wait for its end.
+
+    As ``serve.shutdown`` does, which also prints to the driver's console that its call failed when the
+    controller ended, and will be tried again.
+    """
+    if (client := _client()) is not None:
+        client.shutdown_cached_handles()
+        ends = client._controller.graceful_shutdown.options(max_task_retries=0).remote()
+        with suppress(RayActorError, GetTimeoutError):
+            ray.get(ends, timeout=_STOP_SECONDS)
+    forget_serve()
 
 
 def forget_serve() -> None:

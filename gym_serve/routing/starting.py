@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import socket
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from gym_serve.types.errors import Unavailable
-
-__all__ = ["HTTP_PORT", "START_LOG", "free_port", "ray_environment", "try_twice"]
 
 T = TypeVar("T")
 
@@ -57,6 +56,14 @@ def free_port(*usual: int) -> int:
     raise OSError("no port is free")
 
 
+def haproxy_folder() -> Path:
+    """A new folder for HAProxy's files, which no other user can read.
+
+    Not below ``TMPDIR``: it has sockets, whose paths have 97 bytes at most, and Serve takes 70 of them.
+    """
+    return Path(tempfile.mkdtemp(prefix="gs-ray-", dir="/tmp"))
+
+
 def ray_environment(folder: Path) -> dict[str, str]:
     """Variables for a Ray that is started on this machine, with Serve on its loopback interface.
 
@@ -64,7 +71,7 @@ def ray_environment(folder: Path) -> dict[str, str]:
     A user who sets ``RAY_SERVE_ENABLE_HA_PROXY`` decides himself. His other variables take precedence, too.
 
     Args:
-        folder: a folder for HAProxy's files that no other user can read. Its path must be short.
+        folder: see `haproxy_folder`.
     """
     # Serve would kill a proxy that is not ready after 5 seconds.
     variables = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", **_haproxy(folder)}

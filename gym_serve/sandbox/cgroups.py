@@ -14,8 +14,6 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-__all__ = ["ControlGroups"]
-
 logger = logging.getLogger("gym_serve")
 
 _PROCESSOR = "100000 100000"  # of each 100 ms, 100 ms: one processor

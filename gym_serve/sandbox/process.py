@@ -17,16 +17,16 @@ import shutil
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gym_serve.observe.catalogue import SANDBOX_RUNNING
 from gym_serve.sandbox.providers import VARIABLES, Limits, Sandbox, configuration
-from gym_serve.types.errors import GymError, Unavailable
+from gym_serve.types.errors import GymError, Unavailable, VerifierFailed
 from gym_serve.workers.process import ChildProcess
-
-__all__ = ["Execution", "ProgramRun", "SandboxDied", "SandboxPool", "SandboxedPython"]
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -78,6 +78,7 @@ class ProgramRun(BaseModel):
 
 
 _Form = TypeVar("_Form", Execution, ProgramRun)
+_T = TypeVar("_T")
 
 
 class _Live(NamedTuple):
@@ -225,7 +226,9 @@ class SandboxedPython:
         process, folder, group = self._live
         end = await process.end(grace)
         await asyncio.to_thread(self._remove, folder, group)
-        self._live = None  # not before: a `stop` that is cancelled can be repeated
+        if self._live is not None:  # not before: a `stop` that is cancelled can be repeated
+            self._live = None
+            SANDBOX_RUNNING.add(value=-1)
         # bwrap ends with 128 + n when the process in it was ended by signal n.
         return f"signal {end.status - 128}" if self._sandbox.confines and end.status > 128 else str(end)
 
@@ -284,6 +287,7 @@ class SandboxedPython:
             self._remove(folder, group)
             raise
         self._live = _Live(process, folder, group)
+        SANDBOX_RUNNING.add(value=1)
 
     def _remove(self, folder: str | None, group: Path | None) -> None:
         if folder is not None:
@@ -354,6 +358,7 @@ class SandboxPool:
         self._ready: deque[SandboxedPython] = deque()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = False
+        self._turns = asyncio.Semaphore(size)
 
     async def start(self) -> None:
         """Start all of them; returns when they are ready.
@@ -391,6 +396,30 @@ class SandboxPool:
         python = self._ready.popleft() if self._ready else await self._started()
         self._refill()
         return python
+
+    async def grade(self, work: Callable[[SandboxedPython], Awaitable[_T]], what: str) -> _T:
+        """Run ``work`` with a fresh process; as many at the same time as the pool keeps ready.
+
+        Nothing that runs in a sandbox can end its first process, so if that dies, the work is repeated once.
+
+        Args:
+            work: what to do with the process; it does not stop it.
+            what: what is graded, for messages: ``"program"``.
+
+        Raises:
+            VerifierFailed: both processes died.
+            Unavailable: see `take`.
+        """
+        async with self._turns:
+            for _ in range(2):
+                python = await self.take()
+                try:
+                    return await work(python)
+                except SandboxDied as error:
+                    end = error
+                finally:
+                    await python.stop()
+        raise VerifierFailed(f"two sandboxes died on this {what}: {end}") from end
 
     async def _started(self) -> SandboxedPython:
         python = SandboxedPython(self._sandbox, self._limits, self._prelude)

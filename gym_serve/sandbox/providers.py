@@ -31,21 +31,6 @@ from gym_serve.sandbox.inside import main as inside  # also compiles it, once fo
 from gym_serve.sandbox.inside.confinement import MACHINES
 from gym_serve.types.errors import GraphError
 
-__all__ = [
-    "PACKAGES",
-    "VARIABLES",
-    "Bubblewrap",
-    "Limits",
-    "PlainProcess",
-    "Sandbox",
-    "SandboxName",
-    "find_sandbox",
-    "packages_of",
-    "python_and_libraries",
-    "sandbox_problems",
-    "shown_packages",
-]
-
 logger = logging.getLogger("gym_serve")
 
 PACKAGES = "/sandbox/packages"
@@ -249,16 +234,8 @@ class Bubblewrap:
             *self._files,
             *("--ro-bind", str(_INSIDE), "/sandbox/inside"),
             # The kernel's settings twice: behind an empty folder, and read-only like all of /proc.
-            *(
-                "--proc",
-                "/proc",
-                "--tmpfs",
-                "/proc/sys",
-                "--remount-ro",
-                "/proc/sys",
-                "--remount-ro",
-                "/proc",
-            ),
+            *("--proc", "/proc", "--tmpfs", "/proc/sys"),
+            *("--remount-ro", "/proc/sys", "--remount-ro", "/proc"),
             *("--dev", "/dev", "--remount-ro", "/dev", "--chdir", "/tmp", "--remount-ro", "/"),
             *_variables(),
         ]

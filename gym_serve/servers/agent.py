@@ -1,8 +1,7 @@
 """`AgentServer` owns the episode: seed, act, verify, close. A subclass writes `act` alone.
 
 An episode always ends with a rollout: with a reward, or with a failure that no trainer mistakes for a zero.
-    Its
-session is closed in any case, also if the episode is cancelled.
+Its session is closed in any case, also if the episode is cancelled.
 """
 
 from __future__ import annotations
@@ -16,12 +15,17 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from gym_serve.observe.catalogue import record_rollout
+from gym_serve.observe.catalogue import RolloutMeter
+from gym_serve.observe.logs import fault
+from gym_serve.observe.timeline import Recorder
+from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
-from gym_serve.servers.clients import EnvironmentClient, ModelClient
+from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
+from gym_serve.servers.spans import PROVIDER
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import (
@@ -34,8 +38,7 @@ from gym_serve.types.rows import (
     failed_rollout,
     with_prompt,
 )
-
-__all__ = ["AgentServer"]
+from gym_serve.types.timeline import TIMELINE_FIELD
 
 _GRACE_SECONDS = 1.0  # lets the running stage report its own time-out first
 
@@ -76,6 +79,8 @@ class AgentServer(Server):
         max_answer_bytes: int = Field(Limits().max_answer_bytes, ge=1024)
         """Maximum length of one model answer, without its tokens and log-probabilities. A longer one is cut,
         as by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
+        timeline: bool = True
+        """Whether each rollout has the timeline of its calls (``_ng_timeline``): about 100 bytes a call."""
         max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
         """Maximum length of an episode, tool outputs included. A longer episode ends and is verified."""
 
@@ -90,6 +95,7 @@ class AgentServer(Server):
         super().__init__(name=name, **settings)
         stages = ("seed", "model", "tool", "verify", "close")
         self._timeouts = {stage: getattr(self.config, f"{stage}_timeout") for stage in stages}
+        self._meter = RolloutMeter(self.name, name_of(self.config.resources, "resources"))
         self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -117,17 +123,32 @@ class AgentServer(Server):
         """
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
+        row, endpoint = self.endpoint_of(row)
+        with use(replace(current(), endpoint=endpoint)):
+            return await self._run(row)
+
+    async def _run(self, row: JSON) -> JSON:
         episode = self._episode(row)
-        begun = time.monotonic()
+        wall, begun = time.time(), time.monotonic()
+        if self.config.timeline:
+            episode.meter.recorder = Recorder(begun)
         rollout: JSON | None = None
-        try:
-            verdict = await self._within_deadline(row, self._scored(episode))
-            rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
-        except GymError as error:
-            rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
-        finally:
-            turns = sum(counts["calls"] for stage, _, counts in episode.meter if stage == "model")
-            record_rollout(self.name, rollout, turns, time.monotonic() - begun)
+        with span("invoke_agent", current().traceparent) as seen:
+            try:
+                verdict = await self._within_deadline(row, self._scored(episode), seen.traceparent)
+                rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
+            except GymError as error:
+                rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
+                seen.fail(error.code, error.message)
+                self._log(row, error)
+            finally:
+                ended = time.monotonic()
+                self._meter.record(rollout, episode.meter.calls("model"), ended - begun)
+                if seen.recording:
+                    self._describe(seen, episode, rollout)
+        if episode.meter.recorder is not None:
+            timeline = episode.meter.recorder.to_json(self.name, current().notes, wall, ended)
+            rollout[TIMELINE_FIELD] = timeline
         return rollout
 
     async def responses(self, params: JSON) -> JSON:
@@ -156,9 +177,33 @@ class AgentServer(Server):
 
     async def stop(self) -> None:
         await asyncio.gather(*self._closing)
+        await super().stop()
+
+    def check_endpoint(self, endpoint: ModelEndpoint) -> None:
+        """See `Server.check_endpoint`: the agent's model checks it."""
+
+    def endpoint_of(self, row: JSON) -> tuple[JSON, ModelEndpoint | None]:
+        """The row without keys, and the endpoint of its model.
+
+        The process that runs the rollouts sends it with the call. One that is in the row came over HTTP.
+
+        Raises:
+            InvalidRequest: the row names one that cannot be.
+        """
+        endpoint = current().endpoint or endpoint_of(row, over_http=True)
+        if endpoint is None:
+            return row, None
+        return {**row, MODEL_FIELD: endpoint.public}, endpoint
+
+    @property
+    def policy(self) -> ModelClient:
+        """The model of the current episode: that of the graph, at the endpoint that the row names, if any."""
+        model: ModelClient = self.config.model
+        endpoint = current().endpoint
+        return model if endpoint is None else model.at(endpoint)
 
     def _episode(self, row: JSON) -> Episode:
-        return Episode(row, self.config.model, self.config.resources, self._timeouts, self._limits)
+        return Episode(row, self.policy, self.config.resources, self._timeouts, self._limits)
 
     async def _scored(self, episode: Episode) -> JSON:
         try:
@@ -188,11 +233,30 @@ class AgentServer(Server):
             limit = self.config.episode_timeout
             raise DeadlineExceeded(f"the episode ran out of time (its limit is {limit:.6g} s)") from None
 
-    async def _within_deadline(self, row: JSON, work: Any) -> Any:
-        """Run an episode within its deadline. Any exception becomes a `GymError`."""
+    def _log(self, row: JSON, error: GymError) -> None:
+        stage, rollout = error.stage or "episode", row.get("_ng_rollout_id")
+        message = f"the rollout failed in its {stage} stage: {error.code}: {error.message}"
+        fault(self.name, f"{stage} {error.code}", message, rollout=None if rollout is None else str(rollout))
+
+    def _describe(self, seen: Span, episode: Episode, rollout: JSON | None) -> None:
+        seen.name(f"invoke_agent {self.name}")
+        scored = rollout is not None and "failure" not in rollout
+        seen.set(
+            {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.agent.name": self.name,
+                "gym_serve.rollout": episode.row.get("_ng_rollout_id"),
+                "gym_serve.reward": rollout["reward"] if rollout and scored else None,
+            }
+        )
+
+    async def _within_deadline(self, row: JSON, work: Any, traceparent: str | None = None) -> Any:
+        """Run an episode within its deadline, in a span. Any exception becomes a `GymError`."""
         key = row.get("_ng_rollout_id")
         affinity = current().affinity or (str(key) if key is not None else uuid.uuid4().hex)
-        context = replace(current().within(self.config.episode_timeout), affinity=affinity)
+        limited = current().within(self.config.episode_timeout)
+        context = replace(limited, affinity=affinity, traceparent=traceparent or limited.traceparent)
         with use(context):
             try:
                 return await work

@@ -15,27 +15,19 @@ import sys
 import traceback
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from gym_serve.observe.logs import admits
 from gym_serve.servers.clients import Kind
-from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply
-from gym_serve.types.errors import AuthorError, GymError, Unavailable
-
-__all__ = [
-    "Operation",
-    "Server",
-    "author_error",
-    "missing_package",
-    "missing_path",
-    "place_of",
-    "place_of_class",
-]
+from gym_serve.types.errors import AuthorError, EndpointMisconfigured, GymError, Unavailable
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 
 logger = logging.getLogger("gym_serve")
 
@@ -83,6 +75,18 @@ def missing_path(setting: str, path: str | Path) -> Iterator[str]:
         yield f"{setting}: {path} does not exist where its replicas run"
 
 
+class Part(Protocol):
+    """What a server starts and stops together with itself: a pool of processes, an HTTP client, a cache."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Also called if `start` failed."""
+
+
+P = TypeVar("P", bound=Part)
+
+
 class Server:
     """Base class of `ModelServer`, `ResourcesServer` and `AgentServer`.
 
@@ -109,6 +113,16 @@ class Server:
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         self.name = name or type(self).__name__
         self.config = type(self).Config(**settings)
+        self._parts: list[Part] = []
+
+    def manage(self, part: P) -> P:
+        """Start ``part`` with this server and stop it with this server; returns ``part``.
+
+        Call it in the constructor, or in `start` before ``super().start()``. Parts start in this order and
+        stop in reverse.
+        """
+        self._parts.append(part)
+        return part
 
     requires: ClassVar[Mapping[str, str]] = {}
     """Modules that the server imports when it starts, with the requirement that brings each:
@@ -130,6 +144,18 @@ class Server:
         for module, package in cls.requires.items():
             yield from missing_package(module, package)
 
+    def check_endpoint(self, endpoint: ModelEndpoint) -> None:
+        """Check that a call may be answered by the endpoint of a row instead (`Call.endpoint`).
+
+        Raises:
+            EndpointMisconfigured: this server cannot do that, or its settings do not allow it.
+            BadRequest: they do not allow this endpoint.
+        """
+        raise EndpointMisconfigured(
+            f"{self.name} cannot use the endpoint that a row names (`{MODEL_FIELD}`): the model must be a "
+            "chat_model or sglang_model with `row_endpoints`"
+        )
+
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of Ray Serve that follow from the settings; they replace the given ones.
@@ -141,10 +167,21 @@ class Server:
         return {}
 
     async def start(self) -> None:
-        """Acquire resources (connections, worker processes); called before any other call."""
+        """Start what the server manages; called before any other call."""
+        async with AsyncExitStack() as started:
+            for part in self._parts:
+                started.push_async_callback(part.stop)
+                await part.start()
+            started.pop_all()
 
     async def stop(self) -> None:
-        """Release them; called once, after the last call."""
+        """Stop what the server manages; called once, after the last call."""
+        async with AsyncExitStack() as started:
+            for part in self._parts:
+                started.push_async_callback(part.stop)
+
+    def observe(self) -> None:
+        """Set the server's gauges (`gym_serve.observe.catalogue`); called before they are published."""
 
     async def check_health(self) -> None:
         """Raise an exception if the server cannot recover by itself; its replica is then replaced."""
@@ -153,6 +190,10 @@ class Server:
     def live_sessions(self) -> int:
         """Number of open sessions."""
         return 0
+
+    def traceparent(self, session: str) -> str | None:
+        """The span in which a session was opened; None if there is none."""
+        return None
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Change settings while running.
@@ -190,7 +231,8 @@ def author_error(
     """
     name = getattr(method, "__name__", str(method))
     message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {error}"
-    logger.error("%s [%s]", message, current().request_id, exc_info=error)
+    if (more := admits(server, message.partition(": ")[0])) is not None:
+        logger.error("%s%s", message, more, exc_info=error, extra={"server": server})
     return (Unavailable if isinstance(error, _OF_A_SERVICE) else cls)(message, server=server)
 
 

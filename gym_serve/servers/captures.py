@@ -25,10 +25,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from gym_serve.capture.tree import CallTree, trajectories_of, with_bundle, without_tokens
+from gym_serve.observe.timeline import MODEL_CALLS, Recorder
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import CallContext, closing, current, stream_in, use
 from gym_serve.servers.protocols import Model
 from gym_serve.servers.sessions import OpenSession, SessionTable
+from gym_serve.servers.usage import record_notes, tokens_of
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
@@ -38,10 +40,9 @@ from gym_serve.types.errors import (
     Unavailable,
     error_from_body,
 )
+from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.protocols import FINAL_EVENTS, CompletionStream, chat_to_params, response_to_chat
 from gym_serve.types.requests import JSON, input_items
-
-__all__ = ["CLOSE", "OPEN", "RECORDED", "TRAJECTORIES", "Captures", "RecordedModel", "Recording"]
 
 _MAX_CALLS = 10_000  # per capture, so that a harness in a loop cannot take all memory
 
@@ -64,7 +65,9 @@ RECORDED: JSON = {
 @dataclass
 class _Capture:
     affinity: str | None
+    endpoint: ModelEndpoint | None
     tree: CallTree = field(default_factory=CallTree)
+    recorder: Recorder = field(default_factory=Recorder)
     unfinished: int = 0
     failure: GymError | None = None
 
@@ -88,18 +91,16 @@ class Captures:
     """The captures of one model server.
 
     Args:
+        server: name of the model server.
         replica: name of this instance, without a dot.
         ttl: seconds without a call after which a capture is dropped.
         most: maximum number of open captures.
-        clock: returns the time in seconds.
     """
 
-    def __init__(
-        self, replica: str, ttl: float, most: int = 10_000, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, server: str, replica: str, ttl: float, most: int = 10_000) -> None:
+        self._server = server
         self._table: SessionTable[_Capture] = SessionTable(replica, ttl)
         self._most = most
-        self._clock = clock
 
     def __len__(self) -> int:
         """Number of open captures."""
@@ -107,7 +108,7 @@ class Captures:
         return len(self._table)
 
     def open(self) -> str:
-        """Open a capture and return its id. Its model calls have the affinity key of this call.
+        """Open a capture and return its id. Its model calls have the affinity key and endpoint of this call.
 
         Raises:
             Overloaded: too many are open.
@@ -115,7 +116,11 @@ class Captures:
         self._expire()
         if len(self._table) >= self._most:
             raise Overloaded(f"{self._most} captures are open (`max_captures`); close some, or wait")
-        return self._table.open(_Capture(current().affinity), self._clock()).id
+        return self._table.open(_Capture(current().affinity, current().endpoint), time.monotonic()).id
+
+    def traceparent(self, session_id: str) -> str | None:
+        """The span in which a capture was opened; see `OpenSession.traceparent`."""
+        return self._table.traceparent(session_id)
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
         """Make a model call in the current capture and record it.
@@ -179,30 +184,37 @@ class Captures:
         affinity = capture.affinity or session.id
         session.running += 1
         capture.unfinished += 1
+        begun, notes = time.monotonic(), current().notes
         given = {**params, "input": with_bundle(items, parent, begins)[len(head) :]}
 
         def record(response: JSON) -> None:
             tree.add(items, response, parent, begins)
+            tokens = tokens_of(response.get("usage"))
+            capture.recorder.add_model_call(
+                "model", begun, self._server, response, tokens=tokens, notes=notes
+            )
             capture.unfinished -= 1
             capture.failure = None
 
         try:
-            yield _Call(given, replace(current(), affinity=affinity, session=None), record)
+            context = replace(current(), affinity=affinity, session=None, endpoint=capture.endpoint)
+            yield _Call(given, context, record)
         except (OperatorError, Retryable) as error:
             capture.failure = error
             raise
         finally:
             session.running -= 1
-            session.used = self._clock()
+            session.used = time.monotonic()
 
     def trajectories(self) -> JSON:
-        """The contents of the current capture; see `trajectories_of`.
+        """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls.
 
         Raises:
             SessionLost, SessionNotFound: the capture does not exist, or not any more.
         """
         session = self._current()
         nodes, failure = session.state.tree.nodes, session.state.failure
+        current().notes[MODEL_CALLS] = session.state.recorder.take()
         return {
             "id": session.id,
             "calls": len(nodes),
@@ -228,10 +240,10 @@ class Captures:
         session_id = current().session
         if session_id is None:
             raise BadRequest("the path names no rollout; POST /{model}/rollouts opens one and returns its id")
-        return self._table.get(session_id, self._clock())
+        return self._table.get(session_id, time.monotonic())
 
     def _expire(self) -> None:
-        for session_id in self._table.expired(self._clock()):
+        for session_id in self._table.expired(time.monotonic()):
             self._table.pop(session_id)
 
 
@@ -331,7 +343,10 @@ class Recording:
         Raises:
             SessionLost: the replica that held it died.
         """
-        answer: Any = await self._model.fetch(TRAJECTORIES, {}, session=self.id)
+        reply = await self._model.call(TRAJECTORIES, {}, session=self.id)
+        answer = self._model.decode(reply)
+        if reply.notes is not None and MODEL_CALLS in reply.notes:
+            record_notes({MODEL_CALLS: reply.notes[MODEL_CALLS]})
         if failure := answer.get("failure"):
             self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"

@@ -7,19 +7,29 @@ object with the same methods.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+from typing_extensions import Self
 
+from gym_serve.observe.tracing import span
 from gym_serve.servers.context import current
-from gym_serve.servers.transport import Call, Reply, Transport, encode
-from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_usage
-from gym_serve.types.errors import EndpointMisconfigured, GymError, NotFound, Unavailable
+from gym_serve.servers.spans import describe_call
+from gym_serve.servers.transport import CALLER_LEFT, Call, Reply, Transport, encode
+from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_answer, record_failure, record_notes
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    EndpointMisconfigured,
+    GymError,
+    NotFound,
+    Unavailable,
+)
+from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.protocols import check_completion, check_response
-
-__all__ = ["CLIENTS", "AgentClient", "Client", "EnvironmentClient", "Kind", "ModelClient"]
 
 Kind = Literal["model", "resources", "agent"]
 
@@ -31,12 +41,18 @@ class Client:
 
     Args:
         transport: how to reach it.
+        endpoint: see `Call.endpoint`.
     """
 
     kind: ClassVar[Kind]
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, endpoint: ModelEndpoint | None = None) -> None:
         self.transport = transport
+        self._endpoint = endpoint
+
+    def at(self, endpoint: ModelEndpoint) -> Self:
+        """A client of the same server, whose calls are answered by ``endpoint``."""
+        return type(self)(self.transport, endpoint)
 
     async def call(self, op: str, body: Any = None, *, session: str | None = None) -> Reply:
         """Call an operation in the current context, within its deadline.
@@ -46,16 +62,24 @@ class Client:
                 reply.
         """
         context = current()
-        return await self.transport.call(
-            Call(
-                op,
-                b"" if body is None else encode(body),
-                session,
-                context.request_id,
-                context.affinity,
-                context.timeout(),
+        with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as seen:
+            reply = await self.transport.call(
+                Call(
+                    op,
+                    b"" if body is None else encode(body),
+                    session,
+                    context.request_id,
+                    context.affinity,
+                    context.timeout(),
+                    self._endpoint,
+                    seen.traceparent,
+                )
             )
-        )
+            if seen.recording:
+                describe_call(seen, self.transport.server, op, body, reply)
+        if reply.notes is not None:
+            self._noted(reply.notes)
+        return reply
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
         """`call`, with the reply decoded.
@@ -63,9 +87,19 @@ class Client:
         Raises:
             GymError: the call or the server failed; the error names the server.
         """
-        reply = await self.call(op, body, session=session)
-        answer = self.decode(reply)
-        self._answered(op, answer)
+        begun, notes = time.monotonic(), None
+        try:
+            reply = await self.call(op, body, session=session)
+            notes = reply.notes
+            answer = self.decode(reply)
+        except GymError as error:
+            self._failed(op, body, error.status, notes, begun)
+            raise
+        except asyncio.CancelledError:
+            status = DeadlineExceeded.status if current().timeout() == 0.0 else CALLER_LEFT
+            self._failed(op, body, status, notes, begun)
+            raise
+        self._answered(op, body, answer, notes, begun)
         return answer
 
     def decode(self, reply: Reply) -> Any:
@@ -80,8 +114,14 @@ class Client:
             error.server = error.server or self.transport.server
             raise
 
-    def _answered(self, op: str, answer: Any) -> None:
-        """Hook that sees each decoded answer."""
+    def _noted(self, notes: dict[str, Any]) -> None:
+        """Hook that sees the notes of each reply."""
+
+    def _answered(self, op: str, body: Any, answer: Any, notes: dict[str, Any] | None, begun: float) -> None:
+        """Hook that sees each decoded answer, and when it was asked for."""
+
+    def _failed(self, op: str, body: Any, status: int, notes: dict[str, Any] | None, begun: float) -> None:
+        """Hook that sees each failure, also that the caller stopped waiting."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -102,6 +142,12 @@ class Client:
         if not all(callable(getattr(value, method, None)) for method in methods):
             raise ValueError(f"must be the name of a {cls.kind} server, or an object like {cls.__name__}")
         return value
+
+
+def name_of(client: Any, otherwise: str) -> str:
+    """Name of the server behind a client; ``otherwise`` for a fake of a unit test, which has none."""
+    name: str = getattr(getattr(client, "transport", None), "server", otherwise)
+    return name
 
 
 class ModelClient(Client):
@@ -126,6 +172,14 @@ class ModelClient(Client):
         """
         return await self._checked("v1/chat/completions", body, check_completion)
 
+    def _answered(self, op: str, body: Any, answer: Any, notes: dict[str, Any] | None, begun: float) -> None:
+        if op in _METERED:
+            record_answer(self.transport.server, body, answer, begun, notes)
+
+    def _failed(self, op: str, body: Any, status: int, notes: dict[str, Any] | None, begun: float) -> None:
+        if op in _METERED:
+            record_failure(self.transport.server, body, status, begun, notes)
+
     async def _checked(self, op: str, body: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = await self.fetch(op, body)
@@ -136,10 +190,6 @@ class ModelClient(Client):
             error.server = error.server or self.transport.server
             raise
         return answer
-
-    def _answered(self, op: str, answer: Any) -> None:
-        if op in _METERED:
-            record_usage(self.transport.server, answer.get("usage") if isinstance(answer, dict) else None)
 
 
 class EnvironmentClient(Client):
@@ -183,6 +233,9 @@ class EnvironmentClient(Client):
         """
         answer = await self.fetch("close_session", {}, session=session)
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
+
+    def _noted(self, notes: dict[str, Any]) -> None:
+        record_notes(notes)
 
 
 class AgentClient(Client):

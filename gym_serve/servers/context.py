@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["CallContext", "closing", "current", "stream_in", "time_limit", "use"]
+from gym_serve.types.model_endpoint import ModelEndpoint
 
 T = TypeVar("T")
 
@@ -39,12 +39,19 @@ class CallContext(msgspec.Struct, frozen=True):
         session: session id that the caller sent, if any.
         affinity: key of the episode; calls with one key go to one model replica or endpoint.
         deadline: `time.monotonic()` moment after which nobody waits for the answer, or None.
+        endpoint: where the policy of the rollout answers; None for the graph's own.
+        notes: what the server tells about this call with its reply (`Reply.notes`); whoever answers the call
+            adds to it.
+        traceparent: the span that this call is a part of (`gym_serve.observe.tracing`), or None.
     """
 
     request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     session: str | None = None
     affinity: str | None = None
     deadline: float | None = None
+    endpoint: ModelEndpoint | None = None
+    notes: dict[str, Any] = msgspec.field(default_factory=dict)
+    traceparent: str | None = None
 
     def timeout(self, at_most: float | None = None) -> float | None:
         """Seconds left (0.0 when past the deadline), capped by ``at_most``; None for no limit."""
@@ -60,7 +67,15 @@ class CallContext(msgspec.Struct, frozen=True):
         moment = time.monotonic() + seconds
         if self.deadline is not None and self.deadline <= moment:
             return self
-        return CallContext(self.request_id, self.session, self.affinity, moment)
+        return CallContext(
+            self.request_id,
+            self.session,
+            self.affinity,
+            moment,
+            self.endpoint,
+            self.notes,
+            self.traceparent,
+        )
 
 
 _CURRENT: ContextVar[CallContext | None] = ContextVar("gym_serve_call", default=None)
@@ -69,6 +84,13 @@ _CURRENT: ContextVar[CallContext | None] = ContextVar("gym_serve_call", default=
 def current() -> CallContext:
     """The context of the call being served; a fresh one outside of any call."""
     return _CURRENT.get() or CallContext()
+
+
+def log_fields() -> dict[str, str | None]:
+    """What the call being served belongs to, for its log: its rollout, session and request."""
+    if (context := _CURRENT.get()) is None:
+        return {}
+    return {"rollout": context.affinity, "session": context.session, "request": context.request_id}
 
 
 class use:
@@ -194,6 +216,33 @@ class time_limit:
     def _end(self) -> None:
         self._over = True
         _cancel(self._task)
+
+
+class interruptible:
+    """A ``with`` block of a coroutine that another one can end: what follows the block then runs."""
+
+    __slots__ = ("_before", "_over", "_task")
+
+    def __enter__(self) -> interruptible:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._before = _cancelling(task)  # by others
+        self._over = False
+        return self
+
+    def interrupt(self) -> None:
+        """End the block."""
+        if not self._over:
+            self._over = True
+            _cancel(self._task)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return (
+            self._over and _uncancel(self._task) <= self._before and isinstance(error, asyncio.CancelledError)
+        )
 
 
 class _Seconds(threading.local):

@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from gym_serve.servers.clients import EnvironmentClient, ModelClient
+from gym_serve.observe.catalogue import TOOL_CALLS
+from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
+from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
@@ -28,6 +31,7 @@ from gym_serve.types.errors import (
     DeadlineExceeded,
     GymError,
     InvalidRequest,
+    NotFound,
     OperatorError,
     Retryable,
     SessionNotFound,
@@ -37,18 +41,21 @@ from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
 from gym_serve.types.protocols.requests import metadata_object
 from gym_serve.types.requests import JSON, input_items
 
-__all__ = ["Episode", "EpisodeOver", "Limits", "shortened", "written_bytes"]
-
 _AT_END = (
     *TOKEN_KEYS,
     "routed_experts",
     "weight_version",
+    "weight_versions",
 )  # keys of the last item that belong to the whole call
 _NOT_WRITTEN = frozenset({*_AT_END, "logprobs", "encrypted_content"})
 _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
+_NOWHERE = ("", "local")  # no replicas
 
 T = TypeVar("T")
+
+_WRONG = InvalidRequest.status
+"""Status under which calls with arguments that cannot be passed on are counted."""
 
 _NOT_THE_TOOL = frozenset({404, 409, OperatorError.status}) | UNAVAILABLE
 """Statuses of a tool call for which the server, not the tool, may have failed."""
@@ -154,6 +161,7 @@ class Episode:
         self.fields: JSON = {}
         self._model = model
         self._resources = resources
+        self._environment = name_of(resources, "resources")
         self._timeouts = timeouts
         self._limits = limits
         self._tool_calls = 0
@@ -166,6 +174,7 @@ class Episode:
         self._usages: list[Any] = []
         tools = self._params.get("tools")
         self._declared = None if tools is None else _names(tools)  # None: any tool of the environment
+        self._are_its_own = False  # whether the environment declared them, not the row
 
     @property
     def response(self) -> JSON | None:
@@ -188,15 +197,14 @@ class Episode:
         """Open the session of this episode.
 
         If the row has no tools of its own, the model is offered those that the environment returns: the tools
-            of
-        its class, or tools that it finds at run time.
+        of its class, or tools that it finds at run time.
         """
         row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
         self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(row))
         tools = fields.get("tools")
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):
             self._params = {**self._params, "tools": tools}
-            self._declared = _names(tools)
+            self._declared, self._are_its_own = _names(tools), True
 
     async def generate(self) -> list[JSON]:
         """Make a model call with everything so far and return the items of its turn.
@@ -297,25 +305,53 @@ class Episode:
         if session is not None:
             await self.stage("close", lambda: self._resources.close_session(session))
 
-    async def stage(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def stage(self, name: str, work: Callable[[], Awaitable[T]], details: JSON | None = None) -> T:
         """Run ``work`` as the stage ``name``, within its deadline and the episode's.
+
+        Args:
+            name: ``seed``, ``model``, ``tool``, ``verify`` or ``close``.
+            work: what to run.
+            details: further keys of its step in the timeline.
 
         Raises:
             DeadlineExceeded: it took too long.
             GymError: it failed; the error's ``stage`` is set.
         """
+        begun = time.monotonic()
         with use(current().within(self._timeouts[name])) as context, metering(self.meter, name):
             try:
                 with time_limit(context.timeout()):
-                    return await work()
+                    result = await work()
             except (asyncio.TimeoutError, TimeoutError):
+                self._add_step(name, begun, None, details, DeadlineExceeded.status)
                 raise self._late(name) from None
             except GymError as error:
+                self._add_step(name, begun, None, details, error.status)
                 # The server has the same deadline, and may report first that it has passed.
                 if isinstance(error, DeadlineExceeded) and context.timeout() == 0.0:
                     raise self._late(name) from None
                 error.stage = error.stage or name
                 raise
+        self._add_step(name, begun, result, details)
+        return result
+
+    def _add_step(
+        self, kind: str, begun: float, result: Any, details: JSON | None, status: int = 200
+    ) -> None:
+        """Record a call of the environment. Model calls are recorded by their client."""
+        recorder = self.meter.recorder
+        if recorder is None or kind in ("model", "close"):
+            return
+        session, details = self.session, details or {}
+        if isinstance(result, Reply):
+            status, session = result.status, result.session or session
+            details["result"] = len(result.body)
+        elif kind == "seed" and result is not None:
+            session = result[0]
+        if status != 200:
+            details["status"] = status
+        replica = replica_of(session) if session else ""
+        recorder.add(kind, begun, self._environment, None if replica in _NOWHERE else replica, details)
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"
@@ -337,23 +373,33 @@ class Episode:
         # The model wrote all of this: nothing is trusted.
         known = isinstance(name, str) and is_tool_name(name)
         if not known or (self._declared is not None and name not in self._declared):
-            return _error(f"There is no tool named {str(name)[:100]!r}.")
+            return self._refused(None, NotFound.status, f"There is no tool named {str(name)[:100]!r}.")
         limit = self._limits.max_argument_bytes
-        if not isinstance(arguments, str) or written_bytes(arguments) > limit:
-            return _error(f"Invalid tool call arguments: longer than {limit} bytes, or no text")
+        size = written_bytes(arguments)
+        problem = "Invalid tool call arguments: "
+        if not isinstance(arguments, str) or size > limit:
+            return self._refused(name, _WRONG, f"{problem}longer than {limit} bytes, or no text")
         try:
             values = _ARGUMENTS.decode(arguments)
         except RecursionError:
-            return _error("Invalid tool call arguments: nested too deeply")
+            return self._refused(name, _WRONG, f"{problem}nested too deeply")
         except ValueError as error:
-            return _error(f"Invalid tool call arguments: {error!r}")
+            return self._refused(name, _WRONG, f"{problem}{error!r}")
         if not isinstance(values, dict):
-            return _error(f"Invalid tool call arguments: expected a JSON object, got {type(values).__name__}")
+            got = type(values).__name__
+            return self._refused(name, _WRONG, f"{problem}expected a JSON object, got {got}")
         try:
-            reply: Reply = await self.stage("tool", lambda: self._call_tool(name, values))
+            call = lambda: self._call_tool(name, values)  # noqa: E731
+            reply: Reply = await self.stage("tool", call, {"name": name, "args": size})
         except RecursionError:  # JSON that can be decoded may be too deep to be encoded
-            return _error("Invalid tool call arguments: nested too deeply")
+            return self._refused(name, _WRONG, f"{problem}nested too deeply")
         return reply.body.decode("utf-8", "replace")
+
+    def _refused(self, name: str | None, status: int, message: str) -> str:
+        """The output of a call that is not passed on. It is counted; names in rows are any number."""
+        tool = name if name is not None and self._are_its_own else "unknown"
+        TOOL_CALLS.add(self._environment, tool, str(status))
+        return _error(message)
 
     async def _call_tool(self, name: str, values: JSON) -> Reply:
         reply = await self._resources.call_tool(name, values, self.session)

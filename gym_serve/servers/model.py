@@ -7,16 +7,18 @@ are recorded for an external harness (`gym_serve.servers.captures`).
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from gym_serve.observe.catalogue import POLICY_VERSION
 from gym_serve.servers.base import Operation, Server, place_of_class
 from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
+from gym_serve.servers.gate import Gate
 from gym_serve.servers.protocols import PROTOCOLS, Model
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices
@@ -33,10 +35,16 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["COUNT_TOKENS", "ModelServer", "PauseMode"]
-
 PauseMode = Literal["keep", "abort"]
 """What happens to running generations: they continue with the new weights, or fail (retryable)."""
+
+HoldMode = Literal["keep", "wait", "abort"]
+"""What `Gym.pause` does with running model calls: an engine of the graph freezes them, and elsewhere they end
+(``keep``); they are waited for (``wait``); they are ended, and made again after `Gym.resume` (``abort``)."""
+
+PAUSE, RESUME, VERSION = "each/policy/pause", "each/policy/resume", "each/policy/version"
+TAKE, ANSWER = "each/policy/take", "each/policy/answer"
+"""Operations of one replica of a model, for the process that trains it."""
 
 COUNT_TOKENS = "v1/messages/count_tokens"
 """The operation that counts the tokens of a prompt."""
@@ -60,7 +68,11 @@ class ModelServer(Server):
 
     def __init__(self, *, name: str | None = None, replica: str = "local", **settings: Any) -> None:
         super().__init__(name=name, **settings)
-        self.captures = Captures(replica, self.config.capture_ttl, self.config.max_captures)
+        self.captures = Captures(self.name, replica, self.config.capture_ttl, self.config.max_captures)
+        self.gate = Gate()
+        """Holds the calls while the policy changes."""
+        self.weight_version: str | None = None
+        """Version of the weights that answer; None if nobody said one."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -84,20 +96,43 @@ class ModelServer(Server):
 
         Raises: as `responses`.
         """
-        return response_to_chat(await self.responses(chat_to_params(body)), body)
+        metadata = self.metadata()
+        return {**response_to_chat(await self.responses(chat_to_params(body)), body), **metadata}
 
-    async def update_weights(self, weights: Path | bytes, version: str, mode: PauseMode = "keep") -> None:
+    def metadata(self) -> JSON:
+        """What a call adds to the last output item, the completion and every chunk, as of its beginning: the
+        version of the weights, if somebody said one."""
+        return {} if self.weight_version is None else {"weight_version": self.weight_version}
+
+    async def hold(self, mode: HoldMode) -> None:
+        """Let no model call begin until `release`; see `HoldMode`. Calls wait, and none fails."""
+        self.gate.close()
+        if mode == "abort":
+            self.gate.interrupt()
+        if mode != "keep":
+            await self.gate.idle()
+
+    async def release(self) -> None:
+        """Let model calls begin again."""
+        self.gate.open()
+
+    async def update_weights(
+        self, weights: Path | bytes | None, version: str, mode: PauseMode = "keep"
+    ) -> None:
         """Replace the model's weights while it runs.
 
         Args:
-            weights: a folder or file of safetensors, or the bytes of such a file.
+            weights: a folder or file of safetensors, or the bytes of such a file; None where the trainer has
+                replaced them itself, at an endpoint or in its own process, and says their version.
             version: name of the version; calls report the version with which they began.
             mode: what happens to running generations.
 
         Raises:
             BadRequest: this server takes no weights, or these are wrong.
         """
-        raise BadRequest(f"{self.name} takes no weights: its engine runs elsewhere, or updates are off")
+        if weights is not None:
+            raise BadRequest(f"{self.name} takes no weights: its engine runs elsewhere, or updates are off")
+        self.weight_version = version
 
     async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
         """`responses` as a stream: an async generator of OpenAI's events for the body of `responses`.
@@ -117,8 +152,9 @@ class ModelServer(Server):
 
         Raises: as `chat_completions`, also after the first chunk.
         """
+        metadata = self.metadata()
         for chunk in chat_chunks(await self.chat_completions(body), include_usage=True):
-            yield chunk
+            yield {**chunk, **metadata}
 
     async def count_tokens(self, body: JSON) -> int:
         """Number of tokens in the prompt of a body of ``POST /v1/responses``.
@@ -138,7 +174,7 @@ class ModelServer(Server):
         id_ = {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}}
         recorded = RecordedModel(self, self.captures)
         return {
-            **{op: _protocol(op, self) for op in PROTOCOLS},
+            **{op: self._protocol(op, self) for op in PROTOCOLS},
             **{op: self._counting() for op in (COUNT_TOKENS, f"{OPEN}/{COUNT_TOKENS}")},
             **{
                 op: Operation(answer, "The models of this server", None, schemas.MODELS, "GET")
@@ -150,12 +186,26 @@ class ModelServer(Server):
             OPEN: Operation(self._op_open, "Record the calls of an external harness", None, id_),
             TRAJECTORIES: Operation(self._op_trajectories, "What was recorded", None, RECORDED, "GET"),
             CLOSE: Operation(self._op_close, "Drop what was recorded", None, done, "DELETE"),
-            **{f"{OPEN}/{op}": _protocol(op, recorded, ", recorded") for op in PROTOCOLS},
+            **{f"{OPEN}/{op}": self._protocol(op, recorded, ", recorded") for op in PROTOCOLS},
+            PAUSE: Operation(self._op_pause_calls, "Hold model calls", {"type": "object"}, done),
+            RESUME: Operation(self._op_resume_calls, "Let model calls begin", None, done),
+            VERSION: Operation(self._op_version, "Version of the weights", None, {"type": "object"}),
         }
+
+    def observe(self) -> None:
+        """See `Server.observe`."""
+        digits = re.search(r"(\d{1,15})\D*$", self.weight_version or "")
+        if digits is None:
+            POLICY_VERSION.remove(self.name)
+        else:
+            POLICY_VERSION.set(self.name, value=int(digits[1]))
 
     @property
     def live_sessions(self) -> int:
         return len(self.captures)
+
+    def traceparent(self, session: str) -> str | None:
+        return self.captures.traceparent(session)
 
     def _counting(self) -> Operation:
         protocol = PROTOCOLS["v1/messages"]
@@ -181,6 +231,34 @@ class ModelServer(Server):
         self.captures.check()
         return await self._op_models(body)
 
+    def _protocol(self, op: str, model: Model, note: str = "") -> Operation:
+        protocol, gate = PROTOCOLS[op], self.gate
+
+        async def answer(body: Any) -> Any:
+            return await gate.run(lambda: protocol.answer(model, body))
+
+        return Operation(
+            answer,
+            f"{protocol.summary}{note}",
+            protocol.request,
+            protocol.response,
+            stream=lambda body: gate.stream(lambda: protocol.stream(model, body)),
+        )
+
+    async def _op_pause_calls(self, body: Any) -> JSON:
+        mode: Any = body.get("mode", "keep") if isinstance(body, dict) else None
+        if mode not in get_args(HoldMode):
+            raise InvalidRequest(f"`mode` must be keep, wait or abort, got {str(mode)[:40]!r}")
+        await self.hold(mode)
+        return {}
+
+    async def _op_resume_calls(self, body: Any) -> JSON:
+        await self.release()
+        return {}
+
+    async def _op_version(self, body: Any) -> JSON:
+        return {"weight_version": self.weight_version, "paused": not self.gate.is_open}
+
     async def _op_open(self, body: Any) -> Reply:
         id_ = self.captures.open()
         return Reply.of({"id": id_}, id_)
@@ -191,14 +269,3 @@ class ModelServer(Server):
     async def _op_close(self, body: Any) -> JSON:
         self.captures.close()
         return {}
-
-
-def _protocol(op: str, model: Model, note: str = "") -> Operation:
-    protocol = PROTOCOLS[op]
-    return Operation(
-        partial(protocol.answer, model),
-        f"{protocol.summary}{note}",
-        protocol.request,
-        protocol.response,
-        stream=partial(protocol.stream, model),
-    )

@@ -7,12 +7,15 @@ calls are recorded for an external harness (`gym_serve.servers.captures`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from gym_serve.servers.context import closing
+from gym_serve.observe.timeline import TTFT, USAGE, microseconds
+from gym_serve.servers.context import closing, current
 from gym_serve.types.errors import GymError, InvalidRequest, Unavailable
 from gym_serve.types.protocols import (
+    FINAL_EVENTS,
     MessageStream,
     chat_chunks,
     chat_sse,
@@ -26,7 +29,7 @@ from gym_serve.types.protocols import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = ["PROTOCOLS", "Model", "WireProtocol", "error_event", "finished_stream", "without_stream"]
+_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class Model(Protocol):
@@ -113,8 +116,10 @@ async def _responses(model: Model, body: Any) -> JSON:
 
 async def _stream_responses(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
     _check_input(body)
+    notes, begun = current().notes, time.monotonic()
     async with closing(model.stream_responses(without_stream(body))) as events:
         async for event in events:
+            _note(notes, event, begun)
             yield b"".join(responses_sse([event]))
 
 
@@ -129,13 +134,17 @@ async def _stream_chat(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
     include_usage = _includes_usage(body)
     usage: Any = None
     last: JSON = {}
+    notes, begun = current().notes, time.monotonic()
     async with closing(model.stream_chat(without_stream(body))) as chunks:
         async for chunk in chunks:
             last.update({key: chunk.get(key) for key in ("id", "object", "created", "model")})
             usage = usage if chunk.get("usage") is None else chunk["usage"]
             if chunk.get("choices"):
+                if TTFT not in notes and _has_text(chunk):
+                    notes[TTFT] = microseconds(time.monotonic() - begun)
                 shown = {key: value for key, value in chunk.items() if key != "usage"}
                 yield _chunk({**shown, "usage": None} if include_usage else shown)
+    notes[USAGE] = usage
     end = b"".join(chat_sse([]))
     if include_usage:
         end = _chunk({**last, "choices": [], "usage": usage}) + end
@@ -150,10 +159,27 @@ async def _messages(model: Model, body: Any) -> JSON:
 async def _stream_messages(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
     _check_messages(body)
     stream = MessageStream(body)
+    notes, begun = current().notes, time.monotonic()
     async with closing(model.stream_responses(message_to_params(without_stream(body)))) as events:
         async for event in events:
+            _note(notes, event, begun)
             if made := b"".join(responses_sse(stream.event(event))):
                 yield made
+
+
+def _note(notes: JSON, event: JSON, begun: float) -> None:
+    """Note the first token of a Responses stream, and its usage, for the metrics of the server."""
+    kind = event.get("type")
+    if TTFT not in notes and isinstance(kind, str) and kind.endswith(".delta"):
+        notes[TTFT] = microseconds(time.monotonic() - begun)
+    elif kind in FINAL_EVENTS and isinstance(response := event.get("response"), dict):
+        notes[USAGE] = response.get("usage")
+
+
+def _has_text(chunk: JSON) -> bool:
+    choice = chunk["choices"][0]
+    delta = choice.get("delta") if isinstance(choice, dict) else None
+    return isinstance(delta, dict) and any(delta.get(key) for key in _TEXTS)
 
 
 def _includes_usage(body: JSON) -> bool:

@@ -23,6 +23,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
+from gym_serve.observe.logs import admits
+from gym_serve.observe.timeline import MODEL_CALLS
 from gym_serve.servers.base import Operation, Server, author_error, place_of, place_of_class
 from gym_serve.servers.context import current
 from gym_serve.servers.sessions import RESTORE, LiveSessions, OpenSession, SessionCall, seal, state_of, unseal
@@ -31,6 +33,7 @@ from gym_serve.servers.tools import (
     UNAVAILABLE,
     WANTS_TOOLS,
     Extra,
+    ToolDescription,
     ToolSpec,
     UnavailableTools,
     hints_of,
@@ -50,8 +53,6 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.requests import JSON, CompareRequest, Comparison, Verdict, VerifyRequest, parse
 from gym_serve.types.rows import VERIFIED
-
-__all__ = ["ResourcesServer"]
 
 logger = logging.getLogger("gym_serve")
 
@@ -282,11 +283,16 @@ class ResourcesServer(Server):
     def live_sessions(self) -> int:
         return len(self.sessions)
 
+    def traceparent(self, session: str) -> str | None:
+        return self.sessions.traceparent(session)
+
     async def start(self) -> None:
+        await super().start()
         self.sessions.start()
 
     async def stop(self) -> None:
         await self.sessions.stop()
+        await super().stop()
 
     async def _op_seed(self, body: Any) -> Reply:
         if not isinstance(body, dict):
@@ -363,6 +369,7 @@ class ResourcesServer(Server):
             async with SessionCall(self.sessions, session) as call:
                 return await verify(call)
         finally:
+            _note_calls(session)
             await self.sessions.close(session.id)
 
     async def _op_compare(self, body: Any) -> Reply:
@@ -431,15 +438,36 @@ class ResourcesServer(Server):
                         raise ToolFailed(error.message, server=error.server) from error
                     raise
                 except Exception as error:
-                    logger.info("tool %s of %s failed", name, self.name, exc_info=error)
+                    if (more := admits(self.name, name, type(error).__name__)) is not None:
+                        of = {"server": self.name}
+                        logger.info("tool %s of %s failed%s", name, self.name, more, exc_info=error, extra=of)
                     raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
 
-            session_id = current().session
-            if session_id is None:
-                return await self._open_and_call(type(self).Session(), use)
-            return await self.in_session(session_id, use, touches=spec.takes_session)
+            return await self.in_any_session(use, touches=spec.takes_session)
 
         return handler
+
+    def described_tool(
+        self, tool: ToolDescription, call: Callable[[Any, JSON], Awaitable[Reply]], *, opens: bool = True
+    ) -> Operation:
+        """The operation of a tool that is not a method of this class, e.g. one of a foreign server.
+
+        Args:
+            tool: its name, description and schema.
+            call: calls it, with the state of the session and the arguments.
+            opens: see `in_any_session`.
+        """
+
+        async def handler(body: Any) -> Reply:
+            if not isinstance(body, dict):
+                raise InvalidRequest("the arguments must be a JSON object")
+
+            async def use(session_call: SessionCall[Any]) -> Reply:
+                return await call(session_call.session.state, body)
+
+            return await self.in_any_session(use, opens=opens)
+
+        return Operation(handler, tool.description or f"Tool {tool.name}", tool.parameters)
 
     def _row_of(self, tool: str, session: OpenSession[Any]) -> Any:
         if session.row is None:
@@ -469,6 +497,29 @@ class ResourcesServer(Server):
                 reply = Reply.failed(error)
             return await self._acknowledged(call, reply, touches)
 
+    async def in_any_session(
+        self,
+        work: Callable[[SessionCall[Any]], Awaitable[Reply]],
+        *,
+        touches: bool = True,
+        opens: bool = True,
+    ) -> Reply:
+        """Run a call in the session that it names; without one, in a new session.
+
+        Args:
+            work, touches: see `in_session`.
+            opens: whether a call may open a session, which stays open if the call succeeds.
+
+        Raises:
+            SessionNotFound: the call names no session, and may not open one.
+        """
+        session_id = current().session
+        if session_id is not None:
+            return await self.in_session(session_id, work, touches=touches)
+        if not opens:
+            raise SessionNotFound("no session: call /seed_session first, and send its session id")
+        return await self._open_and_call(type(self).Session(), work)
+
     async def in_open_session(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
         """Run a call in the caller's session if that is open, else in a new one, which stays open.
 
@@ -496,12 +547,20 @@ class ResourcesServer(Server):
     async def _acknowledged(self, call: SessionCall[Any], reply: Reply, touched: bool = True) -> Reply:
         """The reply with its session, and with the state that its caller can restore on another replica."""
         session, state = call.session, None
+        _note_calls(session)
         if touched and self.takes_snapshots:
             snapshot = await call.run(self.snapshot, session.state)
             session.version += 1
             row = None if session.row is None else session.row.model_dump(mode="json", by_alias=True)
             state = seal(session.version, snapshot, row)
         return reply._replace(session=session.id, state=state)
+
+
+def _note_calls(session: OpenSession[Any]) -> None:
+    """Tell the caller when which models were called for a session, since the last time."""
+    recorder = session.meter.recorder
+    if recorder is not None and recorder.steps:
+        current().notes[MODEL_CALLS] = recorder.take()
 
 
 def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], type[VerifyRequest]]:

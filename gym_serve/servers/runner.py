@@ -15,19 +15,36 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gym_serve.observe.catalogue import record_call
+from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, CallMeter
+from gym_serve.observe.cpu import StageMeter, stage_of
+from gym_serve.observe.logs import ACCESS, admits, fault
+from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
+from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.base import Operation, Server
-from gym_serve.servers.context import CallContext, closing, current, stream_in, time_limit, use
+from gym_serve.servers.context import CallContext, closing, stream_in, time_limit, use
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.sessions import RESTORE
-from gym_serve.servers.transport import Call, Reply
-from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError, NotFound, Unavailable
+from gym_serve.servers.spans import describe_reply
+from gym_serve.servers.transport import CALLER_LEFT, Call, Reply
+from gym_serve.servers.usage import tokens_of
+from gym_serve.types.errors import (
+    AuthorError,
+    BadRequest,
+    DeadlineExceeded,
+    GymError,
+    NotFound,
+    Overloaded,
+    Rejected,
+    SessionNotFound,
+    Unavailable,
+)
 from gym_serve.types.exact import any_json, exact_json
-
-__all__ = ["DESCRIBE", "GETS", "ServerRunner", "relax_garbage_collection"]
 
 DESCRIBE = "operations.json"
 """The operation that every server has."""
+
+EACH = "each/"
+"""Begins the operations of one replica, for the process that runs the graph. They have no HTTP route."""
 
 GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 """The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
@@ -40,10 +57,19 @@ class ServerRunner:
 
     Args:
         server: the server; the runner starts and stops it.
+        replica: the replica that it runs in; None without Ray.
+        tracing: the share of the calls without a trace that begin one; None for none.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
         self.server = server
+        self._tracing = tracing
+        self._meter = CallMeter(server.name, self._known)
+        self._stages: dict[str, StageMeter] = {}
+        self._notes: dict[str, Any] = (
+            {} if replica is None or server.kind == "resources" else {REPLICA: replica}
+        )
+        self._is_model = server.kind == "model"
         self.operations = server.operations()
 
     async def start(self) -> None:
@@ -55,15 +81,37 @@ class ServerRunner:
         """Stop the server."""
         await self.server.stop()
 
+    def observe(self) -> None:
+        """Set the server's gauges."""
+        sessions = self.server.live_sessions
+        if sessions or self.server.kind == "resources":
+            SESSIONS.set(self.server.name, value=sessions)
+        else:  # a model has some only while a harness is recorded
+            SESSIONS.remove(self.server.name)
+        self.server.observe()
+
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time limit. Failures are in the reply; only cancellation is raised."""
         begun = time.monotonic()
-        try:
-            with use(_context_of(call)), time_limit(call.timeout):
-                reply = await self._answer(call)
-        except (asyncio.TimeoutError, TimeoutError):
-            reply = Reply.failed(self._too_late(call), call.session)
-        self._record(call, reply.status, begun)
+        with self._span(call) as seen:
+            context = self._context_of(call, begun, seen)
+            with use(context):  # also for the log: its records name what the call belongs to
+                try:
+                    with time_limit(call.timeout):
+                        stage = self._stages.get(call.op) or self._stage(call.op)
+                        reply = await stage.measured(self._answer(call))
+                except (asyncio.TimeoutError, TimeoutError):
+                    reply = Reply.failed(self._too_late(call), call.session)
+                except asyncio.CancelledError:
+                    self._record(call, CALLER_LEFT, begun)
+                    raise
+                self._record(call, reply.status, begun)
+            if seen.recording:
+                self._describe(seen, call, reply)
+        if TTFT in context.notes and self._is_model:
+            TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
+        if context.notes:  # not `_replace`, which costs a microsecond more
+            return Reply(reply.status, reply.body, reply.session, reply.state, context.notes)
         return reply
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
@@ -76,18 +124,34 @@ class ServerRunner:
         """
         begun = time.monotonic()
         failure: GymError
-        try:
-            async with closing(stream_in(_context_of(call), self._events(call))) as events:
-                async for chunk in events:
-                    yield chunk
-            self._record(call, 200, begun)
-            return
-        except (asyncio.TimeoutError, TimeoutError):
-            failure = self._too_late(call)
-        except GymError as error:
-            failure = error
-        self._record(call, failure.status, begun)
-        raise failure
+        with self._span(call) as seen:
+            context = self._context_of(call, begun, seen)
+            events = stream_in(context, self._events(call))
+            try:
+                async with closing(events):
+                    async for chunk in events:
+                        yield chunk
+                with use(context):
+                    self._record(call, 200, begun)
+                if self._is_model:
+                    self._record_usage(context.notes.get(USAGE))
+                    if TTFT in context.notes:
+                        TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
+                if seen.recording:
+                    self._describe(seen, call, Reply(200, b"", call.session))
+                return
+            except (asyncio.CancelledError, GeneratorExit):
+                with use(context):
+                    self._record(call, CALLER_LEFT, begun)
+                raise
+            except (asyncio.TimeoutError, TimeoutError):
+                with use(context):
+                    failure = self._too_late(call)
+            except GymError as error:
+                failure = error
+            with use(context):
+                self._record(call, failure.status, begun)
+            raise failure
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""
@@ -99,7 +163,7 @@ class ServerRunner:
                 "response": operation.response,
             }
             for op, operation in self.operations.items()
-            if op not in (DESCRIBE, RESTORE)
+            if op not in (DESCRIBE, RESTORE) and not op.startswith(EACH)
         }
 
     def _operations(self) -> dict[str, Operation]:
@@ -108,13 +172,19 @@ class ServerRunner:
 
     async def _answer(self, call: Call) -> Reply:
         try:
+            if call.endpoint is not None:
+                self.server.check_endpoint(call.endpoint)
             result = await self._operation(call.op).handler(_body_of(call))
+            if self._is_model and isinstance(result, dict) and "usage" in result:
+                self._record_usage(result["usage"])
             return result if isinstance(result, Reply) else Reply.of(result, call.session)
         except Exception as error:
             return Reply.failed(self._failure(call, error), call.session)
 
     async def _events(self, call: Call) -> AsyncGenerator[bytes, None]:
         try:
+            if call.endpoint is not None:
+                self.server.check_endpoint(call.endpoint)
             operation, body = self._operation(call.op), _body_of(call)
             if operation.stream is not None:
                 async with closing(operation.stream(body)) as events:
@@ -129,9 +199,55 @@ class ServerRunner:
                 raise
             raise failure from error
 
+    def _context_of(self, call: Call, now: float, seen: Span) -> CallContext:
+        notes = self._notes.copy()
+        if call.waited:
+            notes[QUEUED] = microseconds(call.waited)
+        return CallContext(
+            call.request_id or secrets.token_hex(16),
+            call.session,
+            call.affinity,
+            None if call.timeout is None else now + call.timeout,
+            call.endpoint,
+            notes,
+            seen.traceparent,
+        )
+
+    def _span(self, call: Call) -> Span:
+        parent = call.traceparent
+        if parent is None and self._tracing is not None and call.session is not None:
+            parent = self.server.traceparent(call.session)
+        return span(call.op, parent, "server", sampling=self._tracing)
+
+    def _describe(self, seen: Span, call: Call, reply: Reply) -> None:
+        seen.name(self._known(call.op))
+        seen.set({"gym_serve.request": call.request_id or None, "gym_serve.rollout": call.affinity})
+        describe_reply(seen, self.server.name, reply)
+
+    def _known(self, op: str) -> str:
+        """An operation; ``unknown`` where the server has none of that name, which a client made up."""
+        if op in self.operations:
+            return op
+        return "tools/unknown" if op.startswith("tools/") else "unknown"
+
+    def _stage(self, op: str) -> StageMeter:
+        known = self._known(op)
+        stage = stage_of(known)
+        meter = self._stages.setdefault(stage, StageMeter(self.server.name, stage))
+        if known == op:
+            self._stages[op] = meter
+        return meter
+
     def _record(self, call: Call, status: int, begun: float) -> None:
-        op = call.op if call.op in self.operations else "unknown"
-        record_call(self.server.name, op, status, time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        self._meter.record(call.op, status, seconds)
+        if ACCESS.isEnabledFor(logging.INFO):
+            op = self._known(call.op)
+            ACCESS.info("%s %s %.4f s", op, status, seconds, extra={"server": self.server.name})
+
+    def _record_usage(self, usage: Any) -> None:
+        if (tokens := tokens_of(usage)) is not None:
+            self._meter.record_tokens(*tokens)
 
     def _operation(self, op: str) -> Operation:
         operation = self.operations.get(op) or self.server.operation(op)
@@ -142,14 +258,27 @@ class ServerRunner:
     def _failure(self, call: Call, error: Exception) -> GymError:
         if isinstance(error, GymError):
             error.server = error.server or self.server.name
+            self._log(call, error)
             return error
-        logger.error("%s of %s failed [%s]", call.op, self.server.name, current().request_id, exc_info=error)
-        message = f"{call.op} failed in {self.server.name}: {type(error).__name__}: {error}"
+        name, kind = self.server.name, type(error).__name__
+        if (more := admits(name, self._known(call.op), kind)) is not None:
+            logger.error("%s of %s failed%s", call.op, name, more, exc_info=error, extra={"server": name})
+        message = f"{call.op} failed in {name}: {kind}: {error}"
         return Unavailable(message, server=self.server.name)
 
     def _too_late(self, call: Call) -> DeadlineExceeded:
         message = f"{call.op} of {self.server.name} took longer than {call.timeout:.3g} s"
-        return DeadlineExceeded(message, server=self.server.name)
+        failure = DeadlineExceeded(message, server=self.server.name)
+        self._log(call, failure)
+        return failure
+
+    def _log(self, call: Call, error: GymError) -> None:
+        """Log a failure, unless the caller caused it, or an author, whose exception is logged already."""
+        if isinstance(error, Rejected | AuthorError) and not isinstance(error, SessionNotFound):
+            return
+        level = logging.INFO if isinstance(error, Overloaded) else logging.WARNING
+        op = self._known(call.op)
+        fault(self.server.name, f"{op} {error.code}", f"{op} failed: {error.code}: {error.message}", level)
 
     def _unknown(self, op: str) -> str:
         prefix = "tools/" if op.startswith("tools/") else ""
@@ -169,15 +298,6 @@ def relax_garbage_collection() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-def _context_of(call: Call) -> CallContext:
-    return CallContext(
-        request_id=call.request_id or secrets.token_hex(16),
-        session=call.session,
-        affinity=call.affinity,
-        deadline=None if call.timeout is None else time.monotonic() + call.timeout,
-    )
 
 
 def _body_of(call: Call) -> Any:

@@ -35,6 +35,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from gym_serve.observe.cpu import measured_in_thread
+from gym_serve.observe.timeline import Recorder
+from gym_serve.servers.context import current
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import (
     GymError,
@@ -44,20 +47,6 @@ from gym_serve.types.errors import (
     SessionNotFound,
     Unavailable,
 )
-
-__all__ = [
-    "RESTORE",
-    "LiveSessions",
-    "OpenSession",
-    "SessionCall",
-    "SessionTable",
-    "replica_of",
-    "restore_request",
-    "seal",
-    "state_of",
-    "unseal",
-    "version_of",
-]
 
 S = TypeVar("S")
 
@@ -92,6 +81,8 @@ class OpenSession(Generic[S]):
         meter: the usage of the model calls that were made for it.
         row: the row's own keys, if a tool of the environment reads them.
         quiet: event, if something waits for it, that the last call of a closed session has ended.
+        traceparent: the span that it was opened in; calls from outside that name no span of their own, as
+            those of a harness, belong to its trace.
     """
 
     id: str
@@ -102,10 +93,11 @@ class OpenSession(Generic[S]):
     running: int = 0
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    meter: UsageMeter = field(default_factory=UsageMeter)
+    meter: UsageMeter = field(default_factory=lambda: UsageMeter(Recorder(texts=True)))
     row: Any = None
     quiet: asyncio.Event | None = None
     of_client: bool = False
+    traceparent: str | None = None
 
 
 def replica_of(session_id: str) -> str:
@@ -137,6 +129,7 @@ class SessionTable(Generic[S]):
         """Open a session with a new id; ``version`` is that of the snapshot that it continues from."""
         session_id = f"{self.replica}.{secrets.token_urlsafe(16)}"
         session = OpenSession(session_id, state, now, version=version, of_client=of_client)
+        session.traceparent = current().traceparent
         self._sessions[session.id] = session
         self.of_clients += of_client
         return session
@@ -156,6 +149,11 @@ class SessionTable(Generic[S]):
         if owner and owner != self.replica:
             raise SessionLost(f"session {session_id[:64]} lived on replica {owner}, which is gone")
         raise SessionNotFound(f"no session {session_id[:64]}: it was closed, has expired, or never existed")
+
+    def traceparent(self, session_id: str) -> str | None:
+        """See `OpenSession.traceparent`; None for an id that is not open."""
+        session = self._sessions.get(session_id)
+        return None if session is None else session.traceparent
 
     def pop(self, session_id: str) -> OpenSession[S] | None:
         """Remove a session; None if it is not open. The caller closes it, so that happens once."""
@@ -183,7 +181,6 @@ class LiveSessions(Generic[S]):
             None if sessions hold nothing to release.
         exclusive: whether the calls of one session run one after the other.
         max_of_clients: maximum number of sessions that clients may have open over HTTP.
-        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -194,9 +191,9 @@ class LiveSessions(Generic[S]):
         *,
         exclusive: bool = False,
         max_of_clients: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock = clock
+        self.clock = time.monotonic
+        """Returns the time in seconds."""
         self.exclusive = exclusive
         self._max_of_clients = max_of_clients
         self._table: SessionTable[S] = SessionTable(replica, ttl)
@@ -238,6 +235,10 @@ class LiveSessions(Generic[S]):
         if self._stopped:
             raise self.gone(session_id)
         return self._table.get(session_id, self.clock())
+
+    def traceparent(self, session_id: str) -> str | None:
+        """See `SessionTable.traceparent`."""
+        return self._table.traceparent(session_id)
 
     def gone(self, session_id: str) -> GymError:
         """The error for a session that was open before."""
@@ -363,7 +364,7 @@ class SessionCall(Generic[S]):
 
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # Its caller may have gone while it waited for a thread.
-        return None if self._abandoned else method(*args, **kwargs)
+        return None if self._abandoned else measured_in_thread(lambda: method(*args, **kwargs))
 
     async def _take_turn(self) -> None:
         await self.session.turn.acquire()

@@ -1,12 +1,10 @@
 """`@tool`: a method of a resources server that the model can call.
 
 Its JSON schema derives from the signature: annotations give the types (any that pydantic knows), defaults
-    make
-arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two parameters are
-injected and are not part of the schema: ``session`` receives the state of the episode, and a parameter that
-    is
-annotated with the class's ``Row`` receives the row's own keys. Arguments are validated before the method
-runs; unknown ones are dropped or refused (`ResourcesServer.extra_arguments`).
+make arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two
+parameters are injected and are not part of the schema: ``session`` receives the state of the episode, and a
+parameter that is annotated with the class's ``Row`` receives the row's own keys. Arguments are validated
+before the method runs; unknown ones are dropped or refused (`ResourcesServer.extra_arguments`).
 """
 
 from __future__ import annotations
@@ -23,20 +21,6 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 
 from gym_serve.servers.base import place_of
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "RESERVED",
-    "UNAVAILABLE",
-    "WANTS_TOOLS",
-    "Extra",
-    "ToolDescription",
-    "ToolSpec",
-    "UnavailableTools",
-    "hints_of",
-    "is_tool_name",
-    "tool",
-    "tools_of",
-]
 
 Extra = Literal["ignore", "forbid"]
 """What happens to arguments that a tool does not have: they are dropped, or the call is refused."""

@@ -14,8 +14,10 @@ import orjson
 
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.exact import any_json
+from gym_serve.types.model_endpoint import ModelEndpoint
 
-__all__ = ["Call", "Reply", "Transport", "encode", "trimmed"]
+CALLER_LEFT = 499
+"""The status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer."""
 
 
 def encode(value: Any) -> bytes:
@@ -52,8 +54,11 @@ class Call(NamedTuple):
             (``seed_session``, ``verify``, ``tools/{name}``, ``v1/responses``, ``run``, ...).
         body: JSON, or empty for an operation without a body.
         session: id of its session; pins the call to the replica that holds the session.
-        request_id, affinity: see `CallContext`.
+        request_id, affinity, traceparent: see `CallContext`.
         timeout: seconds that the caller waits, None for no limit.
+        endpoint: where the policy of this rollout answers; None for the graph's own. It is for an agent, or
+            for the model that the agent calls; it goes no further by itself.
+        waited: seconds that it waited for its turn at the replica that runs it; no transport carries it.
     """
 
     op: str
@@ -62,6 +67,9 @@ class Call(NamedTuple):
     request_id: str = ""
     affinity: str | None = None
     timeout: float | None = None
+    endpoint: ModelEndpoint | None = None
+    traceparent: str | None = None
+    waited: float = 0.0
 
 
 class Reply(NamedTuple):
@@ -74,12 +82,15 @@ class Reply(NamedTuple):
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
             if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
             answer.
+        notes: what only the server knows of the call (`gym_serve.observe.timeline`); None if there is nothing
+            to tell. Never part of an HTTP answer either.
     """
 
     status: int
     body: bytes
     session: str | None = None
     state: bytes | None = None
+    notes: dict[str, Any] | None = None
 
     def json(self) -> Any:
         """The decoded body.

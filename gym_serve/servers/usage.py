@@ -1,10 +1,11 @@
 """Usage of model calls: tokens by stage of the episode and by model server.
 
 A `UsageMeter` counts the model calls that are made under it (`metering`), wherever in the code: `ModelClient`
-records every answer. An agent meters its episode. An environment meters each session and sends the counts to
-the agent with the verdict or, without a verdict, when the session is closed, because a judge's tokens belong
-to the episode too. A failed call reports no usage and is not counted. A call whose backend reports no usage
-is counted as ``unreported``, not as zero.
+records every answer, and if the meter has a recorder, also when and where (`gym_serve.observe.timeline`). An
+agent meters its episode. An environment meters each session and sends the counts to the agent with the
+verdict or, without a verdict, when the session is closed, because a judge's tokens belong to the episode too.
+A failed call reports no usage and is not counted. A call whose backend reports no usage is counted as
+``unreported``, not as zero.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
+from gym_serve.observe.timeline import Recorder
 from gym_serve.types.requests import JSON
-
-__all__ = ["COUNTS", "USAGE_FIELD", "Prices", "UsageMeter", "merge_usage", "metering", "record_usage"]
 
 USAGE_FIELD = "model_usage"
 """Field of a rollout, of a verdict on its way to it, and of a group's comparison: ``{stage: {server: {count:
@@ -49,18 +49,27 @@ class Prices(BaseModel):
         return (fresh * self.input + cached * cached_input + counts["output_tokens"] * self.output) / _MILLION
 
 
-class UsageMeter:
-    """Counts of model calls."""
+Tokens = tuple[int, int, int]
+"""Those of the prompt, those of them that a cache answered, and those generated."""
 
-    def __init__(self) -> None:
+
+class UsageMeter:
+    """Counts of model calls.
+
+    Args:
+        recorder: records each call as well; None if nobody asks.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything was counted."""
         return bool(self._counts)
 
-    def record(self, stage: str, server: str, usage: Any, calls: int = 1) -> None:
-        """Count calls.
+    def record(self, stage: str, server: str, usage: Any, calls: int = 1) -> Tokens | None:
+        """Count calls, and return their tokens, if they are known.
 
         Args:
             stage: stage of the episode.
@@ -68,16 +77,19 @@ class UsageMeter:
             usage: of all calls together, in the form of Responses or Chat Completions; None if unknown.
             calls: how many.
         """
-        told = usage if isinstance(usage, dict) else {}
-        given = _count(told, "input_tokens", "prompt_tokens")
-        details = told.get("input_tokens_details") or told.get("prompt_tokens_details")
-        cached = _count(details if isinstance(details, dict) else {}, "cached_tokens")
-        output = _count(told, "output_tokens", "completion_tokens")
-        self._add(
-            stage,
-            server,
-            dict(zip(COUNTS, (calls, 0 if told else calls, given, cached, output), strict=True)),
-        )
+        tokens = tokens_of(usage)
+        total = self._counts.get((stage, server))
+        if total is None:
+            total = self._counts[stage, server] = dict.fromkeys(COUNTS, 0)
+        total["calls"] += calls
+        if tokens is None:
+            total["unreported"] += calls
+            return None
+        given, cached, output = tokens
+        total["input_tokens"] += given
+        total["cached_tokens"] += cached
+        total["output_tokens"] += output
+        return tokens
 
     def merge(self, usage: Any) -> None:
         """Add the counts of another meter, from `to_json`; malformed parts are ignored."""
@@ -98,6 +110,14 @@ class UsageMeter:
         taken = self.to_json()
         self._counts = {}
         return taken
+
+    def calls(self, stage: str) -> int:
+        """How many calls were counted under a stage."""
+        calls = 0
+        for (at, _), counts in self._counts.items():
+            if at == stage:
+                calls += counts["calls"]
+        return calls
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
         """Stage, server and counts, in the order of the first call."""
@@ -131,17 +151,67 @@ class metering:
         _METER.reset(self._token)
 
 
-def record_usage(server: str, usage: Any, calls: int = 1) -> None:
-    """Count model calls in the current meter, if there is one."""
+def record_answer(
+    server: str, asked: Any, answer: Any, begun: float, notes: Mapping[str, Any] | None
+) -> None:
+    """Count a model call in the current meter, if there is one.
+
+    Args:
+        server: name of the model server.
+        asked: the body of the request.
+        answer: what it answered, decoded.
+        begun: `time.monotonic` moment of the call.
+        notes: of the reply.
+    """
     if (current := _METER.get()) is not None:
         meter, stage = current
-        meter.record(stage, server, usage, calls)
+        tokens = meter.record(stage, server, answer.get("usage") if isinstance(answer, dict) else None)
+        if meter.recorder is not None:
+            meter.recorder.add_model_call(
+                stage, begun, server, answer, asked=asked, tokens=tokens, notes=notes
+            )
+
+
+def record_failure(
+    server: str, asked: Any, status: int, begun: float, notes: Mapping[str, Any] | None
+) -> None:
+    """Record a model call that failed with ``status``; it is not counted, as nobody knows its usage."""
+    if (current := _METER.get()) is not None and (recorder := current[0].recorder) is not None:
+        recorder.add_model_call(current[1], begun, server, None, asked=asked, status=status, notes=notes)
 
 
 def merge_usage(usage: Any) -> None:
     """Add the counts of another meter to the current one; see `UsageMeter.merge`."""
     if (current := _METER.get()) is not None:
         current[0].merge(usage)
+
+
+def record_notes(notes: Mapping[str, Any]) -> None:
+    """Record what an environment tells with a reply, if the current meter has a recorder."""
+    if (current := _METER.get()) is not None and (recorder := current[0].recorder) is not None:
+        recorder.take_notes(notes)
+
+
+def tokens_of(usage: Any) -> Tokens | None:
+    """The tokens of a model call; None if its usage does not tell.
+
+    Args:
+        usage: in the form of Responses or Chat Completions.
+    """
+    if not isinstance(usage, dict) or not usage:
+        return None
+    given, made = usage.get("input_tokens"), usage.get("output_tokens")
+    details = usage.get("input_tokens_details")
+    if type(given) is int and type(made) is int and given >= 0 <= made and type(details) is dict:
+        cached = details.get("cached_tokens")  # nearly all usages have this form
+        if type(cached) is int and cached >= 0:
+            return given, cached, made
+    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
+    return (
+        _count(usage, "input_tokens", "prompt_tokens"),
+        _count(details, "cached_tokens") if isinstance(details, dict) else 0,
+        _count(usage, "output_tokens", "completion_tokens"),
+    )
 
 
 def _count(counts: Mapping[str, Any], *names: str) -> int:

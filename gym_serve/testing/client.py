@@ -24,8 +24,6 @@ from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON, Verdict
 from gym_serve.types.rows import with_prompt
 
-__all__ = ["EpisodeClient", "TestClient"]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["KINDS", "Fixture", "Kind", "expectation_problems", "load_fixtures", "missing_kinds"]
-
 Kind = Literal["full", "zero", "malformed", "other"]
 
 KINDS: tuple[Kind, ...] = ("full", "zero", "malformed")

@@ -20,8 +20,6 @@ from gym_serve.testing.fixtures import Fixture, Kind, expectation_problems
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 
-__all__ = ["FixtureResult", "ScriptedReplies", "check_fixtures"]
-
 
 @dataclass(frozen=True)
 class FixtureResult:

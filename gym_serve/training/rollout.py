@@ -9,9 +9,10 @@ The rollout of an external harness may hold several conversations: the one that 
 with the reward, the mask and the task of the whole. Each text of the model is in exactly one of them; if a
 branch continues another conversation, that part is its prompt.
 
-Invariant of `token_turns`: laid end to end, the prompts and generations of the turns are exactly the last
-call's prompt and generation. This holds if each prompt begins with all tokens before it, which is checked,
-because a trainer would otherwise learn from a sequence that the model never saw.
+Tokens are cut into turns in one place, `token_parts`, for samples and exports alike. Its invariant: laid end
+to end, the prompts and generations of a part's turns are exactly its last call's prompt and generation. This
+holds if each prompt begins with all tokens before it, which is checked, because a trainer would otherwise
+learn from a sequence that the model never saw.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import BadRequest, InvalidRequest
-from gym_serve.types.protocols.tokens import item_tokens
+from gym_serve.types.protocols.tokens import item_tokens, token_versions
 from gym_serve.types.requests import JSON
+from gym_serve.types.timeline import Timeline
 
 __all__ = [
     "Bundle",
     "NotExportable",
     "Rollout",
-    "TokenSequence",
     "TokenTurn",
-    "generations",
     "number",
     "read_bundle",
-    "token_sequence",
+    "token_parts",
     "token_turns",
 ]
 
@@ -167,6 +167,11 @@ class Rollout:
         return number(self.response.get("created_at")) or 0.0
 
     @property
+    def timeline(self) -> Timeline | None:
+        """When its calls ran; None if it does not say."""
+        return Timeline.of(self.raw)
+
+    @property
     def reward(self) -> float:
         """Its reward.
 
@@ -251,18 +256,10 @@ class TokenTurn:
     prompt: list[int]
     generation: list[int]
     logprobs: list[float]
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """A rollout as one sequence: the first prompt, and everything after it."""
-
-    prompt: list[int]
-    response: list[int]
-    mask: list[int]
-    """Per response token: 1 if the model produced it, 0 if its environment did."""
-    logprobs: list[float]
-    """Per response token; 0.0 where the mask is 0."""
+    versions: list[str | None]
+    """Version of the policy that produced each token of the generation; None where nobody said one."""
+    item: int
+    """Index of its item in ``output``."""
 
 
 def read_bundle(item: JSON, where: str) -> Bundle | None:
@@ -285,55 +282,54 @@ def read_bundle(item: JSON, where: str) -> Bundle | None:
     return bundle
 
 
-def generations(rollout: Rollout) -> Iterator[tuple[int, Bundle]]:
-    """The tokens of each model call that produced some, with the index of its item in ``output``.
+def token_parts(rollout: Rollout) -> list[list[TokenTurn]]:
+    """The generations of a conversation, each with its new prompt tokens.
+
+    Another part begins where a prompt does not go on from what was seen before. A call without tokens does
+    not count as a turn; its prompt is part of the next one's.
 
     Raises:
         NotExportable: the tokens are malformed.
     """
+    parts: list[list[TokenTurn]] = []
+    seen: list[int] = []
     for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
         bundle = read_bundle(item, f"response.output[{i}]")
-        if bundle is not None and bundle.generation:
-            yield i, bundle
+        if bundle is None or not bundle.generation:
+            continue
+        if not parts or bundle.prompt[: len(seen)] != seen:
+            parts.append([])
+            seen = []
+        begun = item.get("weight_version")
+        one: list[str | None] = [None if begun is None else str(begun)] * len(bundle.generation)
+        versions = [*(token_versions(item) or one)]
+        new = bundle.prompt[len(seen) :]
+        parts[-1].append(TokenTurn(new, bundle.generation, bundle.logprobs, versions, i))
+        seen = bundle.prompt + bundle.generation
+    return parts
 
 
 def token_turns(rollout: Rollout) -> list[TokenTurn]:
-    """The generations of a rollout, each with its new prompt tokens.
-
-    A call without tokens does not count as a turn; its prompt is part of the next one's.
+    """The turns of a conversation that is one part, for formats that hold no others.
 
     Raises:
         NotExportable: there are no tokens, they are malformed, or a prompt does not go on from what
             was seen before.
     """
-    turns: list[TokenTurn] = []
-    seen: list[int] = []
-    for i, bundle in generations(rollout):
-        if bundle.prompt[: len(seen)] != seen:
-            same = _common_prefix(seen, bundle.prompt)
-            raise NotExportable(
-                "broken_prefix",
-                f"response.output[{i}]: the prompt differs from the {len(seen)} tokens seen so far at "
-                f"token {same} (was the history re-tokenized, truncated, or its reasoning stripped?)",
-            )
-        turns.append(TokenTurn(bundle.prompt[len(seen) :], bundle.generation, bundle.logprobs))
-        seen = bundle.prompt + bundle.generation
-    if not turns:
+    parts = token_parts(rollout)
+    if not parts:
         raise NotExportable("no_tokens", "no output item carries training tokens")
-    return turns
-
-
-def token_sequence(turns: list[TokenTurn]) -> TokenSequence:
-    """The turns of a rollout as one sequence; there is at least one turn."""
-    response: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for number, turn in enumerate(turns):
-        between = turn.prompt if number else []
-        response += between + turn.generation
-        mask += [0] * len(between) + [1] * len(turn.generation)
-        logprobs += [0.0] * len(between) + turn.logprobs
-    return TokenSequence(turns[0].prompt, response, mask, logprobs)
+    first, *others = parts
+    if others:
+        seen = [token for turn in first for token in turn.prompt + turn.generation]
+        broken = others[0][0]
+        raise NotExportable(
+            "broken_prefix",
+            f"response.output[{broken.item}]: the prompt differs from the {len(seen)} tokens seen so far at "
+            f"token {_common_prefix(seen, broken.prompt)} (was the history re-tokenized, truncated, or its "
+            "reasoning stripped?)",
+        )
+    return first
 
 
 def _common_prefix(left: list[int], right: list[int]) -> int:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_serve.training.rollout import Bundle, Rollout, generations, number
+from gym_serve.training.rollout import Rollout, TokenTurn, number, token_parts, token_turns
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["TrainingSample", "advantages", "collate", "samples"]
+__all__ = ["TrainingSample", "advantages", "collate", "fitted", "sample_of", "samples", "verified"]
 
 logger = logging.getLogger("gym_serve")
 
-_MEDIA = frozenset({"input_image", "input_audio", "input_file"})
+_MEDIA = frozenset({"input_image", "input_audio", "input_file", "image_url", "file"})  # also in chat form
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class TrainingSample:
     reward: float
     """Reward of the rollout; 0.0 if it failed."""
     group: str
-    """What the rollouts of one task share; baselines are taken over it."""
+    """What the rollouts share that its advantage is compared with; by default the task."""
+    task: str
+    """The task: ``_ng_task_index`` of the row, or a digest of its prompt."""
     rollout_id: str
     branch: int = 0
     """Which conversation of the rollout it is: 0 is the one that was verified."""
@@ -77,12 +79,16 @@ class TrainingSample:
         return self.prompt_ids + self.response_ids
 
 
-def samples(rollout: Mapping[str, Any], *, pad_token_id: int = 0) -> list[TrainingSample]:
+def samples(
+    rollout: Mapping[str, Any], *, pad_token_id: int = 0, group: str | None = None
+) -> list[TrainingSample]:
     """What there is to train on in a rollout: the verified conversation first, then its branches.
 
     Args:
         rollout: a rollout (docs/formats.md); failed ones are welcome.
         pad_token_id: stands in for prompt and response of a rollout without tokens.
+        group: what its advantage is compared within. By default its task, which is enough for the rollouts of
+            one call of `Gym.rollouts`; name one where a batch has rollouts of several calls.
 
     Returns:
         At least one sample. A failed rollout gives its tokens with ``loss_mask`` 0.
@@ -95,9 +101,9 @@ def samples(rollout: Mapping[str, Any], *, pad_token_id: int = 0) -> list[Traini
     failure = read.failure_class or ("masked" if read.masked else None)
     reward = (number(read.raw.get("reward")) or 0.0) if read.masked else read.reward
     found = [
-        _sample(turns, conversation, part, reward, failure)
+        _sample(turns, conversation, part, reward, failure, group)
         for conversation in read.conversations()
-        for part, turns in enumerate(_parts(conversation))
+        for part, turns in enumerate(token_parts(conversation))
     ]
     if not found:
         if failure is None:
@@ -105,8 +111,54 @@ def samples(rollout: Mapping[str, Any], *, pad_token_id: int = 0) -> list[Traini
                 "rollout %s has no tokens and is masked: set `return_token_ids: true` on its model server",
                 read.id,
             )
-        found = [_placeholder(read, reward, failure or "no_tokens", pad_token_id)]
+        found = [_placeholder(read, reward, failure or "no_tokens", pad_token_id, group)]
     return found
+
+
+def sample_of(conversation: Rollout) -> TrainingSample:
+    """The one sample of a conversation, for formats that hold no parts and no failures.
+
+    Raises:
+        NotExportable: it has no tokens, they do not continue from call to call, or it has no reward.
+    """
+    return _sample(token_turns(conversation), conversation, 0, conversation.reward, None, None)
+
+
+def verified(found: Sequence[TrainingSample]) -> TrainingSample:
+    """The sample of a rollout that a trainer takes which takes one: the end of the verified conversation, the
+    answer that the reward is for.
+
+    Args:
+        found: what `samples` gives for the rollout.
+    """
+    first = min(sample.branch for sample in found)
+    return [sample for sample in found if sample.branch == first][-1]
+
+
+def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -> TrainingSample:
+    """A sample within a trainer's limits, in tokens.
+
+    Args:
+        longest_prompt: a longer one fails (``prompt_too_long``): what the model was asked is not what would
+            be trained on. The end of it stays.
+        longest_response: the end of a longer one is cut (``truncated``).
+    """
+    if len(sample.prompt_ids) > longest_prompt:
+        mask = [0] * len(sample.loss_mask)
+        failure = sample.failure or "prompt_too_long"
+        prompt = sample.prompt_ids[-longest_prompt:]
+        sample = replace(sample, prompt_ids=prompt, loss_mask=mask, reward=0.0, failure=failure)
+    if len(sample.response_ids) <= longest_response:
+        return sample
+    kept = slice(longest_response)
+    return replace(
+        sample,
+        response_ids=sample.response_ids[kept],
+        loss_mask=sample.loss_mask[kept],
+        logprobs=sample.logprobs[kept],
+        versions=sample.versions[kept],
+        truncated=True,
+    )
 
 
 def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[float]:
@@ -156,7 +208,8 @@ def collate(
 
     Raises:
         InvalidRequest: no sample, or a prompt leaves no room for a response.
-        ModuleNotFoundError: the library is not installed: ``pip install 'gym-serve[train]'``.
+        ModuleNotFoundError: the library is not installed: ``pip install 'gym-serve[train]'`` has numpy, and
+            torch comes with the trainer.
     """
     if not batch:
         raise InvalidRequest("collate needs at least one sample, got none")
@@ -191,42 +244,38 @@ def collate(
     return {name: make(values, kind) for name, (values, kind) in arrays.items()}
 
 
-def _parts(conversation: Rollout) -> list[list[tuple[Bundle, str | None]]]:
-    """The model calls of a conversation that produced tokens, cut where a prompt does not continue."""
-    parts: list[list[tuple[Bundle, str | None]]] = []
-    seen: list[int] = []
-    for i, bundle in generations(conversation):
-        if not parts or bundle.prompt[: len(seen)] != seen:
-            parts.append([])
-        version = conversation.output[i].get("weight_version")
-        parts[-1].append((bundle, None if version is None else str(version)))
-        seen = bundle.prompt + bundle.generation
-    return parts
-
-
-def _sample(
-    turns: list[tuple[Bundle, str | None]], of: Rollout, part: int, reward: float, failure: str | None
+def _sample(  # noqa: PLR0917
+    turns: list[TokenTurn], of: Rollout, part: int, reward: float, failure: str | None, group: str | None
 ) -> TrainingSample:
     response: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
     versions: list[str | None] = []
-    prompt = turns[0][0].prompt
-    for bundle, version in turns:
-        between = bundle.prompt[len(prompt) + len(response) :]
-        response += between + bundle.generation
-        mask += [0] * len(between) + [int(failure is None)] * len(bundle.generation)
-        logprobs += [0.0] * len(between) + bundle.logprobs
-        versions += [None] * len(between) + [version] * len(bundle.generation)
+    for number_, turn in enumerate(turns):
+        given = turn.prompt if number_ else []  # the first one's is the sample's
+        response += given + turn.generation
+        mask += [0] * len(given) + [int(failure is None)] * len(turn.generation)
+        logprobs += [0.0] * len(given) + turn.logprobs
+        versions += [None] * len(given) + turn.versions
     return TrainingSample(
-        prompt, response, mask, logprobs, versions, reward, of.task, _rollout_id(of), of.branch, part,
-        _is_truncated(of), failure, _media(of),
+        turns[0].prompt, response, mask, logprobs, versions, reward, group or of.task, of.task,
+        _rollout_id(of), of.branch, part, _is_truncated(of), failure, _media(of),
     )  # fmt: skip
 
 
-def _placeholder(of: Rollout, reward: float, failure: str, pad: int) -> TrainingSample:
+def _placeholder(of: Rollout, reward: float, failure: str, pad: int, group: str | None) -> TrainingSample:
     return TrainingSample(
-        [pad], [pad], [0], [0.0], [None], reward, of.task, of.id, failure=failure, media=_media(of)
+        [pad],
+        [pad],
+        [0],
+        [0.0],
+        [None],
+        reward,
+        group or of.task,
+        of.task,
+        of.id,
+        failure=failure,
+        media=_media(of),
     )
 
 
@@ -272,6 +321,7 @@ def _maker(library: Literal["numpy", "torch"]) -> Any:
 
         return lambda values, kind: torch.tensor(values, dtype=getattr(torch, kind))
     except ModuleNotFoundError as error:
+        needed = {"numpy": "'gym-serve[train]'", "torch": "torch"}[library]
         raise ModuleNotFoundError(
-            f"collate(library={library!r}) needs {library}: pip install 'gym-serve[train]'", name=library
+            f"collate(library={library!r}) needs {library}: pip install {needed}", name=library
         ) from error

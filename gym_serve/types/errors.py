@@ -5,7 +5,7 @@
     ├── Rejected              fix the input; the same call fails again
     │   ├── InvalidRequest      422  a body, row or argument that does not fit its schema
     │   ├── BadRequest          400  a body that is not what the route takes; a backend's own 400
-    │   ├── Forbidden           403  a web page of another origin
+    │   ├── Forbidden           403  a web page of another origin; a graph that must have a token for this
     │   ├── NotFound            404  no such server, route or tool
     │   ├── MethodNotAllowed    405  the route takes another HTTP method
     │   ├── TooLarge            413  the body is over the graph's limit
@@ -156,7 +156,7 @@ class BadRequest(Rejected):
 
 
 class Forbidden(Rejected):
-    """The request comes from a web page that the graph does not answer."""
+    """The request comes from a web page that the graph does not answer, or needs a graph with a token."""
 
     status = 403
 

@@ -14,8 +14,6 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-__all__ = ["any_json", "exact_json"]
-
 _LONG = re.compile(rb"[0-9]{19}")
 
 

@@ -13,18 +13,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from gym_serve.types.errors import InvalidRequest
 
-__all__ = [
-    "JSON",
-    "CompareRequest",
-    "Comparison",
-    "Response",
-    "Verdict",
-    "VerifyRequest",
-    "input_items",
-    "message_text",
-    "parse",
-]
-
 JSON = dict[str, Any]
 
 

@@ -21,33 +21,14 @@ from gym_serve.types.errors import (
     OperatorError,
     Unauthorized,
 )
+from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.protocols import TOKEN_KEYS, schemas
 from gym_serve.types.requests import JSON, Response, parse
+from gym_serve.types.timeline import TIMELINE_FIELD, Timeline
 
 if TYPE_CHECKING:  # importing the SDK takes longer than all of gym_serve
     from openai.types.responses import Response as OpenAIResponse
     from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
-
-__all__ = [
-    "ROLLOUT",
-    "ROW",
-    "ROW_PARAMS",
-    "VERIFIED",
-    "AgentRef",
-    "Failure",
-    "ResponsesParams",
-    "Rollout",
-    "Row",
-    "TokenBundle",
-    "agent_name",
-    "check_params",
-    "check_reward",
-    "check_row",
-    "failed_rollout",
-    "operator_error",
-    "with_prompt",
-    "without_failure",
-]
 
 
 class AgentRef(TypedDict):
@@ -136,6 +117,11 @@ class Rollout(dict[str, Any]):
         return float(self["_ng_latency_s"])
 
     @property
+    def timeline(self) -> Timeline | None:
+        """When its model calls, tool calls and stages ran, and where; None if that was not recorded."""
+        return Timeline.of(self)
+
+    @property
     def failure(self) -> Failure | None:
         """Why it failed; None for a rollout with a reward."""
         return self.get("failure") if self.get("_ng_failure_class") else None
@@ -184,6 +170,7 @@ _OF_ATTEMPT = frozenset(
         "_ng_attempt_index",
         "_ng_failure_class",
         "_ng_failure_terminal",
+        TIMELINE_FIELD,
         "error",
         "failure",
         "mask_sample",
@@ -325,10 +312,11 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
     """The rollout of an episode that ended without a reward: a value, masked out of training.
 
     Args:
-        row: the row, kept whole.
+        row: the row, kept whole but for the key of its model.
         error: why; its ``stage`` says where.
         response: what the episode had done so far, if anything.
     """
+    row = public_row(row)
     stage = error.stage or "episode"
     kind = f"{stage}_timeout" if isinstance(error, DeadlineExceeded) else error.code
     instance_config = row.get("instance_config")

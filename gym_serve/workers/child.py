@@ -26,8 +26,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG = 1
 _MAX_REPLY = 1_000_000
 _MAX_REASON = 2_000

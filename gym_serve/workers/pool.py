@@ -27,8 +27,6 @@ from typing import Any
 from gym_serve.types.errors import Unavailable, VerifierFailed
 from gym_serve.workers.process import ChildProcess, End
 
-__all__ = ["WorkFailed", "WorkerPool", "WorkerProcess"]
-
 _SCRIPT = Path(__file__).with_name("child.py")
 _WARM_UP_SECONDS = 300.0
 _LAST_SECONDS = 10.0

@@ -1,7 +1,8 @@
-"""`gym-serve collect` and `reverify`, as processes of their own against one running graph."""
+"""`gym-serve collect` and `reverify` against one running graph; what attaches or is stopped is a process."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -39,6 +40,14 @@ def endpoint() -> Iterator[ChatEndpoint]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """The command changes how often garbage is collected, for its own process: not for those of the tests."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+
+
 @pytest.fixture(scope="module")
 def gym(deploy: Any, endpoint: ChatEndpoint) -> Gym:
     chat = {"type": "chat_model", "base_url": endpoint.url, "model": "m"}
@@ -58,10 +67,9 @@ def environment() -> dict[str, str]:
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [*GYM_SERVE, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env=environment()
-    )
+    """The command in this process, which spares the imports; `start` runs it in one of its own."""
+    ran = CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "200"})
+    return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
@@ -146,9 +154,10 @@ def test_attached_by_its_name_and_failures_in_json(gym: Gym, tmp_path: Path) -> 
     rows = write(tmp_path / "rows.jsonl", [*example()[:3], {**example()[0], "options": 7}])
     out = tmp_path / "out.jsonl"
     address = ray.get_runtime_context().gcs_address
-    result = run("eval", rows, "--attach", gym.name, "--address", address, "-o", out, "--json")
-    assert result.returncode == 3, result.stderr
-    report = json.loads(result.stdout)
+    process = start("eval", rows, "--attach", gym.name, "--address", address, "-o", out, "--json")
+    stdout, stderr = process.communicate()
+    assert process.returncode == 3, stderr
+    report = json.loads(stdout)
     assert (report["ok"], report["complete"]) == (False, True)
     assert report["rollouts"] == {"total": 4, "finished": 4, "scored": 3, "failed": 1, "earlier": 0}
     (failure,) = report["failures"]

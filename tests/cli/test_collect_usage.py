@@ -25,6 +25,8 @@ runner = CliRunner()
         ("collect rows.jsonl -o o.jsonl --url http://x --address auto", "needs no Ray"),
         ("collect rows.jsonl -o o.jsonl --url http://x --set a.b=1", "--set changes"),
         ("collect rows.jsonl -o o.jsonl --attach x --application y", "--attach takes the name itself"),
+        ("collect rows.jsonl -o o.jsonl --attach x --dashboard", "--dashboard needs a graph file"),
+        ("collect g.yaml rows.jsonl -o o.jsonl --no-ray --dashboard", "--dashboard needs a graph file"),
         ("collect a b c -o o.jsonl", "got 3 files"),
         ("collect rows.jsonl -o o.jsonl --url http://x --shard 2-8", "must be I/N, e.g. 2/8"),
         (
@@ -83,6 +85,28 @@ def test_a_bar_on_a_terminal() -> None:
     assert "stopping" in shown
 
 
+def test_at_80_columns_nothing_is_cut_and_the_commonest_failures_are_named() -> None:
+    now = [0.0]
+    file = io.StringIO()
+    failures = {"overloaded": 7, "model_timeout": 1_200, "a\x1b[31m" + "b" * 30: 3, "x": 2, "y": 1}
+    with ProgressDisplay(Console(file=file, force_terminal=True, width=80), clock=lambda: now[0]) as live:
+        for second in range(3):
+            live(Progress(10_000, 5_000 + second, 4_990, 0, 128, failures, 0.25, tokens=4_000 * second))
+            now[0] += 1.0
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert "5,002/10,000  1.0/s  4,000 tokens/s  reward 0.250" in lines
+    assert "failed 12 (1,200 model_timeout, 7 overloaded, 3 a [31mbbbbbbbbbbb..., 3 others)" in lines
+    assert "running 128  ETA 1:23:18" in lines
+
+
+def test_quiet_shows_no_progress() -> None:
+    file = io.StringIO()
+    with ProgressDisplay(Console(file=file, force_terminal=True, quiet=True)) as live:
+        live(Progress(2, 1, 1, 0, 1, {}, 0.5))
+        live.say("stopping")
+    assert file.getvalue() == ""
+
+
 def test_lines_where_there_is_no_terminal() -> None:
     now = [0.0]
     file = io.StringIO()
@@ -93,8 +117,8 @@ def test_lines_where_there_is_no_terminal() -> None:
             now[0] += 1.0
     lines = file.getvalue().splitlines()
     assert len(lines) == 11
-    assert lines[0] == "0/1,000  reward 0.250  failed 0 (3 attempts)  running 8"
-    assert lines[1] == "100/1,000  10.0/s  reward 0.250  failed 10 (3 attempts)  running 8  ETA 0:01:30"
+    assert lines[0] == "0/1,000  reward 0.250  failed 0 (3 overloaded)  running 8"
+    assert lines[1] == "100/1,000  10.0/s  reward 0.250  failed 10 (3 overloaded)  running 8  ETA 0:01:30"
     assert lines[-1].startswith("1,000/1,000")
 
 

@@ -93,8 +93,8 @@ def test_rows_that_cannot_be_run(tmp_path: Path, bad: dict[str, Any], problem: s
     [
         ({"tools": [{"name": "f"}]}, "tools[0].type: missing"),
         ({"tools": [{"type": "function"}]}, "tools[0].name: a name is missing"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "beside type here, not in 'function'"),
-        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name: 'f' is there twice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "next to type, not into 'function'"),
+        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name must be unique, got 'f' twice"),
         ({"tools": [{"type": "function", "name": "f", "parameters": 1}]}, "parameters must be a JSON schema"),
         ({"metadata": []}, "metadata must be an object"),
         (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from support.commands import COMMANDS, options_of
@@ -45,6 +47,44 @@ def test_the_example_can_be_typed(path: tuple[str, ...]) -> None:
 @each
 def test_what_it_reports_can_be_read_by_programs(path: tuple[str, ...]) -> None:
     assert ("--json" in options_of(path)) == (path[-1] not in NO_REPORT)
+
+
+@each
+def test_how_much_it_says_can_be_chosen(path: tuple[str, ...]) -> None:
+    assert {"-v", "--verbose", "-q", "--quiet"} <= options_of(path)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"gym-serve {version('gym-serve')}, Ray {version('ray')}, Python 3.")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], {"warning", "error"}),
+        (["-v"], {"info", "warning", "error"}),
+        (["-vv"], {"debug", "info", "warning", "error"}),
+        (["-q"], {"error"}),
+    ],
+)
+def test_verbosity_chooses_what_of_the_log_is_shown(options: list[str], shown: set[str]) -> None:
+    code = (
+        "import logging, sys\n"
+        "from gym_serve.cli import main\n"
+        f"main(['validate', 'graphs/mcqa.yaml', *{options}], standalone_mode=False)\n"
+        "for level in ('debug', 'info', 'warning', 'error'):\n"
+        "    getattr(logging.getLogger('gym_serve'), level)('said as %s', level)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"said as (\w+)", done.stderr)) == shown
+
+
+def test_quiet_and_verbose_exclude_each_other() -> None:
+    result = CliRunner().invoke(main, ["validate", "graphs/mcqa.yaml", "-q", "-v"])
+    assert result.exit_code == 2
+    assert "--verbose or --quiet" in result.output
 
 
 @pytest.mark.parametrize("command", ["collect", "eval"])

@@ -57,9 +57,9 @@ def test_what_is_written_and_what_is_left_out(rollouts: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--to", "vrl"), "did you mean verl"),
+        (("--to", "vrl"), "did you mean 'verl'"),
         (("--to", "sft", "--option", "no_such=1"), "no option 'no_such'"),
-        (("--to", "dpo", "--option", "margin=much"), "--option margin"),
+        (("--to", "dpo", "--option", "margin=much"), "option margin must be a valid number"),
     ],
 )
 def test_wrong_formats_and_options(

@@ -78,13 +78,13 @@ def test_a_project_may_have_several_environments_and_no_file_is_changed(folder: 
     assert before.items() < after.items()
 
 
-@pytest.mark.parametrize(("source", "count"), [("", 0), ("from gs_a import A\nfrom gs_b import B\n", 2)])
+@pytest.mark.parametrize(("source", "count"), [("", 0), ("from .a import A\nfrom .b import B\n", 2)])
 def test_a_package_is_an_environment_if_it_has_one(folder: Path, source: str, count: int) -> None:
-    for name in ("gs_a", "gs_b") if source else ():
-        made = f"from gym_serve import ResourcesServer\nclass {name[-1].upper()}(ResourcesServer):\n"
-        (folder / f"{name}.py").write_text(f"{made}    def verify(self): return 0.0\n")
     package = f"gs_package_{count}"
     (folder / package).mkdir()
+    for name in ("a", "b") if source else ():
+        made = f"from gym_serve import ResourcesServer\nclass {name.upper()}(ResourcesServer):\n"
+        (folder / package / f"{name}.py").write_text(f"{made}    def verify(self): return 0.0\n")
     (folder / package / "__init__.py").write_text(source)
     result = runner.invoke(main, ["test", package])
     assert result.exit_code == 1

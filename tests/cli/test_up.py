@@ -1,6 +1,6 @@
 """`gym-serve up`, `status`, `logs` and `down`: the life of a Ray of their own, from the first to the last.
 
-What is collected there, docs/collecting.md shows, which is run as well.
+What is collected there, docs/collecting.md shows; every run of the tests runs that page.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
 def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     nothing = run("status")
@@ -127,7 +128,7 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
 
     logs = run("logs", "policy", "-n", 5)
     assert logs.returncode == 0, logs.stderr
-    assert "==> replica_small_policy_" in logs.stdout
+    assert " small_policy " in logs.stdout
 
     one = run("down", "small", "--json")
     assert json.loads(one.stdout) == {"ok": True, "stopped": "small"}, one.stderr

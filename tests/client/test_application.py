@@ -24,7 +24,7 @@ class Deployed(Exception):
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def deploy(source: GraphSource, graph: Graph, address: str | None) -> dict[str, Any]:
+    def deploy(source: GraphSource, graph: Graph, address: str | None, **options: Any) -> None:
         raise Deployed(source.name, source.route_prefix, *graph.nodes)
 
     monkeypatch.setattr(deployed, "deploy", deploy)

@@ -75,6 +75,7 @@ def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_local_ray_after_the_other() -> None:
     """Serve's own memory of the first one must not be taken for the second."""
@@ -90,3 +91,30 @@ def test_one_local_ray_after_the_other() -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=350
     )
     assert ran.returncode == 0, ran.stderr
+
+
+CONSOLE = """
+import ray
+ray.init(num_cpus=2, include_dashboard=False)
+from gym_serve import Gym
+print("BEGIN", flush=True)
+with Gym.from_graph({"models": {"policy": {"type": "scripted_model"}}}, name="quiet"):
+    print("up", flush=True)
+print("END", flush=True)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_console_of_a_trainer_shows_nothing_of_ray_and_serve() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", CONSOLE],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=350,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert ran.stdout.partition("BEGIN\n")[2] == "up\nEND\n"

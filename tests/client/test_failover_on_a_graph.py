@@ -34,7 +34,7 @@ def seeded(gym: Gym) -> int:
 
 def comparable(path: Path) -> list[JSON]:
     """Rollouts without what tells when they were made, and at which attempt."""
-    volatile = ("_ng_latency_s", "_ng_attempt_index", "_ng_rollout_id", "_ng_run_id")
+    volatile = ("_ng_latency_s", "_ng_timeline", "_ng_attempt_index", "_ng_rollout_id", "_ng_run_id")
     found = [{k: v for k, v in r.items() if k not in volatile} for r in read_jsonl(path)]
     return sorted(found, key=lambda rollout: rollout["number"])
 

@@ -52,7 +52,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, url: str) -> list[str]:
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
     monkeypatch.setattr(deployed, "http_address", lambda: url)
     graph = resolve(load_graph({"models": {"m": {"type": "scripted_model"}}}).spec)
-    deployed.launch(graph, "b", "/b")
+    deployed.launch(graph, "b", "/b", owned=True)
     return run
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import ray
 from ray import serve
+from ray.serve.schema import ApplicationStatus
 
 from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailable
 from gym_serve.client import cluster, connection, deployed
 from gym_serve.client.deployed import ClusterConnection
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.deploy import GATEWAY
+from gym_serve.graph.ownership import Claim, Ownership, Terms
 from gym_serve.graph.weights import WeightStore
 
 GRAPH: dict[str, Any] = {
@@ -24,13 +26,14 @@ GRAPH: dict[str, Any] = {
 }
 SOURCE = load_graph(GRAPH)
 RESOLVED = resolve(SOURCE.spec)
+CLAIM = Claim("1", Terms(), "worker", "node", "process 1 on here")
 
 
 class FakeCluster:
     http = "http://127.0.0.1:9"
     left = 0
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, *, dashboard: bool = False) -> None:
         pass
 
     def leave(self) -> None:
@@ -38,7 +41,7 @@ class FakeCluster:
 
 
 def a_gym() -> Gym:
-    """A Gym that has deployed the graph."""
+    """A Gym that owns the graph."""
     found = FakeCluster(None)
     return Gym(
         ClusterConnection(
@@ -48,6 +51,7 @@ def a_gym() -> Gym:
             url=found.http,
             default_agent=None,
             graph=RESOLVED,
+            claim=CLAIM,
         )
     )
 
@@ -59,18 +63,34 @@ def deleted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(FakeCluster, "left", 0)
     monkeypatch.setattr(deployed, "Cluster", FakeCluster)
     monkeypatch.setattr(WeightStore, "delete", lambda store: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(Ownership, "claim", lambda ownership: CLAIM)
+    monkeypatch.setattr(Ownership, "take", lambda ownership, terms: CLAIM)
+    monkeypatch.setattr(Ownership, "forget", lambda ownership: None)
     monkeypatch.setattr(serve, "delete", names.append)
     return names
 
 
-def running(monkeypatch: pytest.MonkeyPatch, **applications: Any) -> None:
+def running(monkeypatch: pytest.MonkeyPatch, **deployments: Any) -> None:
+    applications = {
+        name: SimpleNamespace(status=ApplicationStatus.RUNNING, deployments=found)
+        for name, found in deployments.items()
+    }
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
 
 
 def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve tells a replica that starts later its `user_config` alone."""
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(deployed, "build", lambda graph, user_configs: user_configs)
+
+    def running_version(name: str) -> Any:
+        configs = {GATEWAY: RESOLVED.public(), "policy": None, **(told[-1] if told else {})}
+        deployments = [SimpleNamespace(name=name, user_config=config) for name, config in configs.items()]
+        return SimpleNamespace(deployments=deployments)
+
+    monkeypatch.setattr(deployed, "running_version", running_version)
+    monkeypatch.setattr(Ownership, "claim", lambda ownership: CLAIM)
+    monkeypatch.setattr(deployed, "build", lambda graph, user_configs, owned: user_configs)
     monkeypatch.setattr(deployed, "route_prefix", lambda name: "")
     monkeypatch.setattr(deployed, "_run", lambda configs, name, prefix: told.append(configs))
     changing = a_gym()
@@ -127,7 +147,7 @@ def test_a_ray_that_was_started_for_nothing_is_stopped(monkeypatch: pytest.Monke
     reaper = SimpleNamespace(
         reap=lambda: stopped.append("the rest"), dismiss=lambda: stopped.append("reaper")
     )
-    monkeypatch.setattr(cluster, "start_ray", lambda: reaper)
+    monkeypatch.setattr(cluster, "start_ray", lambda *, dashboard: reaper)
     monkeypatch.setattr(cluster, "serve_is_running", lambda: False)
 
     def start(**options: Any) -> None:
@@ -155,7 +175,7 @@ def test_nothing_is_deleted_as_long_as_nothing_was_deployed(
 def test_an_application_that_is_no_graph_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, deleted: list[str]
 ) -> None:
-    running(monkeypatch, default=SimpleNamespace(deployments={"Chatbot": None}))
+    running(monkeypatch, default={"Chatbot": None})
     with pytest.raises(Conflict, match="something else runs as 'default'"):
         deployed.deploy(SOURCE, RESOLVED, None)
     with pytest.raises(NotFound, match="'default' is no graph of gym_serve"):
@@ -168,6 +188,7 @@ def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch,
     running(monkeypatch)
     monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
+    monkeypatch.setattr(deployed, "build", lambda graph, owned: None)
 
     def run(targets: Any, **options: Any) -> None:
         raise RuntimeError("no replica came up")
@@ -194,7 +215,7 @@ def test_a_gateway_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch, deleted: 
         def __init__(self, deployment: str, application: str) -> None:
             self.describe = SimpleNamespace(remote=Asked)
 
-    running(monkeypatch, default=SimpleNamespace(deployments={GATEWAY: None}))
+    running(monkeypatch, default={GATEWAY: None})
     monkeypatch.setattr(deployed, "DeploymentHandle", Handle)
     with pytest.raises(Unavailable, match="the gateway of 'default' does not answer"):
         deployed.attach("default", None)

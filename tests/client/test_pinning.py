@@ -131,6 +131,10 @@ async def test_kill_9_of_a_replica_ends_no_run(gym: Gym) -> None:
     assert ended["reward"] > 0
     assert set(ended) <= {"reward", "session_lost", "unavailable"}, ended
     assert ended["session_lost"] > 0, ended
+    counted = (await gym.astats())["metrics"]["gym_serve_sessions_lost_total"]
+    assert [(point["labels"], point["value"]) for point in counted] == [
+        ({"server": "env"}, ended["session_lost"])
+    ]
 
 
 async def test_after_that_all_is_well_again(gym: Gym) -> None:

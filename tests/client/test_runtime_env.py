@@ -16,6 +16,8 @@ from gym_serve import Gym
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.slow
+
 
 def parcels(folder: Path, version: str) -> str:
     """A folder with one version of the package, as ``pip install --target`` leaves it."""

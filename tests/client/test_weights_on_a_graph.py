@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -16,7 +17,8 @@ import ray
 from support.weights import Weighted
 
 from gym_serve import Gym
-from gym_serve.types.errors import BadRequest, GymError
+from gym_serve.servers.model import VERSION
+from gym_serve.types.errors import BadRequest, DeadlineExceeded, GymError
 
 _GRAPH: dict[str, Any] = {
     "models": {
@@ -86,6 +88,27 @@ def test_over_http_all_replicas_are_told_as_well(gym: Gym, tmp_path: Path) -> No
     assert httpx.post(f"{url}/pause", timeout=60).json() == {"paused": True}
     pids = {answer["pid"] for answer in _answers(gym) if answer["paused"]}
     assert pids == set(_said(gym))
+
+
+def test_a_pause_holds_every_replica_and_those_that_start_later(gym: Gym) -> None:
+    pids = set(_said(gym))
+    asyncio.run(gym.pause(model="policy"))
+    for _ in range(4):  # of both
+        with pytest.raises(DeadlineExceeded):
+            gym.call("policy", "v1/responses", {"input": "a"}, timeout=0.2)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    while not _is_paused(gym):
+        time.sleep(0.05)
+    asyncio.run(gym.resume(model="policy"))
+    assert not set(_said(gym)) & pids
+    assert httpx.post(f"{gym.url}/policy/each/policy/pause", timeout=60).status_code == 404
+
+
+def _is_paused(gym: Gym) -> bool:
+    with suppress(GymError):
+        return bool(gym.call("policy", VERSION, timeout=5)["paused"])
+    return False
 
 
 def _answers(gym: Gym) -> list[dict[str, Any]]:

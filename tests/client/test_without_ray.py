@@ -106,6 +106,8 @@ def test_what_needs_a_cluster_is_named_all_at_once() -> None:
     ]
     with pytest.raises(InvalidRequest, match="`address` must be left out"):
         Gym.from_graph(WEATHER, "auto", ray=False)
+    with pytest.raises(InvalidRequest, match="`dashboard` must be left out"):
+        Gym.from_graph(WEATHER, ray=False, dashboard=True)
 
 
 def test_replicas_and_cpus_are_no_obstacle() -> None:
@@ -114,7 +116,7 @@ def test_replicas_and_cpus_are_no_obstacle() -> None:
         for refused in (lambda: gym.handle("lamp"), gym.pressure):
             with pytest.raises(BadRequest, match=r"needs a graph on a Ray cluster; .* in this process"):
                 refused()
-        with pytest.raises(BadRequest, match="update_weights needs a graph on a Ray cluster"):
+        with pytest.raises(BadRequest, match="takes no weights"):
             gym.update_weights("policy", "1", tensors=b"")
         with pytest.raises(BadRequest, match="needs a graph on a Ray cluster"):
             gym.set_model_endpoints("policy", ["http://127.0.0.1:1/v1"])
@@ -123,7 +125,11 @@ def test_replicas_and_cpus_are_no_obstacle() -> None:
 def test_every_blocking_method_has_an_async_form() -> None:
     methods = {name: method for name, method in vars(Gym).items() if inspect.isfunction(method)}
     waits = [n for n, m in methods.items() if n[0] != "_" and not inspect.iscoroutinefunction(m)]
-    immediate = {"rollouts", "groups", "run_examples", "handle", "spending"}  # iterators, or no wait at all
+    # No wait, or an iterator.
+    immediate = {
+        *("rollouts", "groups", "run_examples", "stream"),
+        *("handle", "metrics", "serve_policy", "spending", "track"),
+    }
     lacking = [name for name in waits if not inspect.iscoroutinefunction(methods.get(f"a{name}"))]
     assert set(lacking) == immediate
 

@@ -139,6 +139,13 @@ async def test_token_ids_in_the_answer(ask, backend, completed):
     assert {key: completion["choices"][0]["message"][key] for key in BUNDLE} == BUNDLE
 
 
+async def test_token_ids_of_an_engine_that_sends_the_prompt_with_the_choice(ask, backend, completed):
+    backend.replies = [with_tokens(completed(), token_ids=[7, 8], prompt_token_ids=[1, 2])]  # as SGLang does
+    response = await ask(return_token_ids=True)
+    assert {key: response["output"][-1][key] for key in BUNDLE} == BUNDLE
+    assert len(backend.requests) == 1
+
+
 async def test_token_ids_of_engines_that_do_not_send_the_prompt(ask, backend, completed):
     backend.replies = [with_tokens(completed()), {"tokens": [1, 2]}]
     tool = {"type": "function", "name": "f", "parameters": {}}

@@ -8,6 +8,7 @@ from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.endpoints import hedged
 from gym_serve.deployments.openai_model import OpenAIModel
+from gym_serve.observe.catalogue import ENDPOINT_UP, MODEL_RETRIES
 from gym_serve.servers.context import CallContext, use
 from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 
@@ -226,3 +227,30 @@ async def test_hedging():
         await hedged(raises(Unavailable("one")), lambda: None, 10.0)
     with pytest.raises(BadRequest):
         await hedged(answers(1, never), lambda: raises(BadRequest("no use")), 0.0)
+
+
+async def test_the_answer_says_which_endpoint_gave_it_and_how_many_failed(model_at, backends):
+    """In the notes of the reply, and in the metrics."""
+    for metric in (MODEL_RETRIES, ENDPOINT_UP):
+        metric.clear()
+    ill, well = backends
+    ill.replies = [(500, b"boom")]
+    model = await model_at(ill.url, well.url, max_retries=6)
+    noted = []
+    for episode in range(40):
+        context = CallContext(affinity=str(episode))
+        with use(context):
+            await model.responses(ASK)
+        noted.append(context.notes)
+    assert {notes["endpoint"] for notes in noted} == {well.url}
+    retries_ = sum(notes.get("retries", 0) for notes in noted)
+    assert retries_ == len(ill.requests) > 0
+    assert [(p.labels, p.value) for p in MODEL_RETRIES.points()] == [
+        ({"model": model.name, "endpoint": ill.url, "reason": "unavailable"}, retries_)
+    ]
+    model.observe()
+    up = {point.labels["endpoint"]: point.value for point in ENDPOINT_UP.points()}
+    assert up == {ill.url: 0, well.url: 1}
+    model.reconfigure({"base_url": well.url})
+    model.observe()
+    assert {point.labels["endpoint"] for point in ENDPOINT_UP.points()} == {well.url}

@@ -10,6 +10,7 @@ import pytest
 
 from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.engine_model import EngineModel
+from gym_serve.observe.catalogue import POLICY_VERSION
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, encode
 from gym_serve.types.errors import BadRequest, Unavailable
@@ -157,3 +158,14 @@ async def test_a_stream_over_the_context_is_an_empty_one() -> None:
     *_, last, usage = [chunk async for chunk in Echo().stream_chat(body)]
     assert last["choices"][0]["finish_reason"] == "length"
     assert usage["choices"] == []
+
+
+async def test_the_version_of_the_weights_is_a_metric() -> None:
+    POLICY_VERSION.clear()
+    runner = ServerRunner(Echo())
+    shown = []
+    for version in ("step-17", "final"):
+        runner.server.weight_version = version  # type: ignore[attr-defined]
+        runner.observe()
+        shown.append([(point.labels, point.value) for point in POLICY_VERSION.points()])
+    assert shown == [[({"model": "echo"}, 17)], []]

@@ -19,6 +19,7 @@ from gym_serve import (
     ModelClient,
     ModelServer,
     ResourcesServer,
+    Rollout,
     ServerRunner,
     Verdict,
     VerifyRequest,
@@ -146,6 +147,16 @@ async def test_a_program(bench: Bench) -> None:
     assert [item.get("prompt_token_ids") for item in output] == [[1], None, [1, 2, 3]]
     assert rollout["response"]["usage"]["output_tokens"] == 2
     assert bench.authorized == ["Bearer token-1"] * 2
+    timeline = Rollout(rollout).timeline
+    assert timeline is not None
+    steps = timeline.steps
+    assert [(step.kind, step.server, step.output_tokens) for step in steps] == [
+        ("seed", "env", None),
+        ("model", "policy", 1),
+        ("model", "policy", 1),
+        ("verify", "env", None),
+    ]
+    assert all(0 <= step.start <= step.end for step in steps)
 
 
 async def test_secrets_that_a_harness_repeats_are_not_kept(bench: Bench) -> None:

@@ -113,7 +113,7 @@ async def test_what_may_pass_is_tried_again(model, backend, reply):
         ((400, {"error": {"message": "Unknown parameter: 'x'."}}), BadRequest, "Unknown parameter"),
         ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
         (b"not json", Unavailable, "no JSON"),
-        (b"{}", Unavailable, "no Response"),
+        (b"{}", Unavailable, "did not answer a Response"),
         ({**ANSWER, "error": {"code": "server_error", "message": "x"}}, Unavailable, "model failed"),
         ({**ANSWER, "error": {"code": "rate_limit_exceeded", "message": "x"}}, Overloaded, "failed"),
         ({**ANSWER, "error": {"code": "invalid_prompt", "message": "policy"}}, BadRequest, "policy"),
@@ -138,7 +138,7 @@ async def test_context_overflow_is_an_answer(model, backend):
 
 async def test_a_chat_answer_that_is_none(model, backend):
     backend.replies = [{"output": []}]
-    with pytest.raises(Unavailable, match="no chat completion"):
+    with pytest.raises(Unavailable, match="not a chat completion"):
         await model.chat_completions({"messages": []})
 
 

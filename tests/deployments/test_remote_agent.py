@@ -25,6 +25,8 @@ from gym_serve import (
 )
 from gym_serve.deployments.remote_agent import RemoteAgent, rollout_of
 from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers.transport import Call
+from gym_serve.types.model_endpoint import ModelEndpoint
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": "go"},
@@ -82,6 +84,31 @@ async def test_a_row_goes_out_and_a_rollout_comes_back(backend: Any) -> None:
     assert backend.headers[0]["X-Session-Affinity"] == "3-1"
 
 
+async def test_the_agent_is_told_the_span_of_the_episode(backend: Any) -> None:
+    backend.replies = [{**ROW, **ANSWER}]
+    span = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with remote(backend.url) as agent:
+        await ServerRunner(agent).dispatch(Call("run", orjson.dumps(ROW), traceparent=span))
+    assert backend.headers[0]["traceparent"] == span  # this process records none of its own
+
+
+async def test_the_endpoint_of_a_row_goes_to_an_agent_that_may_have_it(backend: Any) -> None:
+    lease = {"base_url": "http://10.0.0.7/v1", "api_key": "sk-1234567890"}
+    backend.replies = [{**ANSWER, "_ng_model": lease, "mine": "sk-1234567890"}]
+    call = Call("run", orjson.dumps(ROW), endpoint=ModelEndpoint.read(lease))
+    foreign = Call("run", orjson.dumps({**ROW, "_ng_model": lease}))
+    found = []
+    for allowed, each in ((False, call), (True, foreign), (True, call)):
+        async with remote(backend.url, row_endpoints=allowed) as agent:
+            found.append(orjson.loads((await ServerRunner(agent).dispatch(each)).body))
+    refused, over_http, sent = found
+    assert refused["error"]["code"] == "endpoint_misconfigured"
+    assert "over HTTP" in over_http["failure"]["detail"]
+    assert [body["_ng_model"]["api_key"] for body in backend.bodies] == ["sk-1234567890"]
+    assert sent["_ng_model"] == {"base_url": "http://10.0.0.7/v1"}
+    assert b"sk-1234567890" not in orjson.dumps(found)
+
+
 async def test_the_row_and_the_metadata_are_the_graphs(backend: Any) -> None:
     hostile = {
         "agent_ref": {"name": "other"},
@@ -105,9 +132,9 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
     [
         (b"<html>", "unavailable", "must answer JSON"),
         ([1], "unavailable", "must answer a JSON object"),
-        ({"reward": 1.0}, "unavailable", "no Response object"),
-        ({**ANSWER, "response": {"output": ["x"]}}, "unavailable", "no Response object"),
-        ({**ANSWER, "response": {"output": [{"type": 3}]}}, "unavailable", "type is no text"),
+        ({"reward": 1.0}, "unavailable", "did not answer a Response object"),
+        ({**ANSWER, "response": {"output": ["x"]}}, "unavailable", "did not answer a Response object"),
+        ({**ANSWER, "response": {"output": [{"type": 3}]}}, "unavailable", "type must be a string, got 3"),
         ({"response": RESPONSE}, "unavailable", "`reward` must be a finite number"),
         ({**ANSWER, "reward": "1.0"}, "unavailable", "`reward` must be a finite number"),
         ({**ANSWER, "reward": True}, "unavailable", "`reward` must be a finite number"),
@@ -236,7 +263,7 @@ async def test_it_can_stand_where_a_model_does_and_gives_its_metrics(backend: An
     backend.replies = [RESPONSE, {"output": 1}, {"agent_metrics": {}}, [1]]
     async with remote(backend.url) as agent:
         assert await agent.responses({"input": "go"}) == RESPONSE
-        with pytest.raises(GymError, match="no Response"):
+        with pytest.raises(GymError, match="did not answer a Response"):
             await agent.responses({"input": "go"})
         aggregate = agent.operations()["aggregate_metrics"].handler
         assert await aggregate({"verify_responses": []}) == {"agent_metrics": {}}

@@ -27,8 +27,9 @@ TOOL = {
 
 
 async def answer(model: ScriptedModel, body: dict[str, Any], affinity: str = "0-0") -> dict[str, Any]:
+    """An answer, but for the time at which it was made."""
     with use(CallContext(affinity=affinity)):
-        return await model.responses(body)
+        return {**await model.responses(body), "created_at": 0.0}
 
 
 async def test_the_same_request_gets_the_same_answer_from_any_replica() -> None:

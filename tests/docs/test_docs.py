@@ -26,6 +26,8 @@ from support.docs import (
     run_python,
 )
 
+from gym_serve.observe.catalogue import METRICS
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "http://127.0.0.1:8000"
 """Where a reader's graph answers; the cluster of the tests may have another port."""
@@ -118,6 +120,8 @@ def test_code_blocks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for metric in METRICS:  # a page sees a process in which nothing happened before
+        metric.clear()
     blocks = list(blocks_of(page))
     address = request.getfixturevalue("address") if any(map(_needs_ray, blocks)) else ADDRESS
     for linked in ("graphs", "environments", "examples"):

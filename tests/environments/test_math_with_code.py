@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
 
-from gym_serve.environments.math_with_code import MathWithCode, last_box, same_text
+from gym_serve.environments.math_with_code import MathWithCode
+from gym_serve.grading import last_box, same_text
 from gym_serve.sandbox import SandboxedPython, process
 from gym_serve.servers import Call
 from gym_serve.types.errors import GraphError, InvalidRequest, Unavailable, VerifierFailed

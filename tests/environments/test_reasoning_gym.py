@@ -48,6 +48,7 @@ WITHOUT_ANSWER = {"boxnet", "composite", "graph_color", "propositional_logic", "
 
 
 @LEAKS
+@pytest.mark.slow
 async def test_the_right_answer_of_every_family_is_right(bench: Bench) -> None:
     wrong = []
     for task in sorted(set(families()) - WITHOUT_ANSWER):

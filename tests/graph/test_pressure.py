@@ -14,7 +14,7 @@ from gym_serve.graph.pressure import pressure
 def replica(**counts: Any) -> dict[str, Any]:
     idle = {
         "draining": False, "running": 0, "waiting": 0, "limit": 100, "sessions": 0, "target_sessions": None,
-        "max_replicas": 0, "cpu": 0.0, "refused": 0.0,
+        "max_replicas": 0, "cpu": 0.0, "refused": 0.0, "autoscaling": None,
     }  # fmt: skip
     return {**idle, **counts}
 
@@ -55,6 +55,16 @@ def test_nothing_limits_an_idle_graph() -> None:
 )
 def test_the_highest_load_limits(reports: dict[str, list[Any]], expected: tuple[Any, ...]) -> None:
     assert found(reports) == expected
+
+
+@pytest.mark.parametrize(("loads", "asks"), [([0, 0], 1), ([30, 0], 2), ([17, 16], 3), ([90, 90], 4)])
+def test_autoscaling_says_which_load_asks_for_how_many_replicas(loads: list[int], asks: int) -> None:
+    rule = {"measure": "sessions", "target": 16, "min": 1, "max": 4}
+    replicas = [replica(autoscaling={**rule, "load": load}) for load in loads]
+    leaving = replica(autoscaling={**rule, "load": 99}, draining=True)
+    servers = pressure({"env": [*replicas, leaving], "agent": [replica()]}, ["agent"])["servers"]
+    assert servers["env"]["autoscaling"] == {**rule, "load": sum(loads), "asks": asks}
+    assert servers["agent"]["autoscaling"] is None
 
 
 def test_replicas_that_may_be_added_count() -> None:

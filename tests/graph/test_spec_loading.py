@@ -142,9 +142,9 @@ def test_every_key_that_stands_twice_is_named_with_its_lines() -> None:
     with pytest.raises(GraphError) as caught:
         parse_yaml(text)
     assert caught.value.problems == [
-        "models.policy.type: the key stands twice, in line 2 and line 2",
-        "models.policy: the key stands twice, in line 2 and line 4",
-        "agents[0].x: the key stands twice, in line 6 and line 6",
+        "models.policy.type: the key is repeated, in line 2 and line 2",
+        "models.policy: the key is repeated, in line 2 and line 4",
+        "agents[0].x: the key is repeated, in line 6 and line 6",
     ]
 
 
@@ -220,7 +220,7 @@ def test_problems_of_the_base_name_the_base(tmp_path: Path) -> None:
     with pytest.raises(GraphError) as caught:
         load_graph(write(tmp_path / "g.yaml", "extends: base.yaml"))
     assert caught.value.source == str(tmp_path / "base.yaml")
-    assert caught.value.problems == ["extends: a: the key stands twice, in line 1 and line 2"]
+    assert caught.value.problems == ["extends: a: the key is repeated, in line 1 and line 2"]
     assert problems({"extends": 3}) == ["`extends` must be the path of a graph file, got a number"]
 
 

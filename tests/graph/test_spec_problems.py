@@ -136,7 +136,7 @@ def test_what_one_problem_hides_adds_no_other() -> None:
     content = graph(models={"policy": {"type": "no_such_type", "modle": 1}})
     content["agents"]["math_agent"] |= {"resources": "${R}", "inline": ["math"], "max_steps": "${S}"}
     first, *others = problems(content)
-    assert first.startswith("models.policy.type: unknown type 'no_such_type'; known: chat_model, ")
+    assert first.startswith("models.policy.type: unknown type 'no_such_type'; known: ")
     assert others == [
         "agents.math_agent.resources: environment variable R is not set; "
         "export it, put it into .env, or write ${R:-default}",

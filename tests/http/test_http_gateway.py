@@ -54,6 +54,8 @@ PATHS = (
     )
     | st.builds("/{}".format, st.text(max_size=12))
     | st.builds("/shop/{}".format, st.text(max_size=12))
+    | st.builds("/rollouts/{}".format, st.text(max_size=12))
+    | st.sampled_from(["/rollouts", "/rollouts/local.x/rows", "/rollouts/a.b/cancel", "/model/policy/pause"])
 )
 BODIES = st.binary(max_size=20) | st.builds(orjson.dumps, JSON | OBJECTS) | st.just(b'{"stream": true}')
 
@@ -118,7 +120,10 @@ def code_of(response: Response) -> str:
     return str(orjson.loads(response.body)["error"]["code"])
 
 
-REFUSALS = ("bad_request", "forbidden", "invalid_request", "method_not_allowed", "not_found")
+REFUSALS = (
+    *("bad_request", "forbidden", "invalid_request", "method_not_allowed", "not_found"),
+    *("session_lost", "session_not_found"),
+)
 OK = Reply.of({"reward": 1.0}, "shop.1")
 
 
@@ -127,7 +132,7 @@ OK = Reply.of({"reward": 1.0}, "shop.1")
     path=PATHS,
     headers=HEADERS,
     body=BODIES,
-    reply=st.builds(Reply, st.sampled_from([200, 404, 429, 500, 503]), BODIES),
+    reply=st.builds(Reply, st.sampled_from([200, 404, 429, 500, 503]), BODIES, notes=st.none()),
 )
 def test_whatever_is_sent_and_whatever_servers_say_there_is_an_answer(
     method: str, path: str, headers: dict[str, bytes], body: bytes, reply: Reply

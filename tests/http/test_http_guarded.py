@@ -21,6 +21,7 @@ PATHS = [
     ("GET", "/"),
     ("GET", "/graph"),
     ("GET", "/pressure"),
+    ("GET", "/stats"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
     ("GET", "/global_config_dict_yaml"),

@@ -49,7 +49,7 @@ def test_health_names_what_is_not_ready(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["/graph", "/health", "/pressure", "/docs", "/openapi.json", "/global_config_dict_yaml"]
+    "page", ["/graph", "/health", "/pressure", "/stats", "/docs", "/openapi.json", "/global_config_dict_yaml"]
 )
 def test_no_page_shows_a_secret(http: httpx.Client, page: str) -> None:
     assert SECRET not in http.get(page).text

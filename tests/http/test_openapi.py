@@ -93,15 +93,25 @@ def check(capfd: pytest.CaptureFixture[str]) -> Check:
     return run
 
 
-@pytest.mark.parametrize("file", GRAPHS, ids=lambda file: file.stem)
+EVERY_RUN = {"mcqa", "quickstart", "session_counter"}
+"""Graphs whose routes are tried in every run: an answer, a tool, a session. `make slow` tries all."""
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=file.stem, marks=[] if file.stem in EVERY_RUN else pytest.mark.slow)
+        for file in GRAPHS
+    ],
+)
 def test_a_graph_that_ships(file: Path, check: Check) -> None:
     """Each operation with an example; those of types that no graph before it has, in all variations."""
     earlier = {type_ for before in GRAPHS[: GRAPHS.index(file)] for type_ in types_of(before).values()}
     servers = types_of(file)
     new = [name for name, type_ in servers.items() if type_ not in earlier]
-    # A model is the same in every graph. Serve answers the two pages: see the test below.
+    # A model is the same in every graph. Serve answers the pages: see the test below.
     models = [name for name, node in resolved(file).nodes.items() if node.kind == "model"]
-    excluded = ["^/(health|pressure)$", any_of(name for name in models if name not in new)]
+    excluded = ["^/(health|pressure|stats)$", any_of(name for name in models if name not in new)]
     with serving(lambda url: {f"/{file.stem}": resolved(file, url)}) as base:
         url = f"{base}/{file.stem}"
         check(url, "--phases", "fuzzing,stateful", "-n", "1", "--exclude-path-regex", "|".join(excluded))
@@ -111,7 +121,9 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
 
 
 def test_a_graph_on_a_cluster(deploy: Callable[..., Any], check: Check) -> None:
-    """Behind Serve's proxy, with its health and its load."""
+    """Behind Serve's proxy: its health, its load and what it counted, and each operation with an example."""
     gym = deploy(ROOT / "graphs" / "weather.yaml")
-    options = ("--phases", "coverage,fuzzing,stateful", "-n", str(EXAMPLES))
-    check(gym.url, *options, "--exclude-path-regex", "^/policy/")
+    pages = "^/(health|pressure|stats)$"
+    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", pages)
+    others = ("--exclude-path-regex", f"{pages}|^/policy/")
+    check(gym.url, "--phases", "fuzzing,stateful", "-n", "1", *others)

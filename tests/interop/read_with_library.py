@@ -65,8 +65,7 @@ def verl(folder):
     )
     items = [sft[i] for i in range(len(sft))]
     outputs = [
-        AgentLoopOutput(**row["rollout"], metrics={}).as_dict()
-        for row in map(rollouts.__getitem__, range(len(rollouts)))
+        AgentLoopOutput(**row["rollout"]).as_dict() for row in map(rollouts.__getitem__, range(len(rollouts)))
     ]
     keys = ("raw_prompt", "data_source", "reward_model", "index", "extra_info")
     return {
@@ -182,6 +181,8 @@ def verifiers(folder):
             "error": trace.last_error.type if trace.last_error else None,
             "truncated": trace.is_truncated,
             "usage": trace.usage.model_dump() if trace.usage else None,
+            "seconds": [trace.timing.agent.duration, *(call.time.duration for call in trace.calls)],
+            "extra_usage": [usage.model_dump(exclude_none=True) for usage in trace.extra_usage],
             "messages": [message.model_dump(exclude_none=True) for message in trace.messages],
             "branches": [
                 {"token_ids": b.token_ids, "sampled_mask": b.sampled_mask, "logprobs": b.logprobs}

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.export_cases import WEATHER_TOOL, call, episode, episodes, reasoning, returned, rollout, said
 
-from gym_serve.interop.export import NotExportable, Rollout
+from gym_serve.interop.export import NotExportable, Rollout, export
 from gym_serve.interop.export.conversation import conversation, decoded_arguments, prompt_messages, steps
 from gym_serve.types.errors import InvalidRequest
 
@@ -53,8 +53,8 @@ def test_forms_of_reasoning_and_arguments():
     (made,) = conversation(rollout, arguments="object").completion[0]["tool_calls"]
     assert made["function"]["arguments"] == {"city": "Oslo"}
     for option in ({"reasoning": "loud"}, {"arguments": "xml"}):
-        with pytest.raises(InvalidRequest, match=r"must be one of .*, got"):
-            conversation(rollout, **option)
+        with pytest.raises(InvalidRequest, match=r"must be '.*' or '.*', got '(loud|xml)'"):
+            export([], "sft", "out.jsonl", **option)
 
 
 @pytest.mark.parametrize(

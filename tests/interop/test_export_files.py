@@ -121,11 +121,11 @@ def test_names_of_failures_cannot_fill_the_memory(tmp_path):
 
 
 def test_unknown_formats_and_options(tmp_path):
-    with pytest.raises(InvalidRequest, match="did you mean verl"):
+    with pytest.raises(InvalidRequest, match="did you mean 'verl'"):
         export([], "verll", tmp_path / "x")
-    with pytest.raises(InvalidRequest, match="choose from: verl, nemo_rl"):
+    with pytest.raises(InvalidRequest, match="known: verl, nemo_rl"):
         export([], "csv", tmp_path / "x")
-    with pytest.raises(InvalidRequest, match="did you mean margin"):
+    with pytest.raises(InvalidRequest, match="did you mean 'margin'"):
         export([], "dpo", tmp_path / "x", margins=1)
     for format, option in (("verl", "per"), ("trl", "kind"), ("openrlhf", "kind")):
         with pytest.raises(InvalidRequest, match=r"must be .*, got"):

@@ -22,6 +22,7 @@ from support.export_cases import (
     returned,
     rollout,
     said,
+    timed,
 )
 
 from gym_serve.interop.export import export
@@ -33,7 +34,7 @@ VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
 READER = Path(__file__).with_name("read_with_library.py")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.interop,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
 ]
@@ -148,7 +149,8 @@ def test_verifiers(tmp_path):
     harness = captured(SUBAGENT, RETRY, task=4)
     nothing = failed(task=3)
     del nothing["response"]
-    export([*ROLLOUTS, broken, nothing, harness], "verifiers", tmp_path / "traces.jsonl")
+    rollouts = [*ROLLOUTS, broken, nothing, harness, timed(episode(task=5))]
+    export(rollouts, "verifiers", tmp_path / "traces.jsonl")
     found = read_with("verifiers", tmp_path)
     assert [(t["ok"], t["reward"], t["trainable"], t["error"]) for t in found] == [
         (True, 1.0, True, None),
@@ -158,7 +160,10 @@ def test_verifiers(tmp_path):
         (True, 1.0, True, None),
         (False, 0, False, "model_timeout"),
         (True, 1.0, True, None),
+        (True, 1.0, True, None),
     ]
+    assert found[7]["seconds"] == [7.0, 1.0, 1.0, 1.0]
+    assert found[7]["extra_usage"] == [{"prompt_tokens": 5, "completion_tokens": 1, "cached_input_tokens": 0}]
     assert found[0]["branches"] == [
         {
             "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
@@ -190,10 +195,13 @@ def test_harbor(tmp_path):
     ]
     raw["responses_create_params"]["input"] = [{"role": "user", "content": images}]
     harness = captured(SUBAGENT, RETRY, task=4)
-    export([*ROLLOUTS, odd, raw, harness], "atif", tmp_path / "trajectories")
+    rollouts = [*ROLLOUTS, odd, raw, harness, timed(episode(task=5))]
+    export(rollouts, "atif", tmp_path / "trajectories")
     found = read_with("harbor", tmp_path)
-    assert [t["trajectory_id"] for t in found] == ["0-0", "0-1", "0-2", "1-0", "../../x", "3-0", "4-0"]
-    assert len(list((tmp_path / "trajectories").iterdir())) == 7
+    assert [t["trajectory_id"] for t in found] == ["0-0", "0-1", "0-2", "1-0", "../../x", "3-0", "4-0", "5-0"]
+    assert len(list((tmp_path / "trajectories").iterdir())) == 8
+    assert found[7]["steps"][2]["timestamp"] == "2027-01-15T08:00:03.500000+00:00"
+    assert found[7]["steps"][2]["metrics"]["extra"]["endpoint"] == "http://host/v1"
     assert found[0]["steps"][3]["metrics"]["completion_token_ids"] == [8]
     assert found[2]["extra"]["failure"]["kind"] == "model_timeout"
     assert found[4]["steps"][2]["tool_calls"][0]["extra"] == {"raw_arguments": "not JSON"}

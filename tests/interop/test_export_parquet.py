@@ -1,6 +1,6 @@
 import orjson
 import pytest
-from support.export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, returned, rollout, said
+from support.export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, returned, rollout, said, timed
 
 import gym_serve.interop.export.files as parquet_module
 from gym_serve.interop.export import export
@@ -27,7 +27,7 @@ def text(value):
 
 
 def test_verl_rows(tmp_path):
-    (row, plain), _ = rows([episode(), rollout([said("3")], task=1)], "verl", tmp_path)
+    (row, plain), _ = rows([timed(episode()), rollout([said("3")], task=1)], "verl", tmp_path)
     assert row["data_source"] == row["ability"] == "weather_agent"
     assert row["prompt"] == [
         {"role": "system", "content": "Be brief."},
@@ -44,6 +44,7 @@ def test_verl_rows(tmp_path):
         "response_logprobs": [-0.25, -0.5, 0.0, 0.0, -1.0],
         "reward_score": 1.0,
         "num_turns": 5,
+        "metrics": {"generate_sequences": 3.0, "tool_calls": 0.5, "compute_score": 2.0},
     }
     assert plain["rollout"] is None
     assert (plain["reward"], plain["tools"]) == (1.0, [])

@@ -5,7 +5,8 @@ from support.export_cases import bundle, call, episode, episodes, returned, roll
 from gym_serve.interop.export import NotExportable, Rollout
 from gym_serve.interop.export.chat_data import trl_tokens
 from gym_serve.interop.export.token_data import nemo_rl_record
-from gym_serve.training.rollout import token_sequence, token_turns
+from gym_serve.training.rollout import token_turns
+from gym_serve.training.samples import sample_of
 
 
 def turns(*output):
@@ -18,9 +19,9 @@ def test_a_turn_has_the_new_prompt_tokens():
         ([1, 2, 3], [4, 5], [-0.25, -0.5]),
         ([6, 7], [8], [-1.0]),
     ]
-    sequence = token_sequence(found)
-    assert (sequence.prompt, sequence.response) == ([1, 2, 3], [4, 5, 6, 7, 8])
-    assert (sequence.mask, sequence.logprobs) == ([1, 1, 0, 0, 1], [-0.25, -0.5, 0.0, 0.0, -1.0])
+    sample = sample_of(Rollout.read(episode()))
+    assert (sample.prompt_ids, sample.response_ids) == ([1, 2, 3], [4, 5, 6, 7, 8])
+    assert (sample.loss_mask, sample.logprobs) == ([1, 1, 0, 0, 1], [-0.25, -0.5, 0.0, 0.0, -1.0])
 
 
 def test_a_call_that_produced_nothing_is_no_turn():

@@ -1,7 +1,22 @@
+from datetime import datetime
+
 import pytest
 from hypothesis import given
-from support.export_cases import bundle, call, episode, episodes, failed, returned, rollout, said
+from support.export_cases import (
+    SUBAGENT,
+    bundle,
+    call,
+    captured,
+    episode,
+    episodes,
+    failed,
+    returned,
+    rollout,
+    said,
+    timed,
+)
 
+from gym_serve import Gym
 from gym_serve.interop.export import NotExportable, Rollout
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 
@@ -183,3 +198,99 @@ def test_media_that_verifiers_lacks():
         "role": "system",
         "content": [{"type": "image_url", "image_url": {"url": "https://host/a.png"}}],
     }
+
+
+BEGAN = 1_800_000_000.5
+
+
+def test_a_timeline_gives_atif_its_times_and_usage():
+    raw = timed(episode())
+    found = atif(raw)
+    times = [datetime.fromisoformat(step["timestamp"]).timestamp() - BEGAN for step in found["steps"]]
+    assert times == [0, 0, 3, 4]
+    assert found["steps"][2]["metrics"] == {
+        "prompt_tokens": 3,  # as the token ids say, which are kept
+        "completion_tokens": 2,
+        "cached_tokens": 4,
+        "prompt_token_ids": [1, 2, 3],
+        "completion_token_ids": [4, 5],
+        "logprobs": [-0.25, -0.5],
+        "extra": {
+            "duration": 1.0,
+            "queued": 0.0,
+            "retries": 0,
+            "server": "policy",
+            "replica": "p1",
+            "endpoint": "http://host/v1",
+            "version": "7",
+            "finish_reason": "stop",
+        },
+    }
+    assert found["extra"]["_ng_timeline"] == raw["_ng_timeline"]
+    without_tokens = atif(timed(rollout([call(), returned(), said("x")])))["steps"][2]
+    assert (without_tokens["llm_call_count"], without_tokens["metrics"]["prompt_tokens"]) == (1, 20)
+
+
+def test_a_timeline_gives_a_trace_its_times_and_usage():
+    found = trace(timed(episode()))
+    assert [node["timestamp"] - BEGAN for node in found["nodes"]] == [0, 0, 3, 3, 4]
+    refused, first, second = found["calls"]
+    assert refused == {
+        "time": {"start": BEGAN + 1, "end": BEGAN + 2},
+        "error": {"type": "ModelCallFailed", "message": "HTTP status 503", "status_code": 503},
+    }
+    assert [call["time"]["start"] - BEGAN for call in (first, second)] == [2, 3]
+    assert first["usage"] == {"prompt_tokens": 16, "completion_tokens": 9, "cached_input_tokens": 4}
+    assert found["extra_usage"] == [{"prompt_tokens": 5, "completion_tokens": 1, "cached_input_tokens": 0}]
+    assert found["timing"] == {
+        "start": BEGAN,
+        "setup": {"start": BEGAN, "end": BEGAN + 1},
+        "agent": {
+            "start": BEGAN + 1,
+            "end": BEGAN + 8,
+            "model": {"duration": 2.0},
+            "harness": {"duration": 5.0},
+        },
+        "scoring": {"start": BEGAN + 8, "end": BEGAN + 10},
+    }
+    assert found["info"]["rollout"]["_ng_timeline"]["steps"][5]["answer"] == "yes"
+
+
+@pytest.mark.parametrize("raw", [timed(episode(), calls=3), timed(captured(SUBAGENT))])
+def test_calls_that_could_belong_to_several_messages_give_no_times(raw):
+    assert [step.get("timestamp") for step in atif(raw)["steps"] if step["source"] == "agent"] == [None, None]
+    assert not any("time" in call for call in trace(raw)["calls"] if "node" in call)
+    assert trace(raw)["timing"]["start"] == BEGAN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        None,
+        {"began": float("nan")},
+        {"began": 1e300, "dur": 1, "agent": "a", "servers": [], "steps": []},
+        {"began": 1.0, "dur": 1e300, "agent": "a", "servers": [], "steps": []},
+        {"began": 1.0, "dur": 10**400, "agent": "a", "servers": [], "steps": []},
+        {"began": 1.0, "dur": 1, "agent": "a", "servers": [], "steps": [{"kind": "model"}]},
+    ],
+)
+def test_a_timeline_that_cannot_be_is_as_none(line):
+    raw = {**episode(), "_ng_timeline": line}
+    assert Rollout(raw, {}, {}, []).timeline is None
+
+
+def test_real_rollouts_keep_their_timeline():
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+        rollouts = gym.run("environments/simple_weather/data/example.jsonl")
+    for raw in rollouts:
+        own = [step for step in raw.timeline.steps if step.kind == "model"]
+        steps = [step for step in atif(raw)["steps"] if step["source"] == "agent"]
+        ends = [datetime.fromisoformat(step["timestamp"]).timestamp() for step in steps]
+        assert ends == pytest.approx([raw.timeline.began + step.end for step in own], abs=1e-5)
+        assert [step["metrics"]["completion_tokens"] for step in steps] == [s.output_tokens for s in own]
+        calls = trace(raw)["calls"]
+        assert [call["time"]["end"] for call in calls] == pytest.approx(ends, abs=1e-5)
+        assert (
+            sum(call["usage"]["completion_tokens"] for call in calls)
+            == raw["response"]["usage"]["output_tokens"]
+        )

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FOREIGN = Path(os.environ.get("FOREIGN_VENV", ROOT / ".venv-foreign"))
 INTEROP = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 REPLAYED = [
     "example_session_state_mgmt",

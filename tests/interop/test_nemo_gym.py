@@ -207,7 +207,7 @@ other_model:
         ("config_paths: none.yaml\n", "config_paths must be a list of paths"),
         ("- a\n", "must be a mapping of servers by name"),
         ("a: [\n", "invalid YAML"),
-        ("a: 1\na: 2\n", "the key stands twice"),
+        ("a: 1\na: 2\n", "the key is repeated"),
     ],
 )
 def test_configs_that_cannot_be_followed(tmp_path: Path, text: str, message: str) -> None:

@@ -32,6 +32,7 @@ from gym_serve.judging import (
     majority,
     whole_text,
 )
+from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed
 
@@ -134,6 +135,19 @@ async def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     await judge_of(voter, calls=JudgeCalls(8, other)).ask({"it": "this"})
     assert voter.calls == 6
     other.close()
+
+
+async def test_calls_are_counted_by_their_outcome(tmp_path: Path) -> None:
+    JUDGE_CALLS.clear()
+    cache = VerdictCache(CacheSettings(path=tmp_path / "verdicts.db", model="judge-1"))
+    judge = judge_of(Voter("no verdict", YES, Overloaded("busy")), calls=JudgeCalls(8, cache))
+    for _ in range(3):
+        await judge.ask({"it": "this"})
+    with pytest.raises(VerifierFailed):
+        await judge.ask({"it": "that"})
+    cache.close()
+    counted = {point.labels["outcome"]: point.value for point in JUDGE_CALLS.points()}
+    assert counted == {"no_verdict": 1, "verdict": 1, "cached": 1, "failed": 1}
 
 
 async def test_who_asks_the_same_at_the_same_time_waits_for_one_answer(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gym_serve.observe.catalogue import METRICS
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, render
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Tally, render
 
 
 def samples_of(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -66,6 +66,36 @@ def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.help.endswith(".")
         assert {"graph", "replica"}.isdisjoint(metric.labels)
+
+
+def test_a_view_has_the_values_of_its_source_under_other_labels() -> None:
+    answers = Histogram("answers", "A.", ("server", "op", "status"), (1.0,))
+    view = HistogramView("seconds", "S.", ("server",), answers, lambda labels: labels[:1])
+    tally = Tally("ok_total", "O.", ("op",), answers, lambda at: at[1:2] if at[2] == "200" else None)
+    for op, status, value in [("run", "200", 0.5), ("run", "500", 3.0), ("stop", "200", 0.25)]:
+        answers.observe("a", op, status, value=value)
+    assert {point.name + point.labels.get("le", ""): point.value for point in view.points()} == {
+        "gym_serve_seconds_bucket1": 2,
+        "gym_serve_seconds_bucket+Inf": 3,
+        "gym_serve_seconds_sum": 3.75,
+        "gym_serve_seconds_count": 3,
+    }
+    tally.add("stop", value=3)
+    tally.add("never")
+    assert [(point.labels, point.value) for point in tally.points()] == [
+        ({"op": "run"}, 1),
+        ({"op": "stop"}, 4),
+        ({"op": "never"}, 1),
+    ]
+
+
+def test_the_number_of_what_is_no_more_is_removed() -> None:
+    up = Gauge("up", "U.", ("endpoint",))
+    up.set("a", value=1)
+    up.set("b", value=0)
+    up.remove("a")
+    up.remove("never")
+    assert [point.labels for point in up.points()] == [{"endpoint": "b"}]
 
 
 def test_the_page_lists_all_metrics() -> None:

@@ -12,8 +12,10 @@ import pytest
 from ray import serve
 from support.pinned import Pinned
 from support.scaling import Answers
+from typer.testing import CliRunner
 
 from gym_serve import Gym
+from gym_serve.cli import local_ray, main
 from gym_serve.client import loop
 from gym_serve.routing.serve_compat import can_autoscale
 from gym_serve.servers.clients import EnvironmentClient
@@ -91,15 +93,31 @@ class Sessions:
             await self._resources.close_session(self.live.pop(key))
 
 
-def test_replicas_follow_sessions_up_and_down_and_none_is_lost(gym: Gym) -> None:
+async def status_says(text: str) -> None:
+    """Wait until `gym-serve status` prints it: replicas report their load from time to time."""
+    for _ in range(100):
+        printed = (await asyncio.to_thread(CliRunner().invoke, main, ["status"])).stdout
+        if text in printed:
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"{text!r} is not in\n{printed}")
+
+
+def test_replicas_follow_sessions_up_and_down_and_none_is_lost(
+    gym: Gym, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ray, "connect", lambda address: None)
+
     async def run() -> None:
         sessions = Sessions(gym, "env")
         await sessions.open(14)
         assert len(set(sessions.homes.values())) == 1
+        await status_says("14 sessions at 4 each ask for 4 (1 to 4 allowed)")
         await until("env", lambda count: count == 4, sessions.touch)
         await sessions.open(12)
         assert len(set(sessions.homes.values())) > 1  # the new ones are used
         await sessions.close(20)
+        await status_says("6 sessions at 4 each ask for 2 (1 to 4 allowed)")
         await until("env", lambda count: count < 4, sessions.touch)
         await sessions.touch()  # those of the replicas that are leaving, too
         await sessions.close(4)
@@ -110,6 +128,7 @@ def test_replicas_follow_sessions_up_and_down_and_none_is_lost(gym: Gym) -> None
     loop.wait(run())
 
 
+@pytest.mark.slow
 def test_from_zero_and_back(gym: Gym) -> None:
     async def run() -> None:
         sessions = Sessions(gym, "seldom")

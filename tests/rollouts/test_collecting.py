@@ -49,6 +49,7 @@ async def test_the_files_of_a_run(tmp_path: Path) -> None:
         running=0,
         failed_attempts={"unavailable": 1, "bad_request": 1},
         mean_reward=1.0,
+        tokens=report.spent.tokens,
     )
     assert (report.progress.failed, report.progress.remaining) == (1, 0)
 

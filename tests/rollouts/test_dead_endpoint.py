@@ -58,8 +58,8 @@ async def test_no_rollout_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for started in hosts:
             await started.start()
         # One attempt per rollout: what failed over did so inside the model's call.
-        engine = RunnerOptions(concurrency=16, attempts=1)
-        work = Collection(FakeBackend(run), Expansion(default_agent="agent"), engine)
+        runner_options = RunnerOptions(concurrency=16, attempts=1)
+        work = Collection(FakeBackend(run), Expansion(default_agent="agent"), runner_options)
         rows = [weather_row(number) for number in range(ROLLOUTS)]
         report = await collect(rows, tmp_path / "out.jsonl", work, progress=progress)
         for started in reversed(hosts):

@@ -18,9 +18,9 @@ async def grouped(
     run: Any, source: list[JSON], compare: Any = None, concurrency: int = 64, **options: Any
 ) -> list[Group]:
     wanted = GroupOptions(**options)
-    engine = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
+    runner_options = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
     expanded = expand(source, Expansion(repeats=wanted.size + wanted.oversample), problem=pytest.fail)
-    return [group async for group in groups(jobs_of(expanded), run, wanted, engine, compare)]
+    return [group async for group in groups(jobs_of(expanded), run, wanted, runner_options, compare)]
 
 
 async def last_two_hang(row: JSON) -> None:
@@ -128,8 +128,10 @@ async def test_a_compare_that_never_answers_is_given_up() -> None:
         raise AssertionError
 
     expanded = expand(rows(1), Expansion(repeats=2), problem=pytest.fail)
-    engine = RunnerOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
-    (group,) = [g async for g in groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), engine, compare)]
+    runner_options = RunnerOptions(attempts=2, timeout=0.05, backoff=AT_ONCE)
+    (group,) = [
+        g async for g in groups(jobs_of(expanded), FakeAgent(), GroupOptions(2), runner_options, compare)
+    ]
     assert not group.usable
     assert "compare failed: compare did not answer within 0.05 s" in (group.reason or "")
 

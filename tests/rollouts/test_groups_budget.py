@@ -51,10 +51,11 @@ async def grouped(
     count: int, spending: Spending, compare: Any = None, concurrency: int = 2, **options: Any
 ) -> list[Group]:
     wanted = GroupOptions(**options)
-    engine = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
+    runner_options = RunnerOptions(concurrency, attempts=3, backoff=AT_ONCE)
     expanded = expand(rows(count), Expansion(repeats=wanted.size + wanted.oversample), problem=pytest.fail)
     return [
-        group async for group in groups(jobs_of(expanded), run, wanted, engine, compare, spending=spending)
+        group
+        async for group in groups(jobs_of(expanded), run, wanted, runner_options, compare, spending=spending)
     ]
 
 

@@ -115,8 +115,8 @@ async def test_a_run_that_stops_and_goes_on(
     endpoint = Endpoint(error, 20, as_value=as_value)
     told: list[Progress] = []
     work = collection(endpoint, concurrency=4)
-    engine = options(concurrency=4, attempts=3, max_failures=3)
-    work = replace(work, options=engine)
+    runner_options = options(concurrency=4, attempts=3, max_failures=3)
+    work = replace(work, options=runner_options)
     report = await collect(rows(100), tmp_path / "out.jsonl", work, progress=told.append)
     assert not report.complete
     assert type(report.operator_error) is type(error)

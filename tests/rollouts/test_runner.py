@@ -1,4 +1,4 @@
-"""The engine as an iterator: bounded, in order, retrying, and cancelled when it is left."""
+"""The runner as an iterator: bounded, in order, retrying, and cancelled when it is left."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ async def streamed(
     run: Any, count: int, order: Order = "completion", repeats: int = 1, **options: Any
 ) -> list[JSON]:
     groups = expand(rows(count), Expansion(repeats=repeats), problem=pytest.fail)
-    engine = RunnerOptions(backoff=AT_ONCE, **options)
-    return [rollout async for _, rollout in stream(jobs_of(groups), run, engine, order)]
+    runner_options = RunnerOptions(backoff=AT_ONCE, **options)
+    return [rollout async for _, rollout in stream(jobs_of(groups), run, runner_options, order)]
 
 
 async def test_every_row_has_its_rollout() -> None:

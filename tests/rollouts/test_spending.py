@@ -12,7 +12,7 @@ from support.rollouts import FakeBackend
 
 from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collect, prices_of
 from gym_serve.rollouts.files import read_records
-from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_usage
+from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_answer
 from gym_serve.types.errors import InvalidRequest, Unavailable
 
 PRICES = {"policy": Prices(input=2.0, cached_input=0.5, output=10.0), "judge": Prices(input=1.0, output=4.0)}
@@ -134,13 +134,13 @@ def test_prices_of_a_graph() -> None:
 
 def test_models_are_counted_where_they_are_called() -> None:
     meter = UsageMeter()
-    record_usage("policy", {"input_tokens": 1, "output_tokens": 1})  # nobody counts
+    record_answer(
+        "policy", {}, {"usage": {"input_tokens": 1, "output_tokens": 1}}, 0.0, None
+    )  # nobody counts
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     with metering(meter, "model"):
-        record_usage(
-            "policy",
-            {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
-        )
-        record_usage("policy", None)
+        record_answer("policy", {}, {"usage": usage}, 0.0, None)
+        record_answer("policy", {}, "no object", 0.0, None)
     assert meter.to_json() == {
         "model": {
             "policy": {"calls": 2, "unreported": 1, "input_tokens": 5, "cached_tokens": 4, "output_tokens": 2}

@@ -179,6 +179,7 @@ print(json.dumps({"rewards": [r["reward"] for r in rollouts], "refused": refused
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_rollouts_on_a_ray_with_tls(certify: Certify, tmp_path: Path) -> None:
     variables = certify(HERE, "localhost", *_addresses_of_this_machine())

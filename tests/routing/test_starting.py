@@ -131,3 +131,10 @@ def test_serves_own_proxy_stays_where_there_is_no_haproxy(
         monkeypatch.setattr(starting, "version", lambda package: "2.48.0")
     assert starting.ray_environment(tmp_path).keys() <= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"}
     assert not (tmp_path / "haproxy.sh").exists()
+
+
+def test_sockets_of_haproxy_have_short_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(starting.tempfile, "tempdir", str(tmp_path))
+    folder = starting.haproxy_folder()
+    folder.rmdir()
+    assert len(str(folder)) <= 97 - 70

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sandboxes import BOTH, children, sandbox_of
 
+from gym_serve.observe.catalogue import SANDBOX_RUNNING
 from gym_serve.sandbox import (
     Execution,
     Limits,
@@ -76,6 +77,17 @@ async def execute(python: SandboxedPython, code: str, timeout: float = LONG, lim
 
 async def run(python: SandboxedPython, code: str, timeout: float = LONG, **more: Any) -> ProgramRun:
     return await python.run(code, timeout=timeout, **{"output_limit": 1000, **more})
+
+
+async def test_processes_that_run_are_counted(start: Start) -> None:
+    def running() -> float:
+        return sum(point.value for point in SANDBOX_RUNNING.points())
+
+    before = running()
+    python = await start()
+    assert running() == before + 1
+    await python.stop()
+    assert running() == before
 
 
 # A lasting namespace

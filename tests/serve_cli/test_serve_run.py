@@ -100,6 +100,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         shutil.rmtree(short, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_after_up_and_down(machine: Machine) -> None:
     machine.run("gym-serve", "up", "graph.yaml", "--port", str(machine.port))
     assert (machine.ray / "ray_current_cluster").exists()
@@ -122,6 +123,7 @@ def test_after_a_collect_that_was_killed(machine: Machine) -> None:
     machine.serve_run()
 
 
+@pytest.mark.slow
 def test_after_a_suite_of_tests(machine: Machine) -> None:
     machine.run(
         "python",

@@ -53,7 +53,8 @@ class FakeModel:
 
 
 async def episode(transport: Transport) -> dict[str, Any]:
-    agent = SimpleAgent(model=FakeModel(), resources=EnvironmentClient(transport), max_steps=len(TURNS) + 1)
+    resources = EnvironmentClient(transport)
+    agent = SimpleAgent(model=FakeModel(), resources=resources, max_steps=len(TURNS) + 1, timeline=False)
     return await agent.run(ROW)
 
 

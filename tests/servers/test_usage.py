@@ -126,15 +126,15 @@ async def test_a_comparison_tells_what_it_used_also_where_it_fails(broken: bool)
     )
     await env.start()
     graph = {"agents": {"agent": {"resources": "env"}}, "resources": {"env": {}}}
-    driver = RolloutClient(graph, "agent", lambda name: InlineTransport(env), None, "graph")
+    client = RolloutClient(graph, "agent", lambda name: InlineTransport(env), None, "graph")
     row = {"agent_ref": {"name": "agent"}}
     body = {"conversation_history": [], "response_objs": [{"output": []}]}
     meter = UsageMeter()
     if broken:
         with pytest.raises(Unavailable, match="down"):
-            await driver.compare(row, body, meter)
+            await client.compare(row, body, meter)
     else:
-        answer = await driver.compare(row, body, meter)
+        answer = await client.compare(row, body, meter)
         assert answer is not None
         assert answer["rewards"] == [0.0]
     await env.stop()

@@ -51,7 +51,14 @@ BIN = Path(sys.executable).parent
 
 RUN_ELSEWHERE = {
     "serve": "tests/serve_cli",
+    "gym-serve up": "tests/cli/test_up.py",
     "python examples/quickstart.py": "make run, which CI runs",
+    "python -m verl.trainer.main_ppo": "tests/interop/test_trainers.py, by verl's workers",
+    "python -m gym_serve.interop.nemo_gym.nemo_rl": "tests/interop/test_trainers.py, by NeMo RL's actor",
+    "python -m skyrl.train": "tests/interop/test_trainers.py, by SkyRL's trainer",
+    "python -m openrlhf.cli.train_ppo_ray": "tests/interop/test_trainers.py, by OpenRLHF's executors",
+    "python examples/": "tests/reliability/test_topologies.py",
+    "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
 """What stands in ``console`` blocks, and where it is run."""
 
@@ -129,7 +136,8 @@ def run_bash(block: Block, folder: Path) -> str:
 
 def is_graph(block: Block) -> bool:
     """Whether a block of YAML is a graph or a part of one."""
-    return not {"applications", *GraphSpec.model_fields}.isdisjoint(yaml.safe_load(block.text))
+    content = yaml.safe_load(block.text)
+    return isinstance(content, dict) and not {"applications", *GraphSpec.model_fields}.isdisjoint(content)
 
 
 def check_graph(block: Block) -> None:

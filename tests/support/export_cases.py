@@ -92,6 +92,40 @@ def failed(**fields):
     }
 
 
+def timed(raw, *, calls=2, **fields):
+    """The same with a timeline: of 10 s with a failed call, ``calls`` others, a tool and a judge."""
+    second = 1_000_000
+    answered = {
+        "kind": "model",
+        "dur": second,
+        "server": 1,
+        "in": 20,
+        "cached": 4,
+        "out": 9,
+        "finish": "stop",
+    }
+    steps = [
+        {"kind": "seed", "ts": 0, "dur": second, "server": 0},
+        {"kind": "model", "ts": second, "dur": second, "server": 1, "status": 503},
+        *({**answered, "ts": (2 + i) * second, "version": "7", "endpoint": 0} for i in range(calls)),
+        {"kind": "tool", "ts": 6 * second, "dur": second // 2, "server": 0, "name": "weather", "args": 16},
+        {
+            "kind": "model",
+            "stage": "verify",
+            "ts": 8 * second,
+            "dur": second,
+            "server": 2,
+            "in": 5,
+            "cached": 0,
+        }
+        | {"out": 1, "prompt": "Right?", "answer": "yes"},
+        {"kind": "verify", "ts": 8 * second, "dur": 2 * second, "server": 0},
+    ]
+    line = {"began": 1_800_000_000.5, "dur": 10 * second, "agent": "weather_agent/a1", "steps": steps}
+    places = {"servers": ["weather/e1", "policy/p1", "judge"], "endpoints": ["http://host/v1"]}
+    return {**raw, "_ng_timeline": line | places, **fields}
+
+
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
 
 

@@ -19,6 +19,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from gym_serve.graph import gateway
 from gym_serve.graph.local import LocalGraph
+from gym_serve.graph.peers import Alone
+from gym_serve.graph.run_routes import RunRoutes
 from gym_serve.graph.spec import Graph
 
 __all__ = ["InProcess", "listen", "serving"]
@@ -50,6 +52,7 @@ class InProcess:
         self._running = [LocalGraph(graph) for graph in graphs.values()]
         pairs = zip(graphs.items(), self._running, strict=True)
         self._gateways = {prefix: _Gateway(graph, running) for (prefix, graph), running in pairs}
+        self._graphs = dict(zip(graphs, zip(graphs.values(), self._running, strict=True), strict=True))
 
     async def start(self) -> None:
         """Start all servers, and listen."""
@@ -62,10 +65,20 @@ class InProcess:
 
     async def stop(self) -> None:
         """Stop what `start` started."""
+        for answering in self._gateways.values():
+            await answering.lose()
         self._server.should_exit = True
         await self._serving
+        self._listening.close()
         for graph in self._running:
             await graph.stop()
+
+    async def replace_gateways(self) -> None:
+        """Put new gateways in the place of the ones that run, which lose the runs that they hold."""
+        before = list(self._gateways.values())
+        self._gateways = {prefix: _Gateway(*graph) for prefix, graph in self._graphs.items()}
+        for lost in before:
+            await lost.lose()
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
@@ -123,4 +136,9 @@ class _Gateway(gateway.Gateway):
         self._graph = outline
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
         self._transports.update({name: running.transport(name) for name in graph.nodes})
+        self._runs = RunRoutes(outline, self._transports, Alone())
         self.reconfigure(graph.public())
+
+    async def lose(self) -> None:
+        """Lose all runs, as a gateway does whose process dies."""
+        await self._runs._runs.close()

@@ -1,4 +1,4 @@
-"""A collection over HTTP on a cluster of two nodes that loses its gateway, its agent, and a node.
+"""A collection over HTTP on a cluster of two nodes that loses each of its parts.
 
 The agent's only replica needs a resource that the second node alone has; the node is replaced by
 another one.
@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from gym_serve import Gym, Progress
-from support.processes import replicas_of
+from support.processes import children_titled
 from support.rollouts import JSON
 from support.stragglers import StragglingEnvironment, StragglingModel
 from support.two_nodes import TwoNodes
 
 ROWS = 400
+_REPLICA = "ray::ServeReplica:losses"
 # How soon Serve replaces what was lost: by default it looks every 10 seconds, a wait that shows nothing.
 QUICK = {"health_check_period_s": 1.0}
 GRAPH = {
@@ -47,9 +48,11 @@ class Losses:
 
     def __init__(self, cluster: TwoNodes) -> None:
         self._plan = [
-            (0.15, "gateway", partial(_kill, "gateway")),
-            (0.4, "agent", partial(_kill, "agent")),
-            (0.65, "node", cluster.replace_second),
+            (0.1, "gateway", partial(_kill, f"{_REPLICA}:gateway")),
+            (0.3, "proxy", partial(_kill, "ray::ProxyActor")),
+            (0.5, "agent", partial(_kill, f"{_REPLICA}:agent")),
+            (0.7, "node", cluster.replace_second),
+            (0.85, "controller", partial(_kill, "ray::ServeController")),
         ]
         self.happened: list[str] = []
 
@@ -60,8 +63,8 @@ class Losses:
             lose()
 
 
-def _kill(server: str) -> None:
-    (pid,) = replicas_of("losses")[server]
+def _kill(title: str) -> None:
+    pid, *_ = children_titled(title)  # of the proxies the head node's, which is asked
     os.kill(pid, signal.SIGKILL)
 
 

@@ -122,9 +122,9 @@ class FakeBackend(RolloutBackend):
 
 def collection(run: Callable[[JSON], Awaitable[JSON]], **options: Any) -> Collection:
     """A collection by one agent; further options are those of `Expansion`."""
-    engine = RunnerOptions(concurrency=options.pop("concurrency", 8), attempts=3, backoff=AT_ONCE)
+    runner_options = RunnerOptions(concurrency=options.pop("concurrency", 8), attempts=3, backoff=AT_ONCE)
     graph = options.pop("graph", {"agents": {"agent": {"max_steps": 3}}})
-    return Collection(FakeBackend(run, graph), Expansion(default_agent="agent", **options), engine)
+    return Collection(FakeBackend(run, graph), Expansion(default_agent="agent", **options), runner_options)
 
 
 def with_backend(collection: Collection, **changes: Any) -> Collection:

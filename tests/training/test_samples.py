@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import chain
+from typing import Literal
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,8 @@ def test_an_episode_is_one_sample_with_the_tools_tokens_masked() -> None:
     assert sample.response_ids == [4, 5, 6, 7, 8]
     assert sample.loss_mask == [1, 1, 0, 0, 1]
     assert sample.logprobs == [-0.25, -0.5, 0.0, 0.0, -1.0]
-    assert (sample.reward, sample.group, sample.rollout_id) == (0.5, "0", "0-0")
+    assert (sample.reward, sample.group, sample.task, sample.rollout_id) == (0.5, "0", "0", "0-0")
+    assert samples(episode(), group="step 7")[0].group == "step 7"
     assert (sample.truncated, sample.failure, sample.media) == (False, None, [])
 
 
@@ -92,6 +94,9 @@ def test_media_are_given_in_their_order() -> None:
     row = rollout([{**said("a"), **bundle([1], [2])}, returned(output=[sound])])
     row["responses_create_params"]["input"] = [{"role": "user", "content": [picture]}]
     assert samples(row)[0].media == [picture, sound]
+    of_chat = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    row["responses_create_params"]["input"] = [{"role": "user", "content": [of_chat]}]
+    assert samples(row)[0].media == [of_chat, sound]
 
 
 def test_malformed_tokens_are_refused() -> None:
@@ -122,7 +127,9 @@ def test_every_sampled_token_is_in_one_sample_once(row: dict, fails: bool) -> No
 
 
 def sample(reward: float, group: str = "g", rollout_id: str = "0", **fields: object) -> TrainingSample:
-    return TrainingSample([1], [2, 3], [1, 1], [-1.0, -2.0], [None] * 2, reward, group, rollout_id, **fields)
+    return TrainingSample(
+        [1], [2, 3], [1, 1], [-1.0, -2.0], [None] * 2, reward, group, group, rollout_id, **fields
+    )
 
 
 def test_a_baseline_counts_rollouts_not_branches_and_no_failure() -> None:
@@ -138,14 +145,26 @@ def test_a_baseline_counts_rollouts_not_branches_and_no_failure() -> None:
     assert scaled[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-4))
 
 
-def test_arrays_are_padded_on_both_sides() -> None:
-    long = TrainingSample([5, 6], [7], [1], [-0.5], [None], 0.0, "g", "1")
-    arrays = collate([sample(1.0), long], pad_token_id=9, library="numpy")
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_arrays_are_padded_on_both_sides(library: Literal["numpy", "torch"]) -> None:
+    pytest.importorskip(library)
+    long = TrainingSample([5, 6], [7], [1], [-0.5], [None], 0.0, "g", "g", "1")
+    arrays = collate([sample(1.0), long], pad_token_id=9, library=library)
+    assert {str(array.dtype).removeprefix("torch.") for array in arrays.values()} == {"int64", "float32"}
     assert arrays["input_ids"].tolist() == [[9, 1, 2, 3], [5, 6, 7, 9]]
     assert arrays["attention_mask"].tolist() == [[0, 1, 1, 1], [1, 1, 1, 0]]
     assert arrays["loss_mask"].tolist() == [[1, 1], [1, 0]]
-    assert arrays["logprobs"].dtype == np.float32
+    assert arrays["logprobs"].shape == (2, 2)
     assert arrays["advantages"].tolist() == pytest.approx([0.7070, -0.7070], abs=1e-3)
+
+
+@pytest.mark.parametrize(("library", "needed"), [("numpy", "gym-serve.train"), ("torch", "install torch")])
+def test_a_missing_library_is_named(
+    library: Literal["numpy", "torch"], needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=needed):
+        collate([sample(1.0)], library=library)
 
 
 def test_what_is_too_long_loses_the_end_of_its_response() -> None:

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from support.everything import OFFLINE, Everything, rows
 
-pytest.importorskip("lm_eval", reason="needs the extra instruction_following")
-
 from gym_serve import Gym
 
 TRANSPORTS = ("replica", "inline", "http")
 NAMES = (
     "gymnasium",
-    "instruction_following",
     "math_with_code",
     "mcqa",
     "session_counter",

@@ -77,12 +77,15 @@ def test_defaults_of_a_chat_request():
     ("chat", "message"),
     [
         ({"messages": [], "n": 2}, "one choice"),
-        ({}, "messages: a list"),
+        ({}, "`messages` must be a list, got None"),
         ({"messages": [{"role": "function", "content": "x"}]}, "role 'function'"),
         ({"messages": ["x"]}, "role None"),
         ({"messages": [{"role": "user", "content": [{"type": "blob"}]}]}, "'blob' has no Responses form"),
-        ({"messages": [], "tools": [{"type": "custom", "custom": {}}]}, "a function tool"),
-        ({"messages": [], "tools": {"a": 1}}, "a list is expected, not dict"),
+        (
+            {"messages": [], "tools": [{"type": "custom", "custom": {}}]},
+            r"`tools\[0\].function` must be an object, got None",
+        ),
+        ({"messages": [], "tools": {"a": 1}}, "`tools` must be a list, got {'a': 1}"),
     ],
 )
 def test_chat_requests_that_responses_cannot_say(chat, message):

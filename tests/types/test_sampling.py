@@ -70,5 +70,5 @@ def test_audio_moves_into_the_last_user_message():
 
 
 def test_chat_template_arguments_are_an_object():
-    with pytest.raises(BadRequest, match="chat_template_kwargs is an object, not list"):
+    with pytest.raises(BadRequest, match=r"`chat_template_kwargs` must be an object, got \[\'a\'\]"):
         apply_sampling({"chat_template_kwargs": ["a"]})

@@ -202,7 +202,7 @@ def test_tokens_that_do_not_match_are_an_error(answer, problem):
     "answer", [None, [], {}, {"choices": []}, {"choices": [None]}, {"choices": [{"message": 1}]}]
 )
 def test_an_answer_that_is_no_completion(answer):
-    with pytest.raises(Unavailable, match="no chat completion"):
+    with pytest.raises(Unavailable, match="not a chat completion"):
         chat_to_response(answer, PARAMS, parse_think=True)
 
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_serve.cli.completion import graph_files
-from gym_serve.cli.options import ApplicationOption, JsonOption, stop
+from gym_serve.cli.options import App, ApplicationOption, JsonOption
 from gym_serve.cli.printing import print_json, print_problems, print_table, shortened
-from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from gym_serve.cli.dataset.statistics import RowStatistics
     from gym_serve.types.requests import JSON
-
-__all__ = ["dataset"]
 
 RowsArgument = Annotated[
     list[Path], typer.Argument(metavar="ROWS...", help="Files of rows: .jsonl, .jsonl.gz or .jsonl.zst.")
@@ -62,22 +60,19 @@ def validate(
 
     problems, seen = Problems(), Duplicates()
     files, duplicates = [], 0
-    try:
-        check = row_check(graph, application)
-        for file in rows:
-            good = bad = 0
-            for where, row in checked_rows(file, problems, check):
-                if row is None:
-                    bad += 1
-                    continue
-                good += 1
-                if (first := seen.first_place(row, where)) is not None:
-                    duplicates += 1
-                    if duplicates <= _DUPLICATES_NAMED:
-                        problems.notes.append(f"{where}: the same row as {first}")
-            files.append({"file": str(file), "rows": good + bad, "bad_rows": bad})
-    except GymError as error:
-        stop(error, as_json=as_json)
+    check = row_check(graph, application)
+    for file in rows:
+        good = bad = 0
+        for where, row in checked_rows(file, problems, check):
+            if row is None:
+                bad += 1
+                continue
+            good += 1
+            if (first := seen.first_place(row, where)) is not None:
+                duplicates += 1
+                if duplicates <= _DUPLICATES_NAMED:
+                    problems.notes.append(f"{where}: the same row as {first}")
+        files.append({"file": str(file), "rows": good + bad, "bad_rows": bad})
     if as_json:
         print_json(
             {
@@ -154,16 +149,13 @@ def collate(
     from gym_serve.rollouts.rows import Problems
 
     problems = Problems()
-    try:
-        collation = Collation(problems, row_check(graph, application), validation_share)
-        written = collation.write(
-            [source_of(text) for text in train or []],
-            [source_of(text) for text in validation or []],
-            output,
-            skip_invalid=skip_invalid,
-        )
-    except GymError as error:
-        stop(error, as_json=as_json)
+    collation = Collation(problems, row_check(graph, application), validation_share)
+    written = collation.write(
+        [source_of(text) for text in train or []],
+        [source_of(text) for text in validation or []],
+        output,
+        skip_invalid=skip_invalid,
+    )
     if as_json:
         report = {
             "ok": not problems.count,
@@ -236,26 +228,23 @@ def render(
 
     problems = Problems()
     written = 0
-    try:
-        template = PromptTemplate.of(prompt)
+    template = PromptTemplate.of(prompt)
 
-        def check(row: JSON) -> Iterator[str]:
-            try:
-                yield from row_problems(template.apply(row))
-            except InvalidRequest as error:
-                yield error.message
+    def check(row: JSON) -> Iterator[str]:
+        try:
+            yield from row_problems(template.apply(row))
+        except InvalidRequest as error:
+            yield error.message
 
-        with replacing(output) if output else nullcontext(sys.stdout.buffer) as file:
-            for _, row in checked_rows(rows, problems, check):
-                if row is not None:
-                    file.write(encode(template.apply(row)) + b"\n")
-                    written += 1
-                if written == limit:
-                    break
-            if output and not skip_invalid:
-                problems.raise_if_any(f"{problems.count} problems, so nothing was written")
-    except GymError as error:
-        stop(error, as_json=as_json)
+    with replacing(output) if output else nullcontext(sys.stdout.buffer) as file:
+        for _, row in checked_rows(rows, problems, check):
+            if row is not None:
+                file.write(encode(template.apply(row)) + b"\n")
+                written += 1
+            if written == limit:
+                break
+        if output and not skip_invalid:
+            problems.raise_if_any(f"{problems.count} problems, so nothing was written")
     if as_json:
         print_json(
             {"ok": not problems.count, "file": str(output), "rows": written, "problems": problems.kept}
@@ -286,13 +275,10 @@ def stats(rows: RowsArgument, *, as_json: JsonOption = False) -> None:
     from gym_serve.rollouts.rows import Problems
 
     problems, statistics = Problems(), RowStatistics()
-    try:
-        for file in rows:
-            for where, row in checked_rows(file, problems):
-                if row is not None:
-                    statistics.add(row, where)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    for file in rows:
+        for where, row in checked_rows(file, problems):
+            if row is not None:
+                statistics.add(row, where)
     if as_json:
         print_json({"ok": not problems.count, **statistics.result(), "problems": problems.kept})
     else:
@@ -339,6 +325,6 @@ def _print_stats(statistics: RowStatistics) -> None:
 _STATS_COLUMNS = ("average", "stddev", "min", "max")
 
 
-dataset = typer.Typer(name="dataset", no_args_is_help=True, help="Check, prepare and describe files of rows.")
+dataset = App(name="dataset", no_args_is_help=True, help="Check, prepare and describe files of rows.")
 for command in (validate, collate, render, stats):
     dataset.command()(command)

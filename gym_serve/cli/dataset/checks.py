@@ -3,12 +3,12 @@
 `row_problems` checks the fields that docs/formats.md (Rows) defines, beyond the schema of
 `gym_serve.types.rows`: input items, tools, the two JSON strings in ``metadata``, ``agent_ref`` and the
 indices of an earlier run. Item and tool types that the page does not name pass: the Responses API has more of
-them, and gets new ones. `GraphCheck` checks rows against a graph. `Duplicates` finds repeated rows.
+them, and gets new ones. `row_check` also checks rows against a graph. `Duplicates` finds repeated rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from gym_serve.servers.tools import hints_of
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON, VerifyRequest, parse
 from gym_serve.types.rows import check_row, with_prompt
-
-__all__ = ["Duplicates", "GraphCheck", "checked_rows", "row_check", "row_problems"]
 
 _ROLES = ("user", "assistant", "system", "developer")
 _PARAMS = "responses_create_params"
@@ -103,10 +101,10 @@ def _tools(tools: list[JSON]) -> Iterator[str]:
             continue
         name = tool.get("name")
         if not isinstance(name, str) or not name:
-            hint = "; it stands beside type here, not in 'function' as in Chat Completions"
+            hint = "; it belongs next to type, not into 'function' as in Chat Completions"
             yield f"{place}.name: a name is missing{hint if isinstance(tool.get('function'), dict) else ''}"
         elif name in names:
-            yield f"{place}.name: {name!r} is there twice"
+            yield f"{place}.name must be unique, got {name!r} twice"
         else:
             names.add(name)
         if not isinstance(tool.get("parameters"), dict | None):
@@ -164,12 +162,7 @@ def checked_rows(
     problems: Problems,
     check: Callable[[JSON], Iterable[str]] = row_problems,
 ) -> Iterator[tuple[str, JSON | None]]:
-    """The place of each line, and its row; None for one with problems.
-
-    Args:
-        file: rows in JSONL, maybe compressed.
-        problems: takes what is wrong, and what is unusual but harmless.
-        check: what is wrong with a row.
+    """The place of each line of a file, and its row; None for one with problems, which ``problems`` takes.
 
     Raises:
         InvalidRequest: the file cannot be opened.
@@ -186,11 +179,7 @@ def checked_rows(
 
 
 def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], Iterator[str]]:
-    """What says the problems of a row: by the row format, and by a graph file if there is one.
-
-    Args:
-        graph: the file.
-        application: which graph of it, if it has several.
+    """A function that yields the problems of a row: by the row format, and by a graph file if there is one.
 
     Raises:
         GraphError: every problem of the graph.
@@ -200,42 +189,33 @@ def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], I
         if application is not None:
             raise typer.BadParameter("--application is for a graph file: --graph FILE")
         return row_problems
-    of_graph = GraphCheck(graph, application)
+    resolved = resolve_file(graph, None, application)
+    agents = {name: node for name, node in resolved.nodes.items() if node.kind == "agent"}
+    requests = {name: _request_of(resolved, node) for name, node in agents.items()}
 
     def check(row: JSON) -> Iterator[str]:
         # A row that is malformed adds no problems of the graph.
-        yield from list(row_problems(row)) or of_graph.problems(row)
+        yield from list(row_problems(row)) or _graph_problems(row, requests, resolved.default_agent)
 
     return check
 
 
-class GraphCheck:
-    """Checks rows against a graph file; the arguments of `row_check`.
-
-    Raises:
-        GraphError: every problem of the graph.
-    """
-
-    def __init__(self, file: Path, application: str | None) -> None:
-        graph = resolve_file(file, None, application)
-        self._default = graph.default_agent
-        agents = {name: node for name, node in graph.nodes.items() if node.kind == "agent"}
-        self._requests = {name: _request_of(graph, node) for name, node in agents.items()}
-
-    def problems(self, row: JSON) -> Iterator[str]:
-        """What the graph cannot run in a row that is well-formed."""
-        ref = row.get("agent_ref")
-        name = ref["name"] if ref else self._default
-        if name is None:
-            yield f"agent_ref: missing, and the graph has no default agent{nearest('', self._requests)}"
-        elif name not in self._requests:
-            yield f"agent_ref.name: the graph has no agent {name!r}{nearest(name, self._requests)}"
-        elif (request := self._requests[name]) is not None:
-            try:
-                parse(request, {**row, "response": {"output": []}}, "row")
-            except InvalidRequest as error:
-                for problem in error.message.removeprefix("invalid row: ").split("; "):
-                    yield f"{problem} (the verifier of {name})"
+def _graph_problems(
+    row: JSON, requests: Mapping[str, TypeAdapter[Any] | None], default: str | None
+) -> Iterator[str]:
+    """What a graph cannot run in a row that is well-formed, by what its agents' verifiers take."""
+    ref = row.get("agent_ref")
+    name = ref["name"] if ref else default
+    if name is None:
+        yield f"agent_ref: missing, and the graph has no default agent{nearest('', requests)}"
+    elif name not in requests:
+        yield f"agent_ref.name: the graph has no agent {name!r}{nearest(name, requests)}"
+    elif (request := requests[name]) is not None:
+        try:
+            parse(request, {**row, "response": {"output": []}}, "row")
+        except InvalidRequest as error:
+            for problem in error.message.removeprefix("invalid row: ").split("; "):
+                yield f"{problem} (the verifier of {name})"
 
 
 def _request_of(graph: Graph, agent: Node) -> TypeAdapter[Any] | None:
@@ -257,11 +237,9 @@ class Duplicates:
         self._lines = 0
 
     def first_place(self, value: object, where: str) -> str | None:
-        """Where the same value was first seen; None if it was not, and is now.
+        """Where the same JSON value was first seen; None if it was not, and is now.
 
-        Args:
-            value: any JSON value.
-            where: its place, ``"rows.jsonl:17"``; the lines of one file come one after the other.
+        The lines of one file come one after the other: ``"rows.jsonl:17"``.
         """
         file, _, line = where.rpartition(":")
         if not self._files or self._files[-1][0] != file:

@@ -20,8 +20,6 @@ from gym_serve.rollouts.rows import METADATA_KEYS, Problems
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
-__all__ = ["Collation", "Source", "Tally", "source_of"]
-
 _SOURCE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 
@@ -40,7 +38,7 @@ class Source(NamedTuple):
 
 
 def source_of(text: str) -> Source:
-    """The source that ``"rows.jsonl"`` or ``"agent=rows.jsonl"`` names; a file of that name goes first."""
+    """The source that ``"rows.jsonl"`` or ``"agent=rows.jsonl"`` names; the name of an existing file wins."""
     match = _SOURCE.fullmatch(text)
     if match is None or Path(text).exists():
         return Source(Path(text))
@@ -71,13 +69,7 @@ class Tally:
 
 
 class Collation:
-    """Puts sources together.
-
-    Args:
-        problems: takes the problems of rows.
-        check: what is wrong with a row.
-        validation_share: share of the training rows to draw for validation, 0 to 1.
-    """
+    """Puts sources together; ``validation_share`` of the training rows, 0 to 1, is drawn for validation."""
 
     def __init__(
         self, problems: Problems, check: Callable[[JSON], Iterator[str]], validation_share: float = 0.0
@@ -93,12 +85,7 @@ class Collation:
     def write(
         self, train: Sequence[Source], validation: Sequence[Source], folder: Path, *, skip_invalid: bool
     ) -> dict[str, int]:
-        """Write ``train.jsonl`` and ``validation.jsonl``, as far as there are rows for them.
-
-        Args:
-            train, validation: the sources of each set.
-            folder: where to.
-            skip_invalid: leave out rows with problems.
+        """Write ``train.jsonl`` and ``validation.jsonl`` into a folder, as far as there are rows for them.
 
         Returns:
             the number of rows by path.

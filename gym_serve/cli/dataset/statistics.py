@@ -19,8 +19,6 @@ from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
-__all__ = ["NumberStatistics", "RowStatistics"]
-
 _MOST_FIELDS = 500  # a data set has few fields; names made up per row must not fill the memory
 _PARAMS = "responses_create_params"
 
@@ -45,16 +43,9 @@ class NumberStatistics:
 
     def result(self) -> JSON:
         """``total``, ``average``, ``min``, ``max`` and ``stddev`` (of the sample); null without numbers."""
-        if not self.total:
-            return {"total": 0, "average": None, "min": None, "max": None, "stddev": None}
         deviation = math.sqrt(self.squares / (self.total - 1)) if self.total > 1 else 0.0
-        return {
-            "total": self.total,
-            "average": self.mean,
-            "min": self.min,
-            "max": self.max,
-            "stddev": deviation,
-        }
+        figures = {"average": self.mean, "min": self.min, "max": self.max, "stddev": deviation}
+        return {"total": self.total, **(figures if self.total else dict.fromkeys(figures))}
 
 
 @dataclass
@@ -95,12 +86,7 @@ class RowStatistics:
         self._numbers = {name: NumberStatistics() for name in names}
 
     def add(self, row: JSON, where: str) -> None:
-        """Take a row in.
-
-        Args:
-            row: the row.
-            where: its place, ``"rows.jsonl:17"``.
-        """
+        """Take in a row from its place, ``"rows.jsonl:17"``."""
         self._rows += 1
         self._duplicates += self._seen.first_place(row, where) is not None
         self._prompts[digest(row[_PARAMS]["input"])] = 1

@@ -17,14 +17,12 @@ from typing import Annotated
 
 import typer
 
-from gym_serve.cli.options import JsonOption, stop
+from gym_serve.cli.options import App, JsonOption
 from gym_serve.cli.printing import print_json
 from gym_serve.graph.spec import RESERVED_NAMES
-from gym_serve.types.errors import BadRequest, Conflict, GymError
+from gym_serve.types.errors import BadRequest, Conflict
 
-__all__ = ["class_name", "init", "write_environment"]
-
-init = typer.Typer(name="init", no_args_is_help=True, help="Start an environment of your own.")
+init = App(name="init", no_args_is_help=True, help="Start an environment of your own.")
 
 
 @init.callback()
@@ -56,10 +54,7 @@ def environment(
     from gym_serve.cli.init import write_environment
 
     target = folder or Path()
-    try:
-        files = write_environment(name, target)
-    except GymError as error:
-        stop(error, as_json=as_json)
+    files = write_environment(name, target)
     if as_json:
         print_json({"ok": True, "folder": str(target), "files": [str(file) for file in files]})
         return
@@ -76,11 +71,7 @@ _SHARED = "pyproject.toml"
 
 
 def write_environment(name: str, folder: Path) -> list[Path]:
-    """Write a new environment.
-
-    Args:
-        name: of its package.
-        folder: of the project; made if it is not there.
+    """Write the package ``name`` into the folder of a project, which is made if it is not there.
 
     Returns:
         the files that were written; without ``pyproject.toml`` if there was one.

@@ -10,13 +10,15 @@ in three modules: ``chat_data`` (sft, dpo, openrlhf, trl), ``token_data`` (verl,
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
+from gym_serve.graph.spec import nearest
 from gym_serve.interop.export.chat_data import (
     dpo_records,
     openrlhf_records,
@@ -26,9 +28,9 @@ from gym_serve.interop.export.chat_data import (
     trl_schema,
 )
 from gym_serve.interop.export.files import Sink, json_files, json_lines, parquet
-from gym_serve.interop.export.report import Dropped, ExportReport, Records, Tally, each, whole
+from gym_serve.interop.export.report import Dropped, ExportReport, Records, each, whole
 from gym_serve.interop.export.token_data import nemo_rl_record, verl_records, verl_schema
-from gym_serve.interop.export.traces import atif_trajectory, verifiers_records
+from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest
 from gym_serve.types.requests import JSON
@@ -57,6 +59,24 @@ class Exporter:
         parameters = inspect.signature(self.records).parameters
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
+    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of this format, converted to their types.
+
+        Raises:
+            InvalidRequest: there is no such option, or its value has another type.
+        """
+        types, checked = get_type_hints(self.records), {}
+        for name, value in given.items():
+            if name not in self.options:
+                hint = nearest(name, self.options)
+                raise InvalidRequest(f"the {self.name} format has no option {name!r}{hint}")
+            try:
+                checked[name] = TypeAdapter(types[name]).validate_python(value)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"].replace("Input should", "must")
+                raise InvalidRequest(f"option {name} {problem}, got {value!r}") from None
+        return checked
+
 
 _ALL = (
     ("verl", "verl: RLHFDataset and MultiTurnSFTDataset", verl_records, parquet(verl_schema)),
@@ -66,7 +86,7 @@ _ALL = (
     ("sft", "SFT conversations in OpenAI's format", each(sft_record), json_lines),
     ("dpo", "DPO pairs: each task's best rollout against its worst", dpo_records, json_lines),
     ("atif", "ATIF trajectories of Harbor", whole(atif_trajectory), json_files("trajectory_id")),
-    ("verifiers", "verifiers 0.4: traces.jsonl", verifiers_records, json_lines),
+    ("verifiers", "verifiers 0.4: traces.jsonl", whole(verifiers_episode, has_mask=True), json_lines),
 )
 
 FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}
@@ -106,32 +126,19 @@ def export(
     """
     exporter = FORMATS.get(format)
     if exporter is None:
-        raise InvalidRequest(f"there is no format {format!r}; {_nearest(format, FORMATS)}")
-    for name in options.keys() - exporter.options.keys():
-        raise InvalidRequest(
-            f"the {format} format has no option {name!r}; {_nearest(name, exporter.options)}"
-        )
+        raise InvalidRequest(f"there is no format {format!r}{nearest(format, FORMATS)}")
+    checked = exporter.check(options)
     path = Path(path)
     _check_place(path, overwrite)
-    tally = Tally()
-    chosen = _rewarded(tally.reading(rollouts), tally, min_reward)
+    report = ExportReport(format, str(path))
+    chosen = _rewarded(report.reading(rollouts), report, min_reward)
     try:
-        with exporter.sink.open(path, tally) as write:
-            for record in exporter.records(chosen, tally, **options):
+        with exporter.sink.open(path, report) as write:
+            for record in exporter.records(chosen, report, **checked):
                 write(record)
     except OSError as error:
         raise BadRequest(f"the export to {path} failed: {error}") from error
-    return ExportReport(
-        format=format,
-        path=str(path),
-        read=tally.read,
-        exported=tally.exported,
-        masked=tally.masked,
-        records=tally.records,
-        dropped=tally.dropped,
-        dropped_branches=tally.dropped_branches,
-        notes=tuple(tally.notes),
-    )
+    return report
 
 
 def _check_place(path: Path, overwrite: bool) -> None:
@@ -144,21 +151,12 @@ def _check_place(path: Path, overwrite: bool) -> None:
         raise Conflict(f"{path} exists; choose another path, {advice}")
 
 
-def _rewarded(rollouts: Iterator[Rollout], tally: Tally, least: float | None) -> Iterator[Rollout]:
+def _rewarded(rollouts: Iterator[Rollout], report: ExportReport, least: float | None) -> Iterator[Rollout]:
+    def check(rollout: Rollout) -> Rollout:
+        if least is not None and not rollout.masked and rollout.reward < least:
+            raise NotExportable("low_reward", f"the reward is lower than {least:g}")
+        return rollout
+
     for rollout in rollouts:
-        if least is not None and not rollout.masked:
-            try:
-                low = rollout.reward < least
-            except NotExportable as error:
-                tally.drop(error.reason, rollout.id, error.message)
-                continue
-            if low:
-                tally.drop("low_reward", rollout.id, f"the reward is lower than {least:g}")
-                continue
-        yield rollout
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names) or 'none'}"
+        if report.attempt(check, rollout) is not None:
+            yield rollout

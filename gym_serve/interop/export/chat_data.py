@@ -31,6 +31,13 @@ data_files=...)` of three kinds:
 
 A completion of several turns holds tool outputs: train on it with ``assistant_only_loss=True``, because the
 default loss is on the whole completion.
+
+Options of several formats: ``reasoning`` of the model is written as ``reasoning_content`` (``field``), as
+``<think>`` tags in the content (``think_tags``), or not at all (``drop``). ``arguments`` of tool calls are
+OpenAI's ``string``, or the ``object`` that many chat templates want. The rewards of a pair differ by more
+than ``margin``. ``label`` is the key of the row that holds the answer.
+
+A function of one rollout raises `NotExportable` if it failed, is masked, or has no form in the format.
 """
 
 from __future__ import annotations
@@ -41,25 +48,19 @@ from typing import Any, Literal
 
 import orjson
 
-from gym_serve.interop.export.conversation import ArgumentsForm, conversation, require_text, with_placeholders
+from gym_serve.interop.export.conversation import (
+    ArgumentsForm,
+    answer_of,
+    conversation,
+    require_text,
+    with_placeholders,
+)
 from gym_serve.interop.export.files import Seen, message_list, pyarrow
-from gym_serve.interop.export.report import Tally, each, preference_pairs
-from gym_serve.training.rollout import NotExportable, Rollout, token_sequence, token_turns
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.interop.export.report import ExportReport, each, preference_pairs
+from gym_serve.training.rollout import NotExportable, Rollout
+from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import ReasoningForm
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "dpo_records",
-    "openrlhf_records",
-    "openrlhf_rollout",
-    "openrlhf_schema",
-    "sft_record",
-    "trl_completion",
-    "trl_records",
-    "trl_schema",
-    "trl_tokens",
-]
 
 
 def sft_record(
@@ -67,14 +68,7 @@ def sft_record(
 ) -> JSON:
     """A rollout as one training conversation; it ends with an assistant message.
 
-    Args:
-        rollout: the rollout.
-        reasoning: as ``reasoning_content``, as ``<think>`` tags in the content, or left out.
-        arguments: of tool calls: OpenAI's ``string``, or the ``object`` that many chat templates want
-            (for NeMo RL, with ``use_preserving_dataset: true``).
-
-    Raises:
-        NotExportable: it failed, is masked, or has no answer.
+    NeMo RL reads ``arguments="object"`` with ``use_preserving_dataset: true``.
     """
     rollout.require_trainable()
     chat = conversation(rollout, reasoning=reasoning, arguments=arguments)
@@ -86,44 +80,25 @@ def sft_record(
 
 def dpo_records(
     rollouts: Iterable[Rollout],
-    tally: Tally,
+    report: ExportReport,
     *,
     margin: float = 0.0,
     reasoning: ReasoningForm = "field",
     arguments: ArgumentsForm = "string",
 ) -> Iterator[JSON]:
-    """Each task's best rollout against its worst. Failed and masked rollouts are left out.
-
-    Args:
-        rollouts: in any order.
-        tally: the account; rollouts that are in no pair are counted.
-        margin: the difference of the two rewards must be larger than this.
-        reasoning: as ``reasoning_content``, as ``<think>`` tags in the content, or left out.
-        arguments: of tool calls, as a ``string`` or decoded to an ``object``.
-    """
-
-    def candidate(rollout: Rollout) -> JSON:
-        return _example(rollout, reasoning, arguments)
-
-    return preference_pairs(rollouts, tally, candidate, margin=margin)
+    """Each task's best rollout against its worst."""
+    candidate = partial(_example, reasoning=reasoning, arguments=arguments)
+    return preference_pairs(rollouts, report, candidate, margin=margin)
 
 
 _MESSAGES = ("prompt", "messages", "chosen", "rejected")
+_REWARDS = ("reward", "chosen_reward", "rejected_reward")
 
 
 def openrlhf_rollout(
     rollout: Rollout, *, reasoning: ReasoningForm = "field", label: str = "expected_answer"
 ) -> JSON:
-    """A rollout as a row.
-
-    Args:
-        rollout: the rollout.
-        reasoning: as ``reasoning_content``, as ``<think>`` tags in the content, or left out.
-        label: key of the row that holds the answer.
-
-    Raises:
-        NotExportable: it failed, is masked, or has no form in OpenRLHF.
-    """
+    """A rollout as a row."""
     rollout.require_trainable()
     chat = conversation(rollout, reasoning=reasoning)
     # OpenRLHF takes every "<image>" of a prompt for an image.
@@ -131,13 +106,10 @@ def openrlhf_rollout(
     messages, all_images = with_placeholders(chat.messages)
     if images != all_images:
         raise NotExportable("media", "OpenRLHF has images in prompts only")
-    answer = rollout.raw.get(label)
-    if answer is not None and not isinstance(answer, str):
-        answer = orjson.dumps(answer).decode()
     return {
         "prompt": prompt,
         "messages": messages,
-        "label": answer or "",
+        "label": answer_of(rollout, label) or "",
         "datasource": rollout.agent,
         "images": images,
         "reward": rollout.reward,
@@ -147,45 +119,31 @@ def openrlhf_rollout(
 
 def openrlhf_records(
     rollouts: Iterable[Rollout],
-    tally: Tally,
+    report: ExportReport,
     *,
     kind: Literal["rollouts", "preference"] = "rollouts",
     reasoning: ReasoningForm = "field",
     label: str = "expected_answer",
     margin: float = 0.0,
 ) -> Iterator[JSON]:
-    """The rows of a data set for OpenRLHF.
-
-    Args:
-        rollouts: the rollouts.
-        tally: the account.
-        kind: the kind of data set.
-        reasoning: as ``reasoning_content``, as ``<think>`` tags in the content, or left out.
-        label: of ``rollouts``: key of the row that holds the answer.
-        margin: of ``preference``: the two rewards must differ by more.
-
-    Raises:
-        InvalidRequest: there is no such kind.
-    """
+    """The rows of a data set for OpenRLHF; ``label`` is for ``rollouts``, ``margin`` for ``preference``."""
     if kind == "rollouts":
-        yield from each(openrlhf_rollout)(rollouts, tally, reasoning=reasoning, label=label)
-    elif kind == "preference":
-        candidate = partial(_example, reasoning=reasoning, is_text=True)
-        yield from preference_pairs(rollouts, tally, candidate, margin=margin)
+        yield from each(openrlhf_rollout)(rollouts, report, reasoning=reasoning, label=label)
     else:
-        raise InvalidRequest(f"option kind must be rollouts or preference, got {kind!r}")
+        candidate = partial(_example, reasoning=reasoning, is_text=True)
+        yield from preference_pairs(rollouts, report, candidate, margin=margin)
 
 
-def openrlhf_schema(seen: Seen, tally: Tally) -> Any:
+def openrlhf_schema(seen: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
     if "tools" in seen.filled:
-        tally.notes.append(
+        report.notes.append(
             "the tools are not in the file: OpenRLHF renders its chat templates without tools; "
             "describe them in the row's instructions"
         )
     types = {name: message_list(seen.keys[name]) for name in _MESSAGES}
-    types |= {name: pa.float64() for name in ("reward", "chosen_reward", "rejected_reward")}
+    types |= {name: pa.float64() for name in _REWARDS}
     types["images"] = pa.list_(pa.string())
     absent = {"tools"} if "images" in seen.filled else {"tools", "images"}
     return pa.schema({name: types.get(name, pa.string()) for name in seen.columns if name not in absent})
@@ -208,70 +166,49 @@ _COMPLETION = ("prompt", "completion", "tools", "reward")
 
 
 def trl_completion(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> JSON:
-    """A rollout as a conversational prompt-completion example.
-
-    Raises:
-        NotExportable: it failed, is masked, has no answer, or holds media.
-    """
+    """A rollout as a conversational prompt-completion example."""
     example = _example(rollout, reasoning, "object", is_text=True)
     return {**example, "tools": example["tools"] or None}
 
 
 def trl_tokens(rollout: Rollout) -> JSON:
-    """A rollout as a tokenized example; ``assistant_masks`` is 1 on what the model produced.
-
-    Raises:
-        NotExportable: it failed, is masked, or has no usable tokens.
-    """
+    """A rollout as a tokenized example; ``assistant_masks`` is 1 on what the model produced."""
     rollout.require_trainable()
-    sequence = token_sequence(token_turns(rollout))
-    given = len(sequence.prompt)
+    sample = sample_of(rollout)
+    given = len(sample.prompt_ids)
     return {
-        "input_ids": sequence.prompt + sequence.response,
-        "assistant_masks": [0] * given + sequence.mask,
-        "logprobs": [0.0] * given + sequence.logprobs,
-        "reward": rollout.reward,
+        "input_ids": sample.input_ids,
+        "assistant_masks": [0] * given + sample.loss_mask,
+        "logprobs": [0.0] * given + sample.logprobs,
+        "reward": sample.reward,
     }
 
 
 def trl_records(
     rollouts: Iterable[Rollout],
-    tally: Tally,
+    report: ExportReport,
     *,
     kind: Literal["completion", "preference", "tokens"] = "completion",
     reasoning: ReasoningForm = "field",
     margin: float = 0.0,
 ) -> Iterator[JSON]:
-    """The examples of a data set for TRL.
-
-    Args:
-        rollouts: the rollouts.
-        tally: the account.
-        kind: the kind of data set.
-        reasoning: as ``reasoning_content``, as ``<think>`` tags in the content, or left out.
-        margin: of ``preference``: the two rewards must differ by more.
-
-    Raises:
-        InvalidRequest: there is no such kind.
-    """
+    """The examples of a data set for TRL; ``margin`` is for ``preference``."""
     if kind == "tokens":
-        yield from each(trl_tokens)(rollouts, tally)
+        yield from each(trl_tokens)(rollouts, report)
     elif kind == "completion":
-        yield from map(_encoded, each(trl_completion)(rollouts, tally, reasoning=reasoning))
-    elif kind == "preference":
-        candidate = partial(trl_completion, reasoning=reasoning)
-        yield from map(_encoded, preference_pairs(rollouts, tally, candidate, margin=margin))
+        yield from map(_encoded, each(trl_completion)(rollouts, report, reasoning=reasoning))
     else:
-        raise InvalidRequest(f"option kind must be completion, preference or tokens, got {kind!r}")
+        candidate = partial(trl_completion, reasoning=reasoning)
+        yield from map(_encoded, preference_pairs(rollouts, report, candidate, margin=margin))
 
 
-def trl_schema(seen: Seen, tally: Tally) -> Any:
+def trl_schema(seen: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
     types = {name: pa.list_(pa.json_()) for name in _JSON_LISTS}
     types |= {"input_ids": pa.list_(pa.int32()), "assistant_masks": pa.list_(pa.int8())}
     types |= {"logprobs": pa.list_(pa.float64())}
-    types |= {name: pa.float64() for name in ("reward", "chosen_reward", "rejected_reward")}
+    types |= {name: pa.float64() for name in _REWARDS}
     return pa.schema({name: types.get(name, pa.string()) for name in seen.columns or _COMPLETION})
 
 

@@ -12,29 +12,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import orjson
 
 from gym_serve.training.rollout import Bundle, NotExportable, Rollout, read_bundle
-from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.types import timeline
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols import ReasoningForm, responses_to_chat
 from gym_serve.types.protocols.items import chat_tools
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "ArgumentsForm",
-    "Conversation",
-    "Step",
-    "conversation",
-    "decoded_arguments",
-    "prompt_messages",
-    "require_text",
-    "steps",
-    "tools_of",
-    "with_placeholders",
-]
 
 ArgumentsForm = Literal["string", "object"]
 """Arguments of tool calls as OpenAI writes them, or decoded, as chat templates want them."""
@@ -61,6 +49,8 @@ class Step:
 
     message: JSON
     tokens: Bundle | None = None
+    call: timeline.Step | None = None
+    """When and where the model call ran, if the rollout tells."""
 
 
 def conversation(
@@ -75,10 +65,7 @@ def conversation(
 
     Raises:
         NotExportable: it has an item that chat has no form for, or no answer.
-        InvalidRequest: an unknown form was asked for.
     """
-    _check_choice("reasoning", reasoning, get_args(ReasoningForm))
-    _check_choice("arguments", arguments, get_args(ArgumentsForm))
     completion = _chat({"input": rollout.output[rollout.context :]}, "response.output", reasoning)
     while completion and _teaches_nothing(completion[-1]):
         completion.pop()
@@ -132,7 +119,28 @@ def steps(rollout: Rollout) -> list[Step]:
         if bundle is not None:
             close(bundle)
     close()
+    return _with_calls(found, rollout)
+
+
+def _with_calls(found: list[Step], rollout: Rollout) -> list[Step]:
+    """The steps with their calls of the timeline, if these can only belong to them.
+
+    They cannot be told apart in a rollout with several conversations, nor where calls without tokens follow
+    one another, whose answers are one message.
+    """
+    turns = [i for i, step in enumerate(found) if step.message["role"] == "assistant"]
+    calls = model_calls(rollout)
+    if len(calls) == len(turns) and not (rollout.branch or rollout.raw.get("branches")):
+        for i, call in zip(turns, calls, strict=True):
+            found[i] = replace(found[i], call=call)
     return found
+
+
+def model_calls(rollout: Rollout) -> list[timeline.Step]:
+    """The calls of the policy that were answered, in their order."""
+    given = rollout.timeline
+    made = [] if given is None else given.steps
+    return [step for step in made if step.kind == "model" and step.stage is None and step.status < 400]
 
 
 def tools_of(rollout: Rollout) -> list[JSON]:
@@ -145,6 +153,12 @@ def tools_of(rollout: Rollout) -> list[JSON]:
         return chat_tools(rollout.params.get("tools") or [])
     except BadRequest as error:
         raise NotExportable("unsupported_tool", error.message) from None
+
+
+def answer_of(rollout: Rollout, key: str) -> str | None:
+    """The right answer, under a key of the row; JSON unless it is a text."""
+    answer = rollout.raw.get(key)
+    return answer if answer is None or isinstance(answer, str) else orjson.dumps(answer).decode()
 
 
 def decoded_arguments(arguments: str) -> Any:
@@ -203,11 +217,6 @@ def _is_assistants(item: JSON) -> bool:
 def _teaches_nothing(message: JSON) -> bool:
     keys = ("content", "tool_calls", "reasoning_content")
     return message["role"] != "assistant" or not any(message.get(key) for key in keys)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidRequest(f"option {name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 _PLACEHOLDERS = ("<image>", "<video>", "<audio>")

@@ -26,23 +26,10 @@ from typing import Any
 
 import orjson
 
-from gym_serve.interop.export.report import Tally
+from gym_serve.interop.export.report import ExportReport
 from gym_serve.rollouts.files import check_folder
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "Seen",
-    "Sink",
-    "Write",
-    "exact_type",
-    "json_files",
-    "json_lines",
-    "message_list",
-    "parquet",
-    "pyarrow",
-    "replacing",
-]
 
 Write = Callable[[JSON], None]
 """Takes one record."""
@@ -54,7 +41,7 @@ class Sink:
 
     suffix: str
     """Of its name; empty for a folder."""
-    open: Callable[[Path, Tally], AbstractContextManager[Write]]
+    open: Callable[[Path, ExportReport], AbstractContextManager[Write]]
     """Opens the output at a path; leaving it completes the output, an exception discards it."""
 
 
@@ -77,12 +64,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _json_lines(path: Path, tally: Tally) -> Iterator[Write]:
+def _json_lines(path: Path, report: ExportReport) -> Iterator[Write]:
     with replacing(path) as partial, open(partial, "wb") as file:
 
         def write(record: JSON) -> None:
             file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-            tally.records += 1
+            report.records += 1
 
         yield write
 
@@ -99,15 +86,15 @@ def json_files(id_key: str) -> Sink:
     """
 
     @contextmanager
-    def folder(path: Path, tally: Tally) -> Iterator[Write]:
+    def folder(path: Path, report: ExportReport) -> Iterator[Write]:
         with replacing(path) as partial:
             partial.mkdir()
 
             def write(record: JSON) -> None:
-                tally.records += 1
+                report.records += 1
                 # The id comes from the data: it must not choose another folder.
                 name = re.sub(r"[^A-Za-z0-9._-]", "_", str(record[id_key]))[:80]
-                file = partial / f"{tally.records:06d}_{name}.json"
+                file = partial / f"{report.records:06d}_{name}.json"
                 file.write_bytes(orjson.dumps(record))
 
             yield write
@@ -198,7 +185,7 @@ def _has_empty_struct(pa: Any, type_: Any) -> bool:
     return pa.types.is_list(type_) and _has_empty_struct(pa, type_.value_type)
 
 
-def parquet(schema: Callable[[Seen, Tally], Any]) -> Sink:
+def parquet(schema: Callable[[Seen, ExportReport], Any]) -> Sink:
     """A sink that writes Parquet.
 
     Args:
@@ -207,7 +194,7 @@ def parquet(schema: Callable[[Seen, Tally], Any]) -> Sink:
     """
 
     @contextmanager
-    def table(path: Path, tally: Tally) -> Iterator[Write]:
+    def table(path: Path, report: ExportReport) -> Iterator[Write]:
         pyarrow()  # say that it is missing before any work is done
         seen = Seen()
         with replacing(path) as partial, tempfile.TemporaryFile(dir=path.parent) as spool:
@@ -215,11 +202,11 @@ def parquet(schema: Callable[[Seen, Tally], Any]) -> Sink:
             def write(record: JSON) -> None:
                 seen.observe(record)
                 spool.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-                tally.records += 1
+                report.records += 1
 
             yield write
             spool.seek(0)
-            _write_table(partial, schema(seen, tally), spool)
+            _write_table(partial, schema(seen, report), spool)
 
     return Sink(".parquet", table)
 

@@ -4,7 +4,7 @@ A rollout with several conversations (`Rollout.conversations`) counts as exporte
 output; the others are counted separately.
 
 A preference pair is the rollout of a task with the highest reward and the one with the lowest. The rollouts
-of a task need not come together. Memory holds only where a task's best and worst lie in a temporary file, so
+of a task may be far apart. Memory holds only where a task's best and worst lie in a temporary file, so
 it grows with the number of tasks, but not with their length.
 """
 
@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import wraps
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import orjson
 
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.requests import JSON
 
-__all__ = ["Dropped", "ExportReport", "Tally", "each", "preference_pairs", "whole"]
+T = TypeVar("T")
 
 _MAX_REASONS = 100  # names of failures come from the file: a hostile one must not fill the memory
 
@@ -38,42 +38,29 @@ class Dropped:
     """What was wrong with the first of them."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportReport:
-    """The account of an export: ``read == exported + sum of dropped counts``."""
+    """The account of an export; at its end ``read == exported + sum of dropped counts``."""
 
     format: str
     path: str
-    read: int
+    read: int = 0
     """Rollouts that came in."""
-    exported: int
+    exported: int = 0
     """Rollouts that are in the output."""
-    masked: int
+    masked: int = 0
     """Of those, how many carry a mask that keeps them out of the loss."""
-    records: int
+    records: int = 0
     """Lines, rows or files written; a preference pair holds two rollouts."""
     dropped: dict[str, Dropped] = field(default_factory=dict)
     """Why rollouts were left out, by reason."""
     dropped_branches: dict[str, Dropped] = field(default_factory=dict)
     """Why conversations of exported rollouts were left out, by reason."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     """What the reader of the output should know."""
 
     def to_json(self) -> JSON:
         return asdict(self)
-
-
-@dataclass
-class Tally:
-    """The running account of one export."""
-
-    read: int = 0
-    exported: int = 0
-    masked: int = 0
-    records: int = 0
-    dropped: dict[str, Dropped] = field(default_factory=dict)
-    dropped_branches: dict[str, Dropped] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     def drop(self, reason: str, rollout_id: str, detail: str) -> None:
         """Count a rollout as left out."""
@@ -89,35 +76,13 @@ class Tally:
                 given = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
                 self.drop(error.reason, str(given or f"#{self.read}")[:100], error.message)
 
-    def attempt(self, convert: Callable[..., JSON], rollout: Rollout, **options: Any) -> JSON | None:
-        """``convert(rollout)``, or None where it is not exportable, which is counted."""
+    def attempt(self, convert: Callable[..., T], rollout: Rollout, **options: Any) -> T | None:
+        """``convert(rollout)``, or None if it is not exportable, which is counted."""
         try:
             return convert(rollout, **options)
         except NotExportable as error:
             self.drop(error.reason, rollout.id, error.message)
             return None
-
-    def attempt_all(self, convert: Callable[..., JSON], rollout: Rollout, **options: Any) -> Iterator[JSON]:
-        """``convert`` of the rollout and of each of its branches; counts the rollout, and what is left out.
-
-        The mask of a rollout is that of its branches.
-        """
-        records: list[JSON] = []
-        failures: list[tuple[str, NotExportable]] = []
-        for conversation in rollout.conversations():
-            try:
-                records.append(convert(conversation, **options))
-            except NotExportable as error:
-                failures.append((conversation.id, error))
-        if not records:
-            first = failures[0][1]
-            self.drop(first.reason, rollout.id, first.message)
-            return
-        self.exported += 1
-        self.masked += rollout.masked
-        for name, failure in failures:
-            _count(self.dropped_branches, failure.reason, name, failure.message)
-        yield from records
 
 
 def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: str) -> None:
@@ -127,29 +92,53 @@ def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: st
 
 
 Records = Callable[..., Iterator[JSON]]
-"""``(rollouts, tally, **options)`` -> the records of a format."""
+"""``(rollouts, report, **options)`` -> the records of a format."""
 
 
 def each(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that turns each conversation into one record, by ``convert``."""
+    """The records of a format that turns each conversation into one record, by ``convert``.
+
+    The mask of a rollout is that of its branches.
+    """
 
     @wraps(convert)
-    def records(rollouts: Iterable[Rollout], tally: Tally, **options: Any) -> Iterator[JSON]:
+    def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:
         for rollout in rollouts:
-            yield from tally.attempt_all(convert, rollout, **options)
+            found: list[JSON] = []
+            failures: list[tuple[str, NotExportable]] = []
+            for conversation in rollout.conversations():
+                try:
+                    found.append(convert(conversation, **options))
+                except NotExportable as error:
+                    failures.append((conversation.id, error))
+            if not found:
+                first = failures[0][1]
+                report.drop(first.reason, rollout.id, first.message)
+                continue
+            report.exported += 1
+            report.masked += rollout.masked
+            for name, failure in failures:
+                _count(report.dropped_branches, failure.reason, name, failure.message)
+            yield from found
 
     return records
 
 
-def whole(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that makes one of each rollout, with all its conversations, by ``convert``."""
+def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
+    """The records of a format that makes one of each rollout, with all its conversations, by ``convert``.
+
+    Args:
+        convert: makes the record.
+        has_mask: whether a record says that its rollout is masked.
+    """
 
     @wraps(convert)
-    def records(rollouts: Iterable[Rollout], tally: Tally, **options: Any) -> Iterator[JSON]:
+    def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:
         for rollout in rollouts:
-            record = tally.attempt(convert, rollout, **options)
+            record = report.attempt(convert, rollout, **options)
             if record is not None:
-                tally.exported += 1
+                report.exported += 1
+                report.masked += has_mask and rollout.masked
                 yield record
 
     return records
@@ -168,13 +157,17 @@ class _Place:
 
 
 def preference_pairs(
-    rollouts: Iterable[Rollout], tally: Tally, candidate: Callable[[Rollout], JSON], *, margin: float = 0.0
+    rollouts: Iterable[Rollout],
+    report: ExportReport,
+    candidate: Callable[[Rollout], JSON],
+    *,
+    margin: float = 0.0,
 ) -> Iterator[JSON]:
     """One ``{"prompt", "chosen", "rejected", "tools"?, ...}`` for each task that allows one.
 
     Args:
         rollouts: in any order; the earlier one wins among equal rewards.
-        tally: the account; rollouts that are in no pair are counted.
+        report: counts the rollouts that are in no pair.
         candidate: makes ``{"prompt", "completion", "tools", "reward"}`` of a rollout, or raises
             `NotExportable`.
         margin: the difference of the two rewards must be larger than this.
@@ -182,13 +175,13 @@ def preference_pairs(
     extremes: dict[str, tuple[_Place, _Place]] = {}
     with tempfile.TemporaryFile() as spool:
         for rollout in rollouts:
-            made = tally.attempt(candidate, rollout)
+            made = report.attempt(candidate, rollout)
             if made is None:
                 continue
             reward = made["reward"]
             known = extremes.get(rollout.task, ())
             if known and known[1].reward <= reward <= known[0].reward:
-                tally.drop("not_extreme", rollout.id, _PASSED)
+                report.drop("not_extreme", rollout.id, _PASSED)
                 continue
             place = _Place(reward, spool.seek(0, os.SEEK_END), rollout.id)
             spool.write(orjson.dumps(made, option=orjson.OPT_APPEND_NEWLINE))
@@ -196,13 +189,13 @@ def preference_pairs(
             best = max((*known, place), key=lambda p: p.reward)
             worst = min((*known, place), key=lambda p: p.reward)
             for passed in set(known) - {best, worst}:
-                tally.drop("not_extreme", passed.id, _PASSED)
+                report.drop("not_extreme", passed.id, _PASSED)
             extremes[rollout.task] = best, worst
-        yield from _paired(extremes, spool, tally, margin)
+        yield from _paired(extremes, spool, report, margin)
 
 
 def _paired(
-    extremes: dict[str, tuple[_Place, _Place]], spool: IO[bytes], tally: Tally, margin: float
+    extremes: dict[str, tuple[_Place, _Place]], spool: IO[bytes], report: ExportReport, margin: float
 ) -> Iterator[JSON]:
     for task, (best, worst) in extremes.items():
         chosen, rejected = _read(spool, best), _read(spool, worst)
@@ -210,9 +203,9 @@ def _paired(
         if why is not None:
             reason, detail = why
             for place in dict.fromkeys((best, worst)):
-                tally.drop(reason, place.id, detail)
+                report.drop(reason, place.id, detail)
             continue
-        tally.exported += 2
+        report.exported += 2
         record = {
             "prompt": chosen["prompt"],
             "chosen": chosen["completion"],

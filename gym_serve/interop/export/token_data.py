@@ -12,7 +12,8 @@ loss, but counts its reward in the group's baseline.
 
 **verl**: Parquet that its `RLHFDataset` (RL prompts) and `MultiTurnSFTDataset` (SFT) read. ``data_source``,
 ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns; ``messages`` and ``tools``
-those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` if the rollout has training tokens. Each
+those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` if the rollout has training tokens; its
+``metrics`` are seconds by stage, from the timeline. Each
 conversation of a harness's rollout is a row, with the reward of the whole; ``extra_info.branch`` tells them
 apart, 0 is the one that was verified. Failed and masked rollouts are left out, because neither reader has a
 mask. verl has no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
@@ -26,15 +27,13 @@ from typing import Any, Literal
 
 import orjson
 
-from gym_serve.interop.export.conversation import conversation, prompt_messages, with_placeholders
+from gym_serve.interop.export.conversation import answer_of, conversation, prompt_messages, with_placeholders
 from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
-from gym_serve.interop.export.report import Tally
-from gym_serve.training.rollout import NotExportable, Rollout, TokenTurn, token_sequence, token_turns
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.interop.export.report import ExportReport, each, whole
+from gym_serve.training.rollout import NotExportable, Rollout, TokenTurn, token_turns
+from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON
-
-__all__ = ["message_log", "nemo_rl_record", "verl_records", "verl_rollout", "verl_schema", "verl_task"]
 
 
 def message_log(turns: list[TokenTurn]) -> list[JSON]:
@@ -120,16 +119,13 @@ def verl_task(
     """
     prompt, images = with_placeholders(prompt_messages(rollout))
     source = data_source or rollout.agent
-    answer = rollout.raw.get(ground_truth)
-    if answer is not None and not isinstance(answer, str):
-        answer = orjson.dumps(answer).decode()
     row = {k: v for k, v in rollout.raw.items() if k not in _NOT_OF_THE_ROW and not k.startswith("_ng_")}
     return {
         "data_source": source,
         "prompt": prompt,
         "images": images,
         "ability": source,
-        "reward_model": {"style": "rule", "ground_truth": answer},
+        "reward_model": {"style": "rule", "ground_truth": answer_of(rollout, ground_truth)},
         "extra_info": {
             "split": split,
             "index": rollout.task_index,
@@ -153,25 +149,39 @@ def verl_rollout(rollout: Rollout, *, reasoning: ReasoningForm = "field", **task
         raise NotExportable("media", "verl has one list of images for the prompt and the whole conversation")
     tokens: JSON | None = None
     try:
-        sequence = token_sequence(token_turns(rollout))
+        sample = sample_of(rollout)
     except NotExportable as error:
         if error.reason != "no_tokens":
             raise
     else:
         tokens = {
-            "prompt_ids": sequence.prompt,
-            "response_ids": sequence.response,
-            "response_mask": sequence.mask,
-            "response_logprobs": sequence.logprobs,
-            "reward_score": rollout.reward,
+            "prompt_ids": sample.prompt_ids,
+            "response_ids": sample.response_ids,
+            "response_mask": sample.loss_mask,
+            "response_logprobs": sample.logprobs,
+            "reward_score": sample.reward,
             "num_turns": len(messages),
+            "metrics": _metrics(rollout),
         }
     return {**row, "messages": messages, "tools": chat.tools, "reward": rollout.reward, "rollout": tokens}
 
 
+def _metrics(rollout: Rollout) -> JSON:
+    """verl's `AgentLoopMetrics`: seconds that an episode spent in its stages; zeros without a timeline."""
+    spent = dict.fromkeys(_STAGES.values(), 0.0)
+    given = rollout.timeline
+    for step in [] if given is None else given.steps:
+        if step.stage is None and (name := _STAGES.get(step.kind)):
+            spent[name] += step.duration
+    return spent
+
+
+_STAGES = {"model": "generate_sequences", "tool": "tool_calls", "verify": "compute_score"}
+
+
 def verl_records(
     rollouts: Iterable[Rollout],
-    tally: Tally,
+    report: ExportReport,
     *,
     per: Literal["rollout", "task"] = "rollout",
     reasoning: ReasoningForm = "field",
@@ -183,33 +193,27 @@ def verl_records(
 
     Args:
         rollouts: the rollouts.
-        tally: the account.
+        report: counts what is left out.
         per: ``task`` writes the RL columns alone, once a task: verl repeats a prompt itself.
         reasoning: in ``messages``: as ``reasoning_content``, as ``<think>`` tags, or left out.
         data_source: as `verl_task`; so are ``ground_truth`` and ``split``.
-
-    Raises:
-        InvalidRequest: ``per`` is neither of the two.
     """
-    if per not in ("rollout", "task"):
-        raise InvalidRequest(f"option per must be rollout or task, got {per!r}")
     options: dict[str, Any] = {"data_source": data_source, "ground_truth": ground_truth, "split": split}
     tasks: set[str] = set()
-    for rollout in rollouts:
-        if per == "task" and rollout.task in tasks:
-            tally.drop("same_task", rollout.id, "an earlier rollout of the task is there")
-            continue
-        if per == "task":
-            record = tally.attempt(verl_task, rollout, **options)
-            if record is not None:
-                tasks.add(rollout.task)
-                tally.exported += 1
-                yield record
-        else:
-            yield from tally.attempt_all(verl_rollout, rollout, reasoning=reasoning, **options)
+
+    def new_task(rollout: Rollout) -> JSON:
+        if rollout.task in tasks:
+            raise NotExportable("same_task", "an earlier rollout of the task is there")
+        row = verl_task(rollout, **options)
+        tasks.add(rollout.task)
+        return row
+
+    if per == "task":
+        return whole(new_task)(rollouts, report)
+    return each(verl_rollout)(rollouts, report, reasoning=reasoning, **options)
 
 
-def verl_schema(seen: Seen, tally: Tally) -> Any:
+def verl_schema(seen: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
     columns: dict[str, Any] = {
@@ -229,11 +233,13 @@ def verl_schema(seen: Seen, tally: Tally) -> Any:
     if "rollout" in seen.filled:
         ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float64())
         tokens = {"prompt_ids": ids, "response_ids": ids, "response_mask": ids, "response_logprobs": logprobs}
-        columns["rollout"] = pa.struct({**tokens, "reward_score": pa.float64(), "num_turns": pa.int32()})
+        seconds = pa.struct(dict.fromkeys(_STAGES.values(), pa.float64()))
+        further = {"reward_score": pa.float64(), "num_turns": pa.int32(), "metrics": seconds}
+        columns["rollout"] = pa.struct({**tokens, **further})
     if "tools" in seen.filled:
         tools = exact_type(seen.tools) if seen.tools is not None else None
         if tools is None:
-            tally.notes.append(
+            report.notes.append(
                 "the column tools is left out: the tools' schemas differ, and Parquet would fill each with "
                 "nulls for the keys of the others; for SFT with tools use the sft or trl format"
             )

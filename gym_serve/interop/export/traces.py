@@ -4,13 +4,17 @@
 message of the system or the user, or one model call with its tool calls, their results and its tokens.
 Nothing is left out: ``extra`` holds the reward, the failure and every further key of the rollout, and the
 ``extra`` of a step holds what has no field of its own (arguments that are not a JSON object, media without a
-URL). The branches of a harness's rollout are ``subagent_trajectories``.
+URL). The branches of a harness's rollout are ``subagent_trajectories``. If the rollout has a timeline, a step
+has its ``timestamp``, and its ``metrics`` the usage of the call; ``metrics.extra`` says where it ran, and how
+long.
 
 **verifiers** (0.4): the ``traces.jsonl`` of a run, one episode with one trace a line. A trace is a graph of
 messages, each with the tokens that it adds. As with a provider that returns token ids but no spans of
 messages, the new prompt tokens of a call stand with its assistant message. Each further conversation of a
 harness's rollout is a path from a root of its own. A failed rollout is a trace that is not ``ok``, with its
-error and no reward; a rollout that its environment masks is not ``trainable``. Trainers skip both.
+error and no reward; a rollout that its environment masks is not ``trainable``. Trainers skip both. The
+timeline gives the times of messages, calls and stages, the calls that failed, and the usage of judges
+(``extra_usage``).
 
 Invariant of the graph: the tokens on the path from the root to an assistant message are exactly the call's
 prompt and generation. If a call's prompt does not continue the path, a branch starts at the last message that
@@ -21,19 +25,28 @@ model instead of sampled from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from gym_serve.interop.export.conversation import Step, decoded_arguments, prompt_messages, steps, tools_of
-from gym_serve.interop.export.report import Tally
+from gym_serve.interop.export.conversation import (
+    Step,
+    decoded_arguments,
+    model_calls,
+    prompt_messages,
+    steps,
+    tools_of,
+)
 from gym_serve.training.rollout import Bundle, NotExportable, Rollout, number
+from gym_serve.types import timeline
 from gym_serve.types.requests import JSON
-
-__all__ = ["MessageGraph", "atif_trajectory", "verifiers_episode", "verifiers_records"]
 
 _VERSION = "ATIF-v1.7"  # the first with every field that is used here
 _SOURCES = {"system": "system", "developer": "system", "user": "user", "assistant": "agent"}
+_OF_CALL = (
+    *("duration", "queued", "time_to_first_token", "retries"),
+    *("server", "replica", "endpoint", "version", "finish_reason"),
+)
 _IMAGES = {ending: f"image/{ending}" for ending in ("png", "jpeg", "gif", "webp")} | {"jpg": "image/jpeg"}
 
 
@@ -43,9 +56,10 @@ def atif_trajectory(rollout: Rollout) -> JSON:
     Raises:
         NotExportable: an item that chat has no form for, or malformed tokens.
     """
+    began = rollout.timeline.began if rollout.timeline else None
     # Harbor keeps steps of the prompt apart from the agent's own: they are not to be trained on.
-    given = [_copied(made) for made in _steps([Step(message) for message in prompt_messages(rollout)])]
-    made = given + _steps(steps(rollout))
+    given = [_copied(made) for made in _steps([Step(message) for message in prompt_messages(rollout)], began)]
+    made = given + _steps(steps(rollout), began)
     numbered = [{"step_id": number, **step} for number, step in enumerate(made, 1)]
     agent = {"name": rollout.agent, "version": "unknown", "model_name": rollout.model}
     trajectory = {
@@ -62,11 +76,11 @@ def atif_trajectory(rollout: Rollout) -> JSON:
     return trajectory
 
 
-def _steps(messages: list[Step]) -> list[JSON]:
+def _steps(messages: list[Step], began: float | None) -> list[JSON]:
     made: list[JSON] = []
     for step in messages:
         if step.message["role"] != "tool":
-            made.append(_step(step))
+            made.append(_step(step, began))
             continue
         # Results belong to the step that made the calls; an orphan's step is the system's.
         if not made or (made[-1]["source"] != "agent" and "observation" not in made[-1]):
@@ -76,26 +90,49 @@ def _steps(messages: list[Step]) -> list[JSON]:
     return made
 
 
-def _step(step: Step) -> JSON:
+def _step(step: Step, began: float | None) -> JSON:
     message = step.message
     content, media = _content(message["content"])
     made: JSON = {"source": _SOURCES[message["role"]], "message": content}
+    if began is not None and (step.call or message["role"] != "assistant"):
+        made["timestamp"] = _timestamp(began + (step.call.end if step.call else 0.0))
     if message.get("reasoning_content"):
         made["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
         made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    if step.tokens is not None:
+    if step.tokens is not None or step.call is not None:
         made["llm_call_count"] = 1
-        made["metrics"] = {
+        made["metrics"] = _step_metrics(step)
+    if media:
+        made["extra"] = {"media": media}
+    return made
+
+
+def _step_metrics(step: Step) -> JSON:
+    """The tokens of a model call, and in ``extra`` what else its timeline tells."""
+    made: JSON = {}
+    if (call := step.call) is not None:
+        made = _present(
+            {
+                "prompt_tokens": call.input_tokens,
+                "completion_tokens": call.output_tokens,
+                "cached_tokens": call.cached_tokens,
+            }
+        )
+        made["extra"] = _present({name: getattr(call, name) for name in _OF_CALL})
+    if step.tokens is not None:
+        made |= {
             "prompt_tokens": len(step.tokens.prompt),
             "completion_tokens": len(step.tokens.generation),
             "prompt_token_ids": step.tokens.prompt,
             "completion_token_ids": step.tokens.generation,
             "logprobs": step.tokens.logprobs,
         }
-    if media:
-        made["extra"] = {"media": media}
     return made
+
+
+def _timestamp(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="microseconds")
 
 
 def _copied(step: JSON) -> JSON:
@@ -173,33 +210,30 @@ class MessageGraph:
 
     Args:
         tools: what the model could call, kept on each root.
-        timestamp: Unix time of every message; rollouts do not record it.
+        timestamp: see the attribute.
 
     Attributes:
         nodes: the messages; ``parent`` is an index into the list.
+        timestamp: Unix time of the messages that are added from now on.
     """
 
     def __init__(self, tools: list[JSON], timestamp: float) -> None:
         self.nodes: list[JSON] = []
+        self.timestamp = timestamp
         self._tools = tools
-        self._timestamp = timestamp
         self._path: list[int] = []
 
     def begin(self) -> None:
         """Begin another conversation, from a root of its own."""
         self._path = []
 
-    def add(self, message: JSON) -> None:
-        """A message that the model was given."""
-        self._append(message)
-
     def add_sampled(self, message: JSON, tokens: Bundle | None) -> int:
         """A message that the model produced; its index."""
         if tokens is None:
-            return self._append(message, sampled=True)
+            return self.add(message, sampled=True)
         start = self._agree(tokens.prompt)
         new = tokens.prompt[start:]
-        return self._append(
+        return self.add(
             message,
             sampled=True,
             token_ids=new + tokens.generation,
@@ -216,13 +250,14 @@ class MessageGraph:
                 again = [self.nodes[i]["message"] for i in self._path[place:]]
                 del self._path[place:]
                 for message in again:
-                    self._append(message)
+                    self.add(message)
                 break
             start += len(ids)
         return start
 
-    def _append(self, message: JSON, **fields: object) -> int:
-        node: JSON = {"message": message, "timestamp": self._timestamp, **fields}
+    def add(self, message: JSON, **fields: object) -> int:
+        """Add a message, one that the model was given if ``fields`` say nothing else; its index."""
+        node: JSON = {"message": message, "timestamp": self.timestamp, **fields}
         if self._path:
             node["parent"] = self._path[-1]
         elif self._tools:
@@ -260,26 +295,18 @@ def verifiers_episode(rollout: Rollout) -> JSON:
     }
 
 
-def verifiers_records(rollouts: Iterable[Rollout], tally: Tally) -> Iterator[JSON]:
-    """The episodes of all rollouts."""
-    for rollout in rollouts:
-        record = tally.attempt(verifiers_episode, rollout)
-        if record is not None:
-            tally.exported += 1
-            tally.masked += rollout.masked
-            yield record
-
-
 def _trace(rollout: Rollout, task: JSON) -> JSON:
     failed = rollout.failure_class
     tools = [_tool(tool["function"]) for tool in tools_of(rollout)]
-    graph = MessageGraph(tools, rollout.created_at)
-    calls: list[JSON] = []
+    given = rollout.timeline
+    began = rollout.created_at if given is None else given.began
+    graph = MessageGraph(tools, began)
+    calls = [] if given is None else [_failed_call(step, began) for step in _failed_calls(given)]
     for conversation in rollout.conversations():
         graph.begin()
         for message in prompt_messages(conversation):
             graph.add(_message(message, {}))
-        calls += _add_episode(graph, steps(conversation), conversation)
+        calls += _add_episode(graph, steps(conversation), conversation, began)
     timed_out = bool(failed and failed.endswith("_timeout"))
     sampling = {theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()}
     config = {"model": rollout.model, "sampling": {k: v for k, v in sampling.items() if v is not None}}
@@ -300,15 +327,18 @@ def _trace(rollout: Rollout, task: JSON) -> JSON:
         "stop_condition": "agent_completed" if not failed else failed if timed_out else "error",
         "is_timeout": timed_out,
         "errors": [_error(rollout)] if failed else [],
-        "timing": {"start": rollout.created_at},
+        "extra_usage": [] if given is None else _usage_of_judges(given),
+        "timing": {"start": began} if given is None else _timing(given, model_calls(rollout)),
     }
 
 
-def _add_episode(graph: MessageGraph, episode: list[Step], rollout: Rollout) -> list[JSON]:
+def _add_episode(graph: MessageGraph, episode: list[Step], rollout: Rollout, began: float) -> list[JSON]:
     calls: list[JSON] = []
     names: dict[str, str] = {}
     for step in episode:
         message = _message(step.message, names)
+        if step.call is not None:
+            graph.timestamp = began + step.call.end
         if message["role"] != "assistant":
             graph.add(message)
             continue
@@ -316,13 +346,74 @@ def _add_episode(graph: MessageGraph, episode: list[Step], rollout: Rollout) -> 
         call: JSON = {"node": graph.add_sampled(message, step.tokens), "finish_reason": finish}
         if rollout.model is not None:
             call["model"] = rollout.model
-        if step.tokens is not None:
-            call["usage"] = _tokens_used(step.tokens)
+        if step.call is not None:
+            call["time"] = _span(step.call, began)
+        if usage := _usage(step):
+            call["usage"] = usage
         calls.append(call)
     details = rollout.response.get("incomplete_details")
     if calls and isinstance(details, dict) and details.get("reason") == "max_output_tokens":
         calls[-1]["finish_reason"] = "length"
     return calls
+
+
+def _usage(step: Step) -> JSON | None:
+    """The usage of a model call; ``prompt_tokens`` are those that no cache answered."""
+    usage = None if step.call is None else _usage_of(step.call)
+    if usage is None and step.tokens is not None:
+        prompt, generation = len(step.tokens.prompt), len(step.tokens.generation)
+        usage = {"prompt_tokens": prompt, "completion_tokens": generation}
+    return usage
+
+
+def _usage_of(call: timeline.Step) -> JSON | None:
+    given, cached, made = call.input_tokens, call.cached_tokens or 0, call.output_tokens
+    if given is None or made is None:
+        return None
+    return {
+        "prompt_tokens": max(given - cached, 0),
+        "completion_tokens": made,
+        "cached_input_tokens": cached,
+    }
+
+
+def _usage_of_judges(given: timeline.Timeline) -> list[JSON]:
+    """The usage of the model calls that the environment made."""
+    calls = [_usage_of(step) for step in given.steps if step.kind == "model" and step.stage is not None]
+    return [usage for usage in calls if usage is not None]
+
+
+def _failed_calls(given: timeline.Timeline) -> list[timeline.Step]:
+    return [step for step in given.steps if step.kind == "model" and not step.stage and step.status >= 400]
+
+
+def _failed_call(call: timeline.Step, began: float) -> JSON:
+    error = {"type": "ModelCallFailed", "message": f"HTTP status {call.status}", "status_code": call.status}
+    return {"time": _span(call, began), "error": error}
+
+
+def _span(step: timeline.Step, began: float) -> JSON:
+    return {"start": began + step.start, "end": began + step.end}
+
+
+def _timing(given: timeline.Timeline, calls: list[timeline.Step]) -> JSON:
+    """The stages of an episode: ``agent`` is all between the opening of the session and the verification."""
+    spans = {step.kind: step for step in given.steps}
+    seed, verify = spans.get("seed"), spans.get("verify")
+    start = seed.end if seed else 0.0
+    end = verify.start if verify else given.duration
+    model = min(sum(call.duration for call in calls), max(end - start, 0.0))
+    made: JSON = {
+        "start": given.began,
+        "agent": {
+            "start": given.began + start,
+            "end": given.began + end,
+            "model": {"duration": model},
+            "harness": {"duration": max(end - start, 0.0) - model},
+        },
+    }
+    named = {"setup": seed, "scoring": verify}
+    return made | {name: _span(step, given.began) for name, step in named.items() if step is not None}
 
 
 def _message(message: JSON, names: dict[str, str]) -> JSON:
@@ -358,10 +449,6 @@ def _tool(function: JSON) -> JSON:
         "description": text if isinstance(text, str) else "",
         "parameters": parameters if isinstance(parameters, dict) else {},
     }
-
-
-def _tokens_used(tokens: Bundle) -> JSON:
-    return {"prompt_tokens": len(tokens.prompt), "completion_tokens": len(tokens.generation)}
 
 
 def _rewards(rollout: Rollout) -> JSON:

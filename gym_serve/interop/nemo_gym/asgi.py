@@ -23,29 +23,18 @@ from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
 
-__all__ = ["Answer", "AsgiApp", "McpTools", "session_headers"]
-
 _BASE = "http://in-process"
 
 
 class Answer(NamedTuple):
-    """An application's answer.
-
-    Attributes:
-        status: HTTP status.
-        body: its bytes.
-    """
+    """An application's answer."""
 
     status: int
     body: bytes
 
 
 class AsgiApp:
-    """A Starlette or FastAPI application.
-
-    Args:
-        app: the application.
-    """
+    """A Starlette or FastAPI application."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -68,13 +57,7 @@ class AsgiApp:
     async def post(
         self, path: str, body: Any, cookies: httpx.Cookies, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """A POST request with a JSON body.
-
-        Args:
-            path: of the route, escaped.
-            body: anything that JSON can hold.
-            cookies: sent with it; those that the answer sets are put there.
-            headers: sent with it.
+        """A POST request with a JSON body to an escaped path; ``cookies`` receives those of the answer.
 
         Raises:
             Exception: whatever the application does not catch.
@@ -107,12 +90,7 @@ _ACCEPT = {"accept": "application/json, text/event-stream"}  # MCP asks for both
 
 
 class McpTools:
-    """The tools of one server.
-
-    Args:
-        app: the server's application.
-        path: of MCP there.
-    """
+    """The tools that a server's application offers by MCP, at ``path``."""
 
     def __init__(self, app: AsgiApp, path: str) -> None:
         self._app = app
@@ -141,15 +119,7 @@ class McpTools:
         return found
 
     async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
-        """Call a tool.
-
-        Args:
-            name: one of `tools`.
-            arguments: what the model gave it; the server checks them.
-            headers: of the session, see `session_headers`.
-
-        Returns:
-            the text of its answer.
+        """The text of a tool's answer; ``headers`` name the session, see `session_headers`.
 
         Raises:
             ToolFailed: it failed or refused its arguments.
@@ -175,8 +145,8 @@ class McpTools:
 
 def session_headers(seeded: Any) -> dict[str, str]:
     """The headers that name the session, as ``/seed_session`` answered them; none without MCP."""
-    told = seeded.get("mcp") if isinstance(seeded, dict) else None
-    headers = told.get("headers") if isinstance(told, dict) else None
+    mcp = seeded.get("mcp") if isinstance(seeded, dict) else None
+    headers = mcp.get("headers") if isinstance(mcp, dict) else None
     return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
 
 

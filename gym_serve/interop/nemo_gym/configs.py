@@ -33,20 +33,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_serve.graph.interpolation import closing_brace
 from gym_serve.graph.loading import read_yaml
 from gym_serve.graph.spec import nearest
 from gym_serve.types.errors import GraphError, InvalidRequest
-
-__all__ = [
-    "MISSING",
-    "Translator",
-    "apply_directives",
-    "is_secret_name",
-    "load_configs",
-    "merged",
-    "value_at",
-    "variable_name",
-]
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given from outside."""
@@ -211,12 +201,7 @@ class Translator:
         self._open: list[tuple[str, ...]] = []
 
     def translate(self, value: Any, path: tuple[str, ...]) -> Any:
-        """``value`` for a graph file.
-
-        Args:
-            value: a value of the config.
-            path: its place there.
-        """
+        """The value at a path of the config, for a graph file."""
         if isinstance(value, dict):
             return {key: self.translate(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list):
@@ -241,7 +226,7 @@ class Translator:
                 parts.append(f"{text[at : start - 1]}$${{")
                 at = start + 2
                 continue
-            end = _closing(text, start + 2)
+            end = closing_brace(text, start + 2)
             if end is None:
                 self._problem(path, f"a ${{ without its }}: {text[start : start + 40]!r}")
                 return text
@@ -329,13 +314,3 @@ def variable_name(key: str) -> str:
     """The environment variable for a key: ``policy_base_url`` -> ``POLICY_BASE_URL``."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", key).strip("_").upper()
     return f"_{name}" if name[:1].isdigit() else name
-
-
-def _closing(text: str, at: int) -> int | None:
-    """Index of the brace that closes the one before ``at``."""
-    depth = 1
-    for index in range(at, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return index
-    return None

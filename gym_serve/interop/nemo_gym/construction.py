@@ -32,16 +32,9 @@ from gym_serve.servers.clients import Client
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, NotFound, Rejected
 
-__all__ = ["GraphServers", "ServerAnswer", "make_server", "with_paths", "with_secrets"]
-
 
 class ServerAnswer:
-    """An answer, with those members of `aiohttp.ClientResponse` that NeMo Gym's servers read.
-
-    Args:
-        status: HTTP status.
-        body: JSON.
-    """
+    """A JSON answer, with those members of `aiohttp.ClientResponse` that NeMo Gym's servers read."""
 
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
@@ -51,27 +44,19 @@ class ServerAnswer:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is below 400."""
         return self.status < 400
 
     async def read(self) -> bytes:
-        """The body."""
         return self._body
 
     async def text(self) -> str:
-        """The body as text."""
         return self._body.decode()
 
     async def json(self, **_: Any) -> Any:
-        """The body, decoded."""
         return orjson.loads(self._body)
 
     def raise_for_status(self) -> None:
-        """Raise for a status of 400 or more.
-
-        Raises:
-            aiohttp.ClientResponseError: as aiohttp's own response does.
-        """
+        """Raise `aiohttp.ClientResponseError` for a status of 400 or more, as aiohttp's own response does."""
         if not self.ok:
             url = URL("http://in-process")
             info = aiohttp.RequestInfo(url, "POST", None, url)  # type: ignore[arg-type]
@@ -81,24 +66,14 @@ class ServerAnswer:
 
 
 class GraphServers:
-    """The servers of the graph, under the names that a hosted server knows them by.
-
-    Args:
-        servers: clients by NeMo Gym's name of the server.
-        setting: name of the setting that lists them, for messages.
-    """
+    """The servers of the graph, by the names that a hosted server knows; messages name ``setting``."""
 
     def __init__(self, servers: Mapping[str, Client], setting: str) -> None:
         self._servers = servers
         self._setting = setting
 
     async def request(self, server_name: str, url_path: str, json: Any = None) -> ServerAnswer:
-        """Call a server.
-
-        Args:
-            server_name: NeMo Gym's name of it.
-            url_path: route of the server, such as ``/v1/responses``.
-            json: the body: a pydantic model, whose set fields are sent, or JSON.
+        """Call a route of a server, such as ``/v1/responses``; of a pydantic model, the set fields are sent.
 
         Raises:
             NotFound: no server of the graph stands for that name.

@@ -9,16 +9,16 @@ from typing import Any
 
 from gym_serve.graph.classes import find_class, secrets_of
 from gym_serve.graph.interpolation import has_literal
-from gym_serve.graph.spec import SECTIONS, name_problem, nearest
+from gym_serve.graph.spec import SECTION_OF, SECTIONS, name_problem, nearest
 from gym_serve.interop.nemo_gym.configs import MISSING, Translator, is_secret_name, variable_name
 from gym_serve.interop.nemo_gym.instances import (
     HOSTED,
+    OWN_TO_NEMO_GYM,
     Instance,
     code_of,
     file_of,
     find_type,
     import_path_of,
-    is_own_to_nemo_gym,
     reference,
     requirements_of,
     setting_name,
@@ -30,9 +30,6 @@ from gym_serve.servers.base import Server
 from gym_serve.types.errors import GraphError
 from gym_serve.types.requests import JSON
 
-__all__ = ["Conversion"]
-
-_SECTION_OF = {kind: section for section, kind in SECTIONS.items()}
 _OFF: tuple[Any, ...] = (False, "", 0, {}, [])
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-.*)?\}", re.DOTALL)
 
@@ -97,7 +94,7 @@ class Conversion:
         graph: JSON = {}
         for instance in self._instances:
             if instance.name in servers:
-                section = graph.setdefault(_SECTION_OF[instance.kind], {})
+                section = graph.setdefault(SECTION_OF[instance.kind], {})
                 section[self._names[instance.name]] = servers[instance.name]
         return {section: graph[section] for section in SECTIONS if section in graph}
 
@@ -151,7 +148,7 @@ class Conversion:
             secrets[name] = self._secret(value, instance, name, is_required=required)
             return True
 
-        settings = {key: v for key, v in instance.settings.items() if not is_own_to_nemo_gym(key)}
+        settings = {key: v for key, v in instance.settings.items() if key not in OWN_TO_NEMO_GYM}
         config = kept(settings, instance.path)
         self.notes.append(f"{instance.name}: NeMo Gym's own server is hosted, on Python 3.12 with nemo-gym")
         if needed := requirements_of(code):

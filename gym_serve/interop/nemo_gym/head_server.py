@@ -21,14 +21,9 @@ from starlette.requests import Request
 
 from gym_serve.graph.gateway import Page
 from gym_serve.graph.spec import Node
+from gym_serve.interop.nemo_gym.instances import KINDS
 
-__all__ = ["GLOBAL_CONFIG", "SERVER_INSTANCES", "global_config_yaml", "server_instances"]
-
-_SECTIONS = {
-    "model": "responses_api_models",
-    "resources": "resources_servers",
-    "agent": "responses_api_agents",
-}
+_SECTIONS = {kind: section for section, kind in KINDS.items()}
 _KEYS = {"model": "model_server", "resources": "resources_server"}  # NeMo Gym's names of these settings
 
 

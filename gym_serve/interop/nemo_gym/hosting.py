@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 from urllib.parse import quote
 
@@ -31,7 +31,6 @@ from gym_serve.interop.nemo_gym.asgi import Answer, AsgiApp, McpTools, session_h
 from gym_serve.interop.nemo_gym.construction import GraphServers, make_server, with_secrets
 from gym_serve.servers import Operation, Reply, ResourcesServer
 from gym_serve.servers.clients import ModelClient
-from gym_serve.servers.context import current
 from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools, is_tool_name
 from gym_serve.servers.transport import text_as_json
@@ -47,17 +46,9 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.requests import JSON, VerifyRequest
 
-__all__ = ["NemoGym", "Route", "posts_of", "tool_path"]
-
 
 class Route(NamedTuple):
-    """A route of an application.
-
-    Attributes:
-        path: its path.
-        summary: what its documentation says first.
-        request: JSON schema of its body.
-    """
+    """A route of an application: its path, the first line of its documentation, the schema of its body."""
 
     path: str
     summary: str
@@ -66,16 +57,17 @@ class Route(NamedTuple):
 
 def posts_of(app: Any) -> dict[str, Route]:
     """The routes for POST with a path of one part, by that part: ``"verify"``, ``"{tool}"``."""
-    return {route.path.strip("/"): route for route in _posts(app)}
+    routes = {}
+    for route in app.routes:
+        path, methods = getattr(route, "path", ""), getattr(route, "methods", None) or ()
+        if "POST" in methods and path.count("/") == 1:
+            text = (inspect.getdoc(route.endpoint) or "").partition("\n")[0]
+            routes[path.strip("/")] = Route(path, text or f"Route {path}", _body_of(route.endpoint))
+    return routes
 
 
 def tool_path(routes: dict[str, Route], name: str) -> str | None:
-    """The path of a tool, escaped; None if no tool has that name.
-
-    Args:
-        routes: of the application.
-        name: what the model called; it need not be a name at all.
-    """
+    """The path of a tool, escaped; None if no tool has the name, which a model wrote."""
     if not is_tool_name(name):
         return None
     if name in routes:
@@ -86,15 +78,6 @@ def tool_path(routes: dict[str, Route], name: str) -> str | None:
 def is_any(part: str) -> bool:
     """Whether a route's path stands for any name."""
     return part.startswith("{") and part.endswith("}")
-
-
-def _posts(app: Any) -> Iterator[Route]:
-    for route in app.routes:
-        path, methods = getattr(route, "path", ""), getattr(route, "methods", None) or ()
-        if "POST" in methods and path.count("/") == 1:
-            endpoint = route.endpoint
-            text = (inspect.getdoc(endpoint) or "").partition("\n")[0]
-            yield Route(path, text or f"Route {path}", _body_of(endpoint))
 
 
 def _body_of(endpoint: Any) -> JSON:
@@ -252,7 +235,7 @@ class NemoGym(ResourcesServer):
             with metering(call.session.meter, "tool"):
                 return Reply.of(self._json(await self._post("step", _complete(body), call.session.state)))
 
-        return await self._in(step)
+        return await self.in_any_session(step)
 
     async def verify(self, request: VerifyRequest, session: Session) -> JSON:
         """Ask the server's verifier.
@@ -290,7 +273,7 @@ class NemoGym(ResourcesServer):
                 shown = answer.status in UNAVAILABLE and self.config.unavailable_tools == "show"
                 return Reply(ToolFailed.status if shown else answer.status, text_as_json(answer.body))
 
-            return await self._in(use)
+            return await self.in_any_session(use)
 
         return handler
 
@@ -302,16 +285,9 @@ class NemoGym(ResourcesServer):
                     text = await self._mcp.call(name, body, call.session.state.mcp_headers)
                 return Reply(200, text_as_json(text.encode("utf-8", "replace")))
 
-            return await self._in(use)
+            return await self.in_any_session(use)
 
         return handler
-
-    async def _in(self, work: Callable[[SessionCall[Any]], Awaitable[Reply]]) -> Reply:
-        """Run a call in its session, or in a new one."""
-        session_id = current().session
-        if session_id is None:
-            return await self._open_and_call(self.Session(), work)
-        return await self.in_session(session_id, work)
 
     async def _post(self, name: str, body: Any, session: Session) -> Answer:
         assert self._app is not None  # started

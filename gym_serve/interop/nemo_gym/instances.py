@@ -21,27 +21,6 @@ from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "HOSTED",
-    "KINDS",
-    "POLICY",
-    "Instance",
-    "code_of",
-    "datasets_of",
-    "file_of",
-    "find_type",
-    "import_path_of",
-    "instances_of",
-    "is_own_to_nemo_gym",
-    "mentions",
-    "reference",
-    "requirements_of",
-    "setting_name",
-    "settings_of",
-    "takes_null",
-    "text_setting",
-]
-
 KINDS: dict[str, Kind] = {
     "responses_api_models": "model",
     "resources_servers": "resources",
@@ -87,7 +66,7 @@ _SETTINGS = {
     "model_server": "model",
     "resources_server": "resources",
 }
-_OWN_TO_NEMO_GYM = frozenset(
+OWN_TO_NEMO_GYM = frozenset(
     {
         "entrypoint",
         "host",
@@ -100,6 +79,7 @@ _OWN_TO_NEMO_GYM = frozenset(
         "datasets",
     }
 )
+"""Settings that say where NeMo Gym runs a server, or describe it to people."""
 _REASONING = (
     "uses_reasoning_parser",
     "uses_interleaved_reasoning",
@@ -129,7 +109,7 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
     """Those settings of an implementation that mean something here, under its names."""
     left_open = _FROM_OUTSIDE.get((kind, implementation), {})
     given = {**left_open, **{key: v for key, v in settings.items() if v is not None or key not in left_open}}
-    kept = {key: value for key, value in given.items() if not is_own_to_nemo_gym(key)}
+    kept = {key: value for key, value in given.items() if key not in OWN_TO_NEMO_GYM}
     kept |= _AS_THERE.get((kind, implementation), {})
     if kind == "model" and implementation in ("vllm_model", "local_vllm_model"):
         kept |= _reasoning(kept)
@@ -139,11 +119,6 @@ def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> di
         if key.endswith("responses_create_params") and isinstance(value, dict) and not value.get("input"):
             kept[key] = {name: item for name, item in value.items() if name != "input"} or None
     return kept
-
-
-def is_own_to_nemo_gym(key: str) -> bool:
-    """Whether a setting says where NeMo Gym runs a server, or describes it to people."""
-    return key in _OWN_TO_NEMO_GYM
 
 
 def setting_name(cls: type[Server], key: str) -> str | None:
@@ -184,15 +159,7 @@ POLICY = "policy_model"
 
 @dataclass(frozen=True)
 class Instance:
-    """A server of NeMo Gym.
-
-    Attributes:
-        name: its name.
-        kind: what it is.
-        section: NeMo Gym's word for that.
-        implementation: which server of that kind.
-        settings: its keys.
-    """
+    """A server of NeMo Gym; ``section`` is NeMo Gym's word for its kind."""
 
     name: str
     kind: Kind
@@ -209,9 +176,7 @@ class Instance:
 def instances_of(config: dict[str, Any], problems: list[str]) -> Iterator[Instance]:
     """The instances of a config; other keys are values that instances refer to.
 
-    Args:
-        config: the config, directives applied.
-        problems: receives a message for each invalid instance.
+    ``problems`` receives a message for each invalid instance.
     """
     for name, value in config.items():
         sections = [section for section in KINDS if isinstance(value, dict) and section in value]
@@ -245,37 +210,29 @@ def mentions(value: Any, text: str) -> bool:
     return any(mentions(item, text) for item in value) if isinstance(value, list) else value == text
 
 
+_DATASET = {
+    "name": "name",
+    "type": "type",
+    "rows": "jsonl_fpath",
+    "repeats": "num_repeats",
+    "prompt": "prompt_config",
+}
+
+
 def datasets_of(instance: Instance) -> Iterator[JSON]:
     """The data sets that an agent's config names; graphs have none, so they are reported separately."""
     datasets = instance.settings.get("datasets")
     for dataset in datasets if isinstance(datasets, list) else []:
         if isinstance(dataset, dict):
-            yield {
-                "agent": instance.name,
-                **{
-                    name: dataset[key]
-                    for name, key in (
-                        ("name", "name"),
-                        ("type", "type"),
-                        ("rows", "jsonl_fpath"),
-                        ("repeats", "num_repeats"),
-                        ("prompt", "prompt_config"),
-                    )
-                    if dataset.get(key) is not None
-                },
-            }
+            told = {name: dataset.get(key) for name, key in _DATASET.items()}
+            yield {"agent": instance.name, **{name: v for name, v in told.items() if v is not None}}
 
 
 _OWN = ("-e", "nemo-gym", "nemo_gym")  # NeMo Gym itself, as its own servers name it
 
 
 def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
-    """The file of a resources server's class; None if there is none, or the server is of another kind.
-
-    Args:
-        instance: the server.
-        configs: the configs that name it.
-    """
+    """The file of a resources server's class; None if there is none, or the server is of another kind."""
     if instance.kind != "resources" or not instance.implementation.isidentifier():
         return None
     file = Path(instance.section, instance.implementation, _entrypoint(instance))

@@ -15,7 +15,8 @@ invalid action costs a turn, not the episode; too many of them in a row end it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import aiohttp
@@ -34,14 +35,10 @@ from gym_serve.interop.openenv.instances import (
 )
 from gym_serve.servers import Operation, Reply, VerifyRequest
 from gym_serve.servers.base import missing_package
-from gym_serve.servers.context import current
-from gym_serve.servers.sessions import SessionCall
 from gym_serve.servers.tools import ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode
-from gym_serve.types.errors import InvalidRequest, Overloaded, SessionNotFound, ToolFailed, Unavailable
+from gym_serve.types.errors import InvalidRequest, Overloaded, ToolFailed, Unavailable
 from gym_serve.types.requests import JSON, parse
-
-__all__ = ["OpenEnv", "action_in", "how_to_act", "observation_text", "text_field", "tool_result"]
 
 _PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
@@ -94,7 +91,7 @@ class OpenEnv(GymnasiumServer):
         max_invalid_actions: PositiveInt = 3
         """Invalid actions in a row that cut an episode short."""
         start_timeout: PositiveFloat = 30.0
-        """Seconds until the environment has told its actions or tools."""
+        """Maximum number of seconds until the environment has listed its actions or tools."""
 
         @model_validator(mode="after")
         def _one_environment(self) -> Self:
@@ -121,7 +118,7 @@ class OpenEnv(GymnasiumServer):
         self._http: aiohttp.ClientSession | None = None
         self._classes: LocalClasses | None = None
         self._schema: JSON = {}
-        self._tools: dict[str, JSON] = {}
+        self._tools: dict[str, ToolDescription] = {}
         self._open = 0
 
     async def start(self) -> None:
@@ -160,7 +157,9 @@ class OpenEnv(GymnasiumServer):
             observation and info as `reset` has them, and the ``tools`` for agents whose row brings none.
         """
         fields = await super().seed(row, session)
-        return {**fields, "tools": list(self._tools.values())} if self._tools else fields
+        return (
+            {**fields, "tools": [tool.openai() for tool in self._tools.values()]} if self._tools else fields
+        )
 
     async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
         """Make an instance, and begin.
@@ -203,30 +202,14 @@ class OpenEnv(GymnasiumServer):
     def operations(self) -> dict[str, Operation]:
         operations = super().operations()
         for name, tool in self._tools.items():
-            handler = self._tool(name)
-            operations[f"tools/{name}"] = Operation(handler, tool["description"], tool["parameters"])
+            operations[f"tools/{name}"] = self.described_tool(tool, partial(self._used, name), opens=False)
         return operations
 
     @property
     def _field(self) -> str | None:
         return self.config.action_field or text_field(self._schema)
 
-    def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
-        async def handler(body: Any) -> Reply:
-            if not isinstance(body, dict):
-                raise InvalidRequest("the arguments must be a JSON object")
-            session_id = current().session
-            if session_id is None:
-                raise SessionNotFound("no session: call /seed_session first, and send its session id")
-
-            async def use(call: SessionCall[_Episode]) -> Reply:
-                return Reply.of(await self._used(call.session.state, name, body))
-
-            return await self.in_session(session_id, use)
-
-        return handler
-
-    async def _used(self, session: _Episode, name: str, arguments: JSON) -> Any:
+    async def _used(self, name: str, session: _Episode, arguments: JSON) -> Reply:
         assert session.instance is not None  # made by `reset`, which opened the session
         action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
         outcome = await session.instance.step(action)
@@ -235,7 +218,7 @@ class OpenEnv(GymnasiumServer):
         result, error = tool_result(outcome.observation)
         if error is not None:
             raise ToolFailed(error)
-        return result
+        return Reply.of(result)
 
     async def _discover(self) -> None:
         if self.config.interface == "tools":
@@ -274,15 +257,15 @@ class OpenEnv(GymnasiumServer):
             await self._http.close()
 
 
-def _tools_of(outcome: Outcome, name: str) -> dict[str, JSON]:
-    """The tools that an environment lists, as a row has them (OpenAI's function tools)."""
+def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
+    """The tools that an environment lists, by name."""
     found = outcome.observation.get("tools")
     if not isinstance(found, list) or not found:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
     return {
         tool["name"]: ToolDescription(
             tool["name"], tool.get("description") or "", tool.get("input_schema") or {"type": "object"}
-        ).openai()
+        )
         for tool in found
         if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))
     }
@@ -336,12 +319,7 @@ def how_to_act(schema: JSON, field: str | None) -> str:
 
 
 def observation_text(observation: JSON, field: str | None) -> str:
-    """An observation for the model: a field of it, or its only text, or all that is in it as JSON.
-
-    Args:
-        observation: the observation's fields.
-        field: the one to show; None for all.
-    """
+    """An observation for the model: a field of it, or its only text, or all that is in it as JSON."""
     if field is not None:
         value = observation.get(field, "")
         return value if isinstance(value, str) else encode(value).decode()

@@ -18,7 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
@@ -37,16 +37,6 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "Instance",
-    "LocalClasses",
-    "LocalInstance",
-    "Outcome",
-    "RemoteInstance",
-    "action_schema",
-    "outcome_of",
-]
 
 
 class Outcome(NamedTuple):
@@ -136,13 +126,8 @@ class LocalClasses:
         return bool(getattr(self.env, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
 
-class LocalInstance:
-    """An environment in this process; it is constructed when it is reset.
-
-    Args:
-        classes: its classes.
-        settings: arguments of the environment's class.
-    """
+class LocalInstance(Instance):
+    """An environment in this process; it is constructed, with ``settings`` as arguments, when it is reset."""
 
     def __init__(self, classes: LocalClasses, settings: Mapping[str, Any]) -> None:
         self._classes = classes
@@ -151,7 +136,6 @@ class LocalInstance:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv")
 
     async def reset(self, options: JSON) -> Outcome:
-        """See `Instance.reset`."""
         if self._env is None:
             self._env = await self._in_thread(self._classes.env, **self._settings)
         known = inspect.signature(self._env.reset).parameters
@@ -165,7 +149,6 @@ class LocalInstance:
             ) from error
 
     async def step(self, action: JSON) -> Outcome:
-        """See `Instance.step`."""
         try:
             typed = self._classes.serialization.deserialize_action(action, self._classes.action)
         except ValidationError as error:
@@ -180,7 +163,6 @@ class LocalInstance:
         return self._outcome(observation)
 
     async def close(self) -> None:
-        """See `Instance.close`."""
         try:
             if self._env is not None:
                 await self._in_thread(self._env.close)
@@ -206,9 +188,8 @@ class LocalInstance:
 
 
 def _loaded(path: str, setting: str) -> Any:
-    module, _, attributes = path.partition(":")
     try:
-        return reduce(getattr, attributes.split("."), importlib.import_module(module))
+        return resolve_name(path)
     except Exception as error:
         raise GraphError(f"{setting}: cannot import {path}: {type(error).__name__}: {error}") from error
 
@@ -220,21 +201,13 @@ _ERRORS: dict[str, type[GymError]] = {
     "EXECUTION_ERROR": ToolFailed,
     "CAPACITY_REACHED": Overloaded,
 }
-_CLOSED = (
-    aiohttp.WSMsgType.CLOSE,
-    aiohttp.WSMsgType.CLOSING,
-    aiohttp.WSMsgType.CLOSED,
-    aiohttp.WSMsgType.ERROR,
-)
+_DATA = (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
 
 
-class RemoteInstance:
-    """An environment by its URL; it connects when it is reset.
+class RemoteInstance(Instance):
+    """An environment by its URL; it connects when it is reset, and the environment ends with the connection.
 
-    Args:
-        http: the connections' owner.
-        url: address of the environment.
-        headers: sent with the connection.
+    ``headers`` are sent with the connection.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
@@ -246,17 +219,14 @@ class RemoteInstance:
         self._lost = False
 
     async def reset(self, options: JSON) -> Outcome:
-        """See `Instance.reset`."""
         if self._socket is None:
             self._socket = await self._connected()
         return outcome_of(await self._ask("reset", options))
 
     async def step(self, action: JSON) -> Outcome:
-        """See `Instance.step`."""
         return outcome_of(await self._ask("step", action))
 
     async def close(self) -> None:
-        """See `Instance.close`; the environment ends with the connection."""
         if self._socket is not None:
             await self._socket.close()
 
@@ -285,7 +255,7 @@ class RemoteInstance:
             except asyncio.CancelledError:
                 self._lost = True
                 raise
-        if message.type in _CLOSED:
+        if message.type not in _DATA:
             raise SessionLost(f"{self._url} ended the connection, and the episode with it")
         return self._answer(message.data)
 
@@ -303,7 +273,7 @@ class RemoteInstance:
 
 
 async def action_schema(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> JSON:
-    """JSON schema of an environment's actions, as its ``/schema`` tells it.
+    """JSON schema of an environment's actions, from its ``/schema``.
 
     Raises:
         Unavailable: it does not.

@@ -22,8 +22,6 @@ from gym_serve.rollouts.rows import task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.requests import JSON
 
-__all__ = ["ComparisonSummary", "Estimate", "RunComparison", "Side", "TaskDifference"]
-
 _AGENT = "_agent"
 
 

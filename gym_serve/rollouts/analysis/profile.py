@@ -20,8 +20,6 @@ from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.rows import task_index
 from gym_serve.types.requests import JSON
 
-__all__ = ["BINS", "BUCKETS", "ProfileSummary", "RewardProfile", "TaskProfile"]
-
 BUCKETS = ("never", "hard", "medium", "easy", "always")
 """Difficulty by pass rate p: 0, below 0.25, from 0.25 to 0.75, above 0.75, 1."""
 

@@ -32,15 +32,6 @@ from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_reward
 
-__all__ = [
-    "TaskKey",
-    "agent_of",
-    "prompt_text",
-    "prompts_of_tasks",
-    "read_rollouts",
-    "rows_of_tasks",
-]
-
 
 class TaskKey:
     """Identifies tasks: by the task index of their run, or by a field of the rows.

@@ -31,16 +31,6 @@ from gym_serve.routing.rpc.messages import (
 from gym_serve.routing.rpc.network import Address, caller_context, enable_keepalive
 from gym_serve.servers.transport import Call, Reply
 
-__all__ = [
-    "Channel",
-    "ConnectError",
-    "ConnectTimeoutError",
-    "ConnectionLostError",
-    "NotDeliveredError",
-    "QueueFullError",
-    "RpcError",
-]
-
 logger = logging.getLogger("gym_serve")
 
 _CONNECT_SECONDS = 5.0

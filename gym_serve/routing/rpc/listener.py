@@ -37,8 +37,6 @@ from gym_serve.servers.context import closing, time_limit
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError
 
-__all__ = ["Listener"]
-
 _LOAD_SECONDS = 1.0  # between two reports of the load, if it changed
 
 

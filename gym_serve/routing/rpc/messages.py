@@ -15,23 +15,7 @@ from typing import Union
 import msgspec
 
 from gym_serve.servers.transport import Call, Reply
-
-__all__ = [
-    "CANCEL",
-    "FULL",
-    "LOAD",
-    "TAKEN",
-    "WINDOW",
-    "Message",
-    "Notification",
-    "Outbox",
-    "Part",
-    "Request",
-    "Response",
-    "StreamRequest",
-    "decode",
-    "encode",
-]
+from gym_serve.types.model_endpoint import ModelEndpoint
 
 FULL = 64
 """Messages of a frame at most."""
@@ -49,7 +33,16 @@ connection, which must not wait for a slow reader."""
 TAKEN = "taken"
 """Sent by the caller: its reader took ``params[1]`` more parts of the answer to the call ``params[0]``."""
 
-Params = tuple[bytes, Union[str, None], str, Union[str, None], Union[float, None]]  # noqa: UP007  # on 3.10
+_Text = Union[str, None]  # noqa: UP007  # on 3.10
+Params = tuple[
+    bytes,
+    _Text,
+    str,
+    _Text,
+    Union[float, None],  # noqa: UP007
+    Union[ModelEndpoint, None],  # noqa: UP007
+    _Text,
+]
 
 
 class Request(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -62,7 +55,7 @@ class Request(msgspec.Struct, array_like=True, tag=0, gc=False):
     @classmethod
     def of(cls, id: int, call: Call) -> Request:
         """The message of a call."""
-        return cls(id, call[0], call[1:])
+        return cls(id, call[0], call[1:-1])
 
     @property
     def call(self) -> Call:

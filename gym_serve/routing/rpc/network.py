@@ -22,15 +22,6 @@ import msgspec
 
 from gym_serve.routing.serve_compat import kv_delete, kv_get, kv_keys, kv_put
 
-__all__ = [
-    "Address",
-    "Directory",
-    "caller_context",
-    "check_certificate",
-    "enable_keepalive",
-    "listener_context",
-]
-
 _CERTIFICATE, _KEY, _CA = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 11_000))
 

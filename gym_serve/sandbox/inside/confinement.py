@@ -29,8 +29,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["MACHINES", "confine", "die_with_parent", "filter_program", "protect", "reserve"]
-
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24)  # offsets in struct seccomp_data
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000

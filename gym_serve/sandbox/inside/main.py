@@ -7,8 +7,8 @@ it says in ``sizes``, for texts that may be long. The first one is the configura
 - ``execute``: code in a namespace that lasts, in a child that lasts as well (`Session`);
 - ``run``: a program in a child of its own (`Program`).
 
-A child is confined before any of its code runs. What it says is read as bytes from files, no more of them
-than were asked for; whether it takes too long is measured here.
+A child is confined before any of its code runs. Its output is read as bytes from files, up to the limit of
+the request, and its time is measured here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from .confinement import die_with_parent, protect
 from .output import describe
 from .program import Program
 from .session import Session
-
-__all__ = ["main"]
 
 Reply = tuple[dict[str, Any], list[bytes]]
 

@@ -12,19 +12,6 @@ import os
 import sys
 import traceback
 
-__all__ = [
-    "MAX_ERROR",
-    "MAX_TRACEBACK",
-    "Output",
-    "cut",
-    "describe",
-    "nameless_file",
-    "replace",
-    "start_of",
-    "text_of",
-    "traceback_of",
-]
-
 MAX_ERROR = 2_000
 MAX_TRACEBACK = 10_000
 _MAX_FRAMES = 20

@@ -1,8 +1,8 @@
-"""Looks around in a sandbox, as a program would, and says what it can reach that it should not.
+"""Reports what a program in a sandbox can reach and should not.
 
 `find_sandbox` runs this file before it trusts a sandbox: a `bwrap` that merely starts programs, or that was
 built without a part, would otherwise pass. It opens and reports; it writes nothing and ends nobody. It is
-handed over as text and not imported, so that it has its say also where the package is not to be seen.
+passed as text and not imported, so it runs even if the sandbox does not show the package.
 """
 
 from __future__ import annotations

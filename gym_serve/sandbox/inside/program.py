@@ -21,8 +21,6 @@ from .confinement import confine, reserve
 from .output import MAX_ERROR, Output, describe, nameless_file, replace, start_of
 from .watch import REASONS, Watch
 
-__all__ = ["Program"]
-
 
 class Program:
     """One run of a program.
@@ -82,12 +80,12 @@ class Program:
         replace(self._result, data)
 
     def started(self, child: int, folder: str | None) -> None:
-        """In the parent: it runs in this process, and may make files in this folder."""
+        """In the parent: the program runs in process ``child`` and may make files in ``folder``."""
         self._child = child
         self._watch = Watch(child, folder)
 
     def outcome(self) -> tuple[dict[str, Any], list[bytes]]:
-        """Wait for its process in another one, the parent, and say what came of it."""
+        """In the parent: wait for the program to end, and return its outcome."""
         limit = self._request["output_limit"]
         ending, reason = self._wait()
         size = os.fstat(self._result.fileno()).st_size

@@ -1,8 +1,8 @@
-"""`Session`: a lasting namespace in a lasting child process; its supervisor's side and its own.
+"""`Session`: a namespace that lasts, in a child process of its own: the sides of supervisor and child.
 
-The two communicate by files and single bytes: there is nothing in what the child says that could be misread.
-Between calls the child is stopped, so that threads that code leaves behind cost nothing. In the child,
-`Interpreter` executes the code as at an interactive prompt.
+The two exchange files and single bytes, so the supervisor parses nothing that the child wrote. Between calls
+the child is stopped, so threads that the code left behind take no time. In the child, `Interpreter` executes
+the code as at an interactive prompt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from .output import (
 )
 from .watch import REASONS, Watch
 
-__all__ = ["INTERRUPT", "Executed", "Interpreter", "Session"]
-
 INTERRUPT = signal.SIGXCPU
 """The signal that interrupts code; one that programs have no handler of their own for."""
 
@@ -46,11 +44,11 @@ _AGAIN_SECONDS = 0.2
 
 
 class _TimeUp(BaseException):
-    """Raised in code that ran too long; no ``except Exception`` holds it."""
+    """Raised in code that ran too long; ``except Exception`` does not catch it."""
 
 
 class Executed(NamedTuple):
-    """What came of code, beside its output."""
+    """The outcome of code, without its output."""
 
     result: str | None
     """``str`` of the last expression, if it is not None."""

@@ -16,13 +16,11 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-__all__ = ["REASONS", "Excess", "Watch"]
-
 _MAX_THREADS = 256
 _MAX_FILES = 20_000  # each takes a kilobyte of memory that no other limit counts
 
 Excess = Literal["time", "threads", "files", "machine"]
-"""Too long; too many of them; or the machine had a tenth of a processor for it and less."""
+"""It ran too long, has too many threads or files, or got at most a tenth of a processor from the machine."""
 
 REASONS: dict[Excess, str] = {
     "threads": f"more than {_MAX_THREADS} threads",
@@ -58,11 +56,11 @@ class Watch:
 
     @property
     def nap(self) -> float:
-        """For how long not to look: a little at first, as most programs are short."""
+        """Seconds until the next look; few at first, because most programs are short."""
         return min(_LONGEST_NAP, max(_SHORTEST_NAP, self.elapsed / 10))
 
     def excess(self, seconds: float) -> Excess | None:
-        """What the process has too much of, if it may use so many seconds; also holds it to its core."""
+        """The limit that the process exceeds, given its seconds; None for none. Also keeps it on one core."""
         elapsed = self.elapsed
         ran = _processor_seconds(self._process) - self._ran
         if _LINUX and os.stat(f"/proc/{self._process}/task").st_nlink > 3:

@@ -36,16 +36,6 @@ from gym_serve.types.protocols.tokens import (
 )
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "chat_to_response",
-    "check_completion",
-    "check_delta",
-    "check_response",
-    "context_overflow_response",
-    "is_context_overflow",
-    "response_to_chat",
-]
-
 _TEXTS = ("refusal", "reasoning_content", "reasoning")
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "function_call", "audio", *_TEXTS})
 _COMPLETE = (None, "completed", "incomplete")
@@ -55,15 +45,15 @@ def check_completion(completion: Any) -> JSON:
     """The first choice of a chat completion.
 
     Raises:
-        Unavailable: the answer is no chat completion, or its generation was aborted (as engines do
+        Unavailable: the answer is not a chat completion, or its generation was aborted (as engines do
             to running requests when their weights are replaced): a part is not the model's answer.
     """
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices:
-        raise Unavailable(f"the backend's answer is no chat completion: {shown(completion)}")
+        raise Unavailable(f"the backend's answer is not a chat completion: {shown(completion)}")
     for index, choice in enumerate(choices):
         if problem := _choice_problem(choice):
-            raise Unavailable(f"the backend's answer is no chat completion: choices[{index}]{problem}")
+            raise Unavailable(f"the backend's answer is not a chat completion: choices[{index}]{problem}")
         _check_ended(choice)
     first: JSON = choices[0]
     return first
@@ -75,16 +65,14 @@ def check_delta(choice: Any) -> None:
     Raises:
         Unavailable: it is none, or its generation was aborted.
     """
-    problem = _dict_problem(choice)
+    problem = _mismatch(choice, dict, "")
     if problem is None:
-        delta, index = choice.get("delta"), choice.get("index")
-        if index is not None and type(index) is not int:
-            problem = f".index is no integer: {shown(index)}"
-        elif delta is not None:
+        problem = _mismatch(choice.get("index"), int, ".index", optional=True)
+        if problem is None and (delta := choice.get("delta")) is not None:
             problem = _message_problem(delta, ".delta", partial=True)
         problem = problem or _rest_problem(choice)
     if problem:
-        raise Unavailable(f"the backend's stream has a choice that is none: choices[]{problem}")
+        raise Unavailable(f"the backend's stream has a malformed choice: choices[]{problem}")
     _check_ended(choice)
 
 
@@ -100,16 +88,16 @@ def check_response(response: Any, who: str = "the model") -> JSON:
     """
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
-        raise Unavailable(f"{who} answered no Response object: {shown(response)}")
+        raise Unavailable(f"{who} did not answer a Response object: {shown(response)}")
     if response.get("error") is not None or response.get("status") not in _COMPLETE:
         failed = response.get("error") or response.get("status")
         raise Unavailable(f"{who} answered a response that failed: {shown(failed)}")
     details = response.get("incomplete_details")
     if details is not None and not isinstance(details, dict):
-        raise Unavailable(f"{who} answered incomplete_details that are no object: {shown(details)}")
+        raise Unavailable(f"{who}'s `incomplete_details` must be an object, got {shown(details)}")
     for index, item in enumerate(output):
         if problem := _item_problem(item):
-            raise Unavailable(f"{who} answered no Response object: output[{index}]{problem}")
+            raise Unavailable(f"{who} did not answer a Response object: output[{index}]{problem}")
     whole: JSON = response
     return whole
 
@@ -119,11 +107,11 @@ def _check_ended(choice: JSON) -> None:
         raise Unavailable(f"the backend gave the generation up (finish_reason {choice['finish_reason']!r})")
 
 
-# Each function below gives the place of the first problem and says what it is; None for none.
+# Each function below returns the place of the first problem and what is wrong there, or None.
 
 
 def _choice_problem(choice: Any) -> str | None:
-    if problem := _dict_problem(choice):
+    if problem := _mismatch(choice, dict, ""):
         return problem
     message = choice.get("message")
     if isinstance(message, dict) and not message.keys() & _MESSAGE_KEYS:
@@ -133,17 +121,17 @@ def _choice_problem(choice: Any) -> str | None:
 
 def _rest_problem(choice: JSON) -> str | None:
     """Of what a choice has beside its message."""
-    reason, logprobs = choice.get("finish_reason"), choice.get("logprobs")
-    if reason is not None and not isinstance(reason, str):
-        return f".finish_reason is no text: {shown(reason)}"
+    logprobs = choice.get("logprobs")
+    if problem := _mismatch(choice.get("finish_reason"), str, ".finish_reason", optional=True):
+        return problem
     if logprobs is None:
         return None
-    if not isinstance(logprobs, dict):
-        return f".logprobs is no object: {shown(logprobs)}"
+    if problem := _mismatch(logprobs, dict, ".logprobs"):
+        return problem
     for key in ("content", "refusal"):
         entries = logprobs.get(key)
-        if entries is not None and not _are_objects(entries):
-            return f".logprobs.{key} is no list of objects: {shown(entries)}"
+        if entries is not None and not (isinstance(entries, list) and set(map(type, entries)) <= {dict}):
+            return f".logprobs.{key} must be a list of objects, got {shown(entries)}"
     return None
 
 
@@ -152,53 +140,48 @@ def _message_problem(message: Any, where: str, *, partial: bool = False) -> str 
     Args:
         partial: whether it is a part of a message, whose calls need not be whole.
     """
-    if not isinstance(message, dict):
-        return f"{where} is no object: {shown(message)}"
+    if problem := _mismatch(message, dict, where):
+        return problem
     content = message.get("content")
     if content is not None and not isinstance(content, str) and (problem := _parts_problem(content)):
         return f"{where}.content{problem}"
     for key in _TEXTS:
-        text = message.get(key)
-        if text is not None and not isinstance(text, str):
-            return f"{where}.{key} is no text: {shown(text)}"
+        if problem := _mismatch(message.get(key), str, f"{where}.{key}", optional=True):
+            return problem
     calls = message.get("tool_calls")
-    if calls is None:
-        return None
-    if not isinstance(calls, list):
-        return f"{where}.tool_calls is no list: {shown(calls)}"
-    for index, call in enumerate(calls):
+    if problem := _mismatch(calls, list, f"{where}.tool_calls", optional=True):
+        return problem
+    for index, call in enumerate(calls or ()):
         if problem := _call_problem(call, partial=partial):
             return f"{where}.tool_calls[{index}]{problem}"
     return None
 
 
 def _call_problem(call: Any, *, partial: bool) -> str | None:
-    if not isinstance(call, dict):
-        return f" is no object: {shown(call)}"
-    if not isinstance(call.get("id"), str | None):
-        return f".id is no text: {shown(call['id'])}"
-    index = call.get("index")
-    if index is not None and type(index) is not int:
-        return f".index is no integer: {shown(index)}"
+    if problem := _mismatch(call, dict, ""):
+        return problem
+    for key, kind in (("id", str), ("index", int)):
+        if problem := _mismatch(call.get(key), kind, f".{key}", optional=True):
+            return problem
     # Of any other type than `function`, the object has the name of the type.
     function = call.get("function", call.get(str(call.get("type"))))
     if function is None and partial:
         return None
-    if not isinstance(function, dict):
-        return f".function is no object: {shown(function)}"
+    if problem := _mismatch(function, dict, ".function"):
+        return problem
     # Name and arguments of a whole call are the model's: a backend may decode what it wrote, to any JSON.
     for key in ("name", "arguments") if partial else ():
-        if not isinstance(function.get(key), str | None):
-            return f".function.{key} is no text: {shown(function[key])}"
+        if problem := _mismatch(function.get(key), str, f".function.{key}", optional=True):
+            return problem
     return None
 
 
 def _item_problem(item: Any) -> str | None:
-    if not isinstance(item, dict):
-        return f" is no object: {shown(item)}"
+    if problem := _mismatch(item, dict, ""):
+        return problem
     kind = item.get("type", "message")
-    if not isinstance(kind, str):
-        return f".type is no text: {shown(kind)}"
+    if problem := _mismatch(kind, str, ".type"):
+        return problem
     problem_of = _ITEMS.get(kind)
     if problem_of is not None and (problem := problem_of(item)):
         return problem
@@ -210,8 +193,8 @@ def _item_problem(item: Any) -> str | None:
 
 
 def _message_item_problem(item: JSON) -> str | None:
-    if not isinstance(item.get("role"), str):
-        return f".role is no text: {shown(item.get('role'))}"
+    if problem := _mismatch(item.get("role"), str, ".role"):
+        return problem
     content = item.get("content")
     if not isinstance(content, str) and (problem := _parts_problem(content)):
         return f".content{problem}"
@@ -220,8 +203,8 @@ def _message_item_problem(item: JSON) -> str | None:
 
 def _call_item_problem(item: JSON) -> str | None:
     for key in ("call_id", "arguments"):  # a name is any JSON: see `_call_problem`
-        if not isinstance(item.get(key), str):
-            return f".{key} is no text: {shown(item.get(key))}"
+        if problem := _mismatch(item.get(key), str, f".{key}"):
+            return problem
     return None
 
 
@@ -230,31 +213,28 @@ def _reasoning_item_problem(item: JSON) -> str | None:
         parts = item.get(key)
         if parts is not None and (problem := _parts_problem(parts)):
             return f".{key}{problem}"
-    signature = item.get("encrypted_content")
-    if signature is not None and not isinstance(signature, str):
-        return f".encrypted_content is no text: {shown(signature)}"
-    return None
+    return _mismatch(item.get("encrypted_content"), str, ".encrypted_content", optional=True)
 
 
 def _parts_problem(parts: Any) -> str | None:
     if not isinstance(parts, list):
-        return f" is neither a text nor a list of parts: {shown(parts)}"
+        return f" must be a string or a list of parts, got {shown(parts)}"
     for index, part in enumerate(parts):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            return f"[{index}] is no part: {shown(part)}"
+            return f"[{index}] must be a part, an object with a type, got {shown(part)}"
         for key in ("text", "refusal"):
-            text = part.get(key)
-            if text is not None and not isinstance(text, str):
-                return f"[{index}].{key} is no text: {shown(text)}"
+            if problem := _mismatch(part.get(key), str, f"[{index}].{key}", optional=True):
+                return problem
     return None
 
 
-def _dict_problem(value: Any) -> str | None:
-    return None if isinstance(value, dict) else f" is no object: {shown(value)}"
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
 
 
-def _are_objects(values: Any) -> bool:
-    return isinstance(values, list) and set(map(type, values)) <= {dict}
+def _mismatch(value: Any, kind: type, place: str, *, optional: bool = False) -> str | None:
+    if (optional and value is None) or (isinstance(value, kind) and not isinstance(value, bool)):
+        return None
+    return f"{place} must be {_NAMES[kind]}, got {shown(value)}"
 
 
 _ITEMS: dict[str, Callable[[JSON], str | None]] = {

@@ -17,8 +17,6 @@ from gym_serve.types.protocols.response_stream import FINAL_EVENTS, event_object
 from gym_serve.types.protocols.tokens import choice_logprobs
 from gym_serve.types.requests import JSON
 
-__all__ = ["ChunkJoiner", "CompletionStream", "chat_chunks"]
-
 _TEXT_FIELDS = ("reasoning_content", "reasoning", "content", "refusal")
 
 

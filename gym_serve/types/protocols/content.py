@@ -15,26 +15,13 @@ import json
 import math
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "ThinkSplitter",
-    "chat_content",
-    "content_refusal",
-    "content_text",
-    "inline_audio",
-    "json_text",
-    "responses_content",
-    "seconds",
-    "shown",
-    "split_think",
-    "with_chat_parts",
-    "wrap_think",
-]
-
+_T = TypeVar("_T")
+_NAMES: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 200
 
@@ -65,6 +52,17 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
+def checked(value: Any, kind: type[_T], where: str) -> _T:
+    """``value``, if it is a string, a list or an object as it should be.
+
+    Raises:
+        BadRequest: it is not; names the place.
+    """
+    if not isinstance(value, kind):
+        raise BadRequest(f"`{where}` must be {_NAMES[kind]}, got {shown(value)}")
+    return value
+
+
 _CHAT_KINDS = frozenset({"text", "image_url", "video_url", "file"})
 _RESPONSES_KINDS = frozenset({"input_text", "input_image", "input_video", "input_file"})
 _FILE_KEYS = ("file_data", "file_id", "filename")
@@ -80,6 +78,16 @@ def content_refusal(content: Any) -> str:
     return _joined(content, "refusal")
 
 
+def reasoning_texts(item: Mapping[str, Any]) -> list[str]:
+    """The blocks of a reasoning item: its summary, or its content if it has no summary."""
+    for key in ("summary", "content"):
+        parts = item.get(key)
+        texts = [content_text([part]) for part in parts] if isinstance(parts, list) else []
+        if any(texts):
+            return texts
+    return []
+
+
 def chat_content(content: Any, where: str) -> Any:
     """Content of a Responses message or output, as Chat Completions has it.
 
@@ -90,7 +98,7 @@ def chat_content(content: Any, where: str) -> Any:
         return [_chat_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     if isinstance(content, str):
         return content
-    raise BadRequest(f"{where}: a string or a list of parts is expected, not {type(content).__name__}")
+    raise BadRequest(f"`{where}` must be a string or a list of parts, got {shown(content)}")
 
 
 def responses_content(content: Any, where: str) -> Any:
@@ -105,7 +113,7 @@ def responses_content(content: Any, where: str) -> Any:
         return [_responses_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     if content is None or isinstance(content, str):
         return content or ""
-    raise BadRequest(f"{where}: a string or a list of parts is expected, not {type(content).__name__}")
+    raise BadRequest(f"`{where}` must be a string or a list of parts, got {shown(content)}")
 
 
 def with_chat_parts(content: list[Any], where: str) -> list[Any]:
@@ -123,14 +131,17 @@ def with_chat_parts(content: list[Any], where: str) -> list[Any]:
 def _chat_part(part: Any, where: str) -> JSON:
     kind = _kind(part)
     if kind == "input_text":
-        return {"type": "text", "text": _required(part, "text", str, where)}
+        return {"type": "text", "text": checked(part.get("text"), str, f"{where}.text")}
     if kind == "input_image":
         url = _url(part.get("image_url"))
         if not url:
             raise BadRequest(f"{where}: input_image needs image_url (a URL or a data: URL)")
         return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
     if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
+        return {
+            "type": "input_audio",
+            "input_audio": checked(part.get("input_audio"), dict, f"{where}.input_audio"),
+        }
     if kind == "input_video":
         url = _url(part.get("video_url") or part.get("video"))
         if not url:
@@ -149,17 +160,20 @@ def _responses_part(part: Any, where: str) -> JSON:
     if kind in _RESPONSES_KINDS:
         return dict(part)
     if kind == "text":
-        return {"type": "input_text", "text": _required(part, "text", str, where)}
+        return {"type": "input_text", "text": checked(part.get("text"), str, f"{where}.text")}
     if kind == "image_url":
         image = part.get("image_url")
         detail = image.get("detail") if isinstance(image, dict) else None
         return {"type": "input_image", "image_url": _url(image), "detail": detail or "auto"}
     if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": _required(part, "input_audio", Mapping, where)}
+        return {
+            "type": "input_audio",
+            "input_audio": checked(part.get("input_audio"), dict, f"{where}.input_audio"),
+        }
     if kind == "video_url":
         return {"type": "input_video", "video_url": _url(part.get("video_url"))}
     if kind == "file":
-        file = _required(part, "file", Mapping, where)
+        file = checked(part.get("file"), dict, f"{where}.file")
         return {"type": "input_file", **{key: file[key] for key in _FILE_KEYS if file.get(key)}}
     raise BadRequest(f"{where}: a part of type {shown(kind)} has no Responses form")
 
@@ -172,13 +186,6 @@ def _kind(part: Any) -> str | None:
 def _url(value: Any) -> str:
     url = value.get("url") if isinstance(value, dict) else value
     return url if isinstance(url, str) else ""
-
-
-def _required(part: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    if not isinstance(part.get(key), kind):
-        wanted = "a string" if kind is str else "an object"
-        raise BadRequest(f"{where}: a part of type {part['type']!r} without {key!r}, {wanted}")
-    return part[key]
 
 
 def _joined(content: Any, key: str) -> str:
@@ -270,11 +277,11 @@ def inline_audio(chat: Mapping[str, Any]) -> JSON:
     if not url or not isinstance(metadata, dict):
         return dict(chat)
     if not isinstance(url, str):
-        raise BadRequest("metadata.audio_data: a data: URL is expected")
+        raise BadRequest(f"`metadata.audio_data` must be a data: URL, got {shown(url)}")
     audio = {"type": "audio_url", "audio_url": {"url": url}}
     messages = chat.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadRequest("messages: a list of objects is expected")
+        raise BadRequest("`messages` must be a list of objects")
     messages = [*messages]
     last = next((i for i in reversed(range(len(messages))) if messages[i].get("role") == "user"), None)
     if last is None:
@@ -283,7 +290,7 @@ def inline_audio(chat: Mapping[str, Any]) -> JSON:
         content = messages[last].get("content") or []
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list):
-            raise BadRequest(f"messages[{last}].content: a string or a list of parts is expected")
+            raise BadRequest(f"`messages[{last}].content` must be a string or a list of parts")
         messages[last] = {**messages[last], "content": [audio, *parts]}
     rest = {key: value for key, value in metadata.items() if key != "audio_data"}
     body = {key: value for key, value in chat.items() if key != "metadata"}

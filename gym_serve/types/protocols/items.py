@@ -15,6 +15,7 @@ from typing import Any
 
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols.content import (
+    checked,
     content_refusal,
     content_text,
     json_text,
@@ -25,21 +26,6 @@ from gym_serve.types.protocols.content import (
 )
 from gym_serve.types.protocols.tokens import item_tokens
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "answer_items",
-    "assistant_items",
-    "chat_response_format",
-    "chat_tool_choice",
-    "chat_tools",
-    "input_form",
-    "message_item",
-    "messages_to_items",
-    "new_id",
-    "responses_text_format",
-    "responses_tool_choice",
-    "responses_tools",
-]
 
 _CHAT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "refusal")  # of an assistant's chat message
 
@@ -113,14 +99,11 @@ def _is_answer(item: Any) -> bool:
     return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
 
 
-def messages_to_items(
-    messages: Sequence[Any], *, parse_think: bool = True, token_ids: bool = False
-) -> list[JSON]:
-    """The Responses input of a chat conversation.
+def messages_to_items(messages: Sequence[Any], *, token_ids: bool = False) -> list[JSON]:
+    """The Responses input of a chat conversation; ``<think>`` tags of the assistant are reasoning.
 
     Args:
         messages: of a body of ``POST /v1/chat/completions``.
-        parse_think: as `assistant_items`.
         token_ids: keep the token bundle of an assistant message, on its last item.
 
     Raises:
@@ -134,7 +117,7 @@ def messages_to_items(
             content = responses_content(message.get("content"), f"{where}.content")
             items.append({"role": role, "content": content, "type": "message"})
         elif role == "assistant":
-            turn = assistant_items(message, parse_think=parse_think)
+            turn = assistant_items(message, parse_think=True)
             if token_ids:
                 turn[-1].update(item_tokens(message, where) or {})
             items.extend(turn)
@@ -163,12 +146,12 @@ def input_form(item: JSON, where: str) -> list[JSON]:
     role, content = item.get("role"), item.get("content")
     if role == "tool":
         if not item.get("tool_call_id"):
-            raise BadRequest(f"{where}: a message of role 'tool' without a 'tool_call_id'")
+            raise BadRequest(f"`{where}` must have a `tool_call_id`, as its role is 'tool'")
         return [_output_item(item, where)]
     if role == "assistant" and any(item.get(key) for key in _CHAT_KEYS):
         calls = item.get("tool_calls") or []
         if not isinstance(calls, list) or not all(map(_is_call, calls)):
-            raise BadRequest(f"{where}.tool_calls: must be a list of calls of functions")
+            raise BadRequest(f"`{where}.tool_calls` must be a list of calls of functions")
         turn = assistant_items(item, parse_think=False)
         for made in turn:
             if made["type"] != "reasoning":
@@ -187,9 +170,7 @@ def _is_call(call: Any) -> bool:
 
 def _output_item(message: Mapping[str, Any], where: str) -> JSON:
     output = responses_content(message.get("content"), f"{where}.content")
-    call_id = message.get("tool_call_id") or ""
-    if not isinstance(call_id, str):
-        raise BadRequest(f"{where}.tool_call_id: a string is expected")
+    call_id = checked(message.get("tool_call_id") or "", str, f"{where}.tool_call_id")
     return {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
 
 
@@ -222,12 +203,12 @@ def chat_tools(tools: Any) -> list[JSON]:
         BadRequest: a hosted tool (web_search, ...), which no chat backend runs; or no name.
     """
     converted = []
-    for i, tool in enumerate(_listed(tools, "tools")):
+    for i, tool in enumerate(checked(tools, list, "tools")):
         if not isinstance(tool, dict) or tool.get("type", "function") != "function":
             kind = tool.get("type") if isinstance(tool, dict) else tool
             raise BadRequest(f"tools[{i}]: a chat backend takes function tools only, not {shown(kind)}")
         if not isinstance(tool.get("name"), str):
-            raise BadRequest(f"tools[{i}]: a function without a name")
+            raise BadRequest(f"`tools[{i}]` must have a name")
         function = {key: tool[key] for key in _FUNCTION_KEYS if tool.get(key) is not None}
         converted.append({"type": "function", "function": function})
     return converted
@@ -240,11 +221,9 @@ def responses_tools(tools: Any) -> list[JSON]:
         BadRequest: a tool that is no function.
     """
     converted = []
-    for i, tool in enumerate(_listed(tools or [], "tools")):
+    for i, tool in enumerate(checked(tools or [], list, "tools")):
         function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict):
-            raise BadRequest(f"tools[{i}]: a function tool is expected")
-        converted.append({**function, "type": "function"})
+        converted.append({**checked(function, dict, f"tools[{i}].function"), "type": "function"})
     return converted
 
 
@@ -259,7 +238,7 @@ def chat_tool_choice(choice: Any) -> Any:
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
-        tools = [chat_tool_choice(tool) for tool in _listed(choice.get("tools"), "tool_choice.tools")]
+        tools = [chat_tool_choice(tool) for tool in checked(choice.get("tools"), list, "tool_choice.tools")]
         return {
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools},
@@ -275,7 +254,9 @@ def responses_tool_choice(choice: Any) -> Any:
         return {"type": "function", "name": choice["function"].get("name")}
     if isinstance(choice.get("allowed_tools"), dict):
         allowed = choice["allowed_tools"]
-        tools = [responses_tool_choice(tool) for tool in _listed(allowed.get("tools"), "tool_choice.tools")]
+        tools = [
+            responses_tool_choice(tool) for tool in checked(allowed.get("tools"), list, "tool_choice.tools")
+        ]
         return {"type": "allowed_tools", "mode": allowed.get("mode", "auto"), "tools": tools}
     return dict(choice)
 
@@ -303,9 +284,3 @@ def responses_text_format(response_format: Any) -> JSON | None:
         return None
     schema = response_format.get("json_schema")
     return {**(schema if isinstance(schema, dict) else {}), "type": response_format.get("type", "text")}
-
-
-def _listed(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise BadRequest(f"{where}: a list is expected, not {type(value).__name__}")
-    return value

@@ -16,20 +16,17 @@ from typing import Any
 
 from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.exact import exact_json
-from gym_serve.types.protocols.content import content_refusal, content_text, json_text, shown
+from gym_serve.types.protocols.content import (
+    checked,
+    content_refusal,
+    content_text,
+    json_text,
+    reasoning_texts,
+    shown,
+)
 from gym_serve.types.protocols.items import answer_items, message_item, new_id
 from gym_serve.types.protocols.response_stream import FINAL_EVENTS, event_object
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "INVALID_JSON",
-    "MessageStream",
-    "error_message",
-    "message_events",
-    "message_to_params",
-    "response_to_message",
-    "tool_input",
-]
 
 INVALID_JSON = "INVALID_JSON"
 """Key under which the arguments of a call stand that are no JSON object, as a block must have one; it is the
@@ -112,11 +109,8 @@ def _said(part: Any) -> str:
 def _thinking(item: Mapping[str, Any]) -> list[JSON]:
     signature = item.get("encrypted_content")
     signature = signature if isinstance(signature, str) else ""
-    for key in ("summary", "content"):
-        parts = item.get(key)
-        texts = [content_text([part]) for part in parts] if isinstance(parts, list) else []
-        if any(texts):
-            return [{"type": "thinking", "thinking": text, "signature": signature} for text in texts if text]
+    if texts := reasoning_texts(item):
+        return [{"type": "thinking", "thinking": text, "signature": signature} for text in texts if text]
     return [{"type": "redacted_thinking", "data": signature}] if signature else []
 
 
@@ -186,11 +180,8 @@ def message_to_params(body: Mapping[str, Any]) -> JSON:
     Raises:
         BadRequest: something that Responses has no form for, with its place in the body.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise BadRequest("messages: a list of messages is missing")
     items: list[JSON] = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(checked(body.get("messages"), list, "messages")):
         items += _message_items(message, f"messages[{i}]")
     params: JSON = {"input": items}
     for key, name in (("model", "model"), ("max_tokens", "max_output_tokens")):
@@ -220,7 +211,7 @@ def _system(system: Any) -> str:
 
 def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     tools = []
-    for i, tool in enumerate(_list_of(body.get("tools") or [], "tools")):
+    for i, tool in enumerate(checked(body.get("tools") or [], list, "tools")):
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or "name" not in tool:
             kind = tool.get("type") if isinstance(tool, dict) else tool
             raise BadRequest(f"tools[{i}]: only tools of the client's own are known, not {shown(kind)}")
@@ -229,11 +220,9 @@ def _set_tools(params: JSON, body: Mapping[str, Any]) -> None:
     if not tools:
         return
     params["tools"] = tools
-    choice = body.get("tool_choice")
-    if choice is None:
+    if body.get("tool_choice") is None:
         return
-    if not isinstance(choice, dict):
-        raise BadRequest("tool_choice: an object is expected")
+    choice = checked(body["tool_choice"], dict, "tool_choice")
     if choice.get("disable_parallel_tool_use"):
         params["parallel_tool_calls"] = False
     if choice.get("type") == "tool":
@@ -329,9 +318,7 @@ def _arguments(given: Any, where: str) -> str:
     """The arguments of a call: `tool_input` backwards."""
     if given is None:
         return "{}"
-    if not isinstance(given, dict):
-        raise BadRequest(f"{where}.input: an object is expected")
-    raw = given.get(INVALID_JSON)
+    raw = checked(given, dict, f"{where}.input").get(INVALID_JSON)
     if given.keys() == {INVALID_JSON} and isinstance(raw, str) and tool_input(raw) == given:
         return raw
     return json_text(given, f"{where}.input")
@@ -372,26 +359,13 @@ def _image_url(source: Any, where: str) -> str:
 
 def _blocks_of(content: Any, where: str) -> list[JSON]:
     """A list of blocks, which are objects."""
-    blocks = _list_of(content, where)
-    for i, block in enumerate(blocks):
-        if not isinstance(block, dict):
-            raise BadRequest(f"{where}[{i}]: a block is an object, not {type(block).__name__}")
-    return blocks
-
-
-def _list_of(value: Any, where: str) -> list[Any]:
-    """A list of anything."""
-    if not isinstance(value, list):
-        raise BadRequest(f"{where}: a list is expected, not {type(value).__name__}")
-    return value
+    blocks = checked(content, list, where)
+    return [checked(block, dict, f"{where}[{i}]") for i, block in enumerate(blocks)]
 
 
 def _text_of(block: Mapping[str, Any], key: str, where: str) -> str:
-    """The text that a block has to have."""
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise BadRequest(f"{where}: a block of type {shown(block.get('type'))} without a {key!r} string")
-    return value
+    """The text that a block must have."""
+    return checked(block.get(key), str, f"{where}.{key}")
 
 
 _DELTAS = {

@@ -24,9 +24,11 @@ import orjson
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.protocols.content import (
     chat_content,
+    checked,
     content_refusal,
     content_text,
     json_text,
+    reasoning_texts,
     shown,
     split_think,
     wrap_think,
@@ -43,8 +45,6 @@ from gym_serve.types.protocols.items import (
 )
 from gym_serve.types.protocols.tokens import LOGPROBS, includes_logprobs, item_tokens
 from gym_serve.types.requests import JSON
-
-__all__ = ["ReasoningForm", "apply_sampling", "chat_to_params", "metadata_object", "responses_to_chat"]
 
 ReasoningForm = Literal["field", "think_tags", "drop"]
 
@@ -92,9 +92,7 @@ def responses_to_chat(
             raise BadRequest(f"{key}: send the whole conversation, a chat backend keeps none")
     messages = _chat_messages(params.get("input"), reasoning, token_ids)
     if instructions := params.get("instructions"):
-        if not isinstance(instructions, str):
-            raise BadRequest("instructions: a string is expected")
-        messages = _with_instructions(instructions, messages)
+        messages = _with_instructions(checked(instructions, str, "instructions"), messages)
     chat: JSON = {"messages": messages}
     chat.update((key, value) for key, value in params.items() if key not in _RESPONSES_ONLY)
     if params.get("model") is not None:
@@ -145,13 +143,11 @@ def _chat_messages(items: Any, reasoning: ReasoningForm, token_ids: bool) -> lis
     if isinstance(items, str):
         return [{"role": "user", "content": [{"type": "text", "text": items}]}]
     if not isinstance(items, list):
-        raise BadRequest("input: a string or a list of items is missing")
+        raise BadRequest(f"`input` must be a string or a list of items, got {shown(items)}")
     turn = _Turn(reasoning, token_ids)
     for i, given in enumerate(items):
         where = f"input[{i}]"
-        if not isinstance(given, dict):
-            raise BadRequest(f"{where}: an item is an object, not {type(given).__name__}")
-        for item in input_form(given, where):
+        for item in input_form(checked(given, dict, where), where):
             turn.take(item, where)
     turn.end()
     return turn.messages
@@ -227,7 +223,7 @@ class _Turn:
             self._add_text(content_text(item.get("content")))
             self._said[-1].refusal += content_refusal(item.get("content"))
         elif kind == "reasoning":
-            self._add_reasoning([text for text in _reasoning_texts(item) if text])
+            self._add_reasoning([text for text in reasoning_texts(item) if text])
         elif kind == "function_call":
             self._said[-1].calls.append(_chat_call(item, where))
         else:
@@ -298,26 +294,13 @@ def _other_message(item: Mapping[str, Any], where: str) -> JSON:
     return {"role": role, "content": chat_content(item.get("content"), f"{where}.content")}
 
 
-def _reasoning_texts(item: Mapping[str, Any]) -> list[str]:
-    """The blocks of a reasoning item: its summary, or its content where it has no summary."""
-    for key in ("summary", "content"):
-        parts = item.get(key)
-        texts = [content_text([part]) for part in parts] if isinstance(parts, list) else []
-        if any(texts):
-            return texts
-    return []
-
-
 def _chat_call(item: Mapping[str, Any], where: str) -> JSON:
     function = {"arguments": _item_text(item, "arguments", where), "name": _item_text(item, "name", where)}
     return {"id": _item_text(item, "call_id", where), "function": function, "type": "function"}
 
 
 def _item_text(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise BadRequest(f"{where}: a {item.get('type')} without a {key!r} string")
-    return value
+    return checked(item.get(key), str, f"{where}.{key}")
 
 
 _SAME = ("model", "service_tier", "store", "temperature", "top_logprobs", "top_p", "user", "stream")
@@ -342,15 +325,14 @@ _CONVERTED = frozenset(
 )
 
 
-def chat_to_params(chat: Mapping[str, Any], *, parse_think: bool = True, token_ids: bool = False) -> JSON:
+def chat_to_params(chat: Mapping[str, Any], *, token_ids: bool = False) -> JSON:
     """The body of ``POST /v1/responses`` for a body of ``POST /v1/chat/completions``.
 
-    Sampling that Responses lacks (seed, stop, penalties, top_k, ...) travels in
-    ``metadata.extra_body``, as a row writes it.
+    ``<think>`` tags in the assistant's texts become reasoning. Sampling that Responses lacks (seed, stop,
+    penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it.
 
     Args:
         chat: the chat body; it is not changed.
-        parse_think: take ``<think>`` tags in the assistant's texts as reasoning.
         token_ids: keep the token bundles of assistant messages.
 
     Raises:
@@ -358,12 +340,10 @@ def chat_to_params(chat: Mapping[str, Any], *, parse_think: bool = True, token_i
     """
     if chat.get("n") not in (None, 1):
         raise BadRequest("n: this server gives one choice for a call")
-    messages = chat.get("messages")
-    if not isinstance(messages, list):
-        raise BadRequest("messages: a list of messages is missing")
+    messages = checked(chat.get("messages"), list, "messages")
     parallel = chat.get("parallel_tool_calls")
     params: JSON = {key: chat[key] for key in _SAME if chat.get(key) is not None}
-    params["input"] = messages_to_items(messages, parse_think=parse_think, token_ids=token_ids)
+    params["input"] = messages_to_items(messages, token_ids=token_ids)
     params["tools"] = responses_tools(chat.get("tools"))
     params["tool_choice"] = responses_tool_choice(chat.get("tool_choice"))
     params["parallel_tool_calls"] = True if parallel is None else parallel
@@ -389,8 +369,8 @@ def _metadata(chat: Mapping[str, Any]) -> JSON:
     metadata = dict(given) if isinstance(given, dict) else {}
     further = {k: v for k, v in chat.items() if k not in _CONVERTED and v is not None}
     template = chat.get("chat_template_kwargs")
-    if template and not isinstance(template, dict):
-        raise BadRequest(f"chat_template_kwargs is an object, not {type(template).__name__}")
+    if template:
+        checked(template, dict, "chat_template_kwargs")
     for key, explicit in (("extra_body", further), ("chat_template_kwargs", template)):
         if explicit:
             metadata[key] = json_text({**metadata_object(given, key), **explicit}, key)
@@ -441,13 +421,9 @@ def metadata_object(metadata: Any, key: str) -> JSON:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            raise BadRequest(f"metadata.{key} is no JSON: {error}") from None
+            raise BadRequest(f"`metadata.{key}` must be JSON: {error}") from None
     return _object(value, f"metadata.{key}")
 
 
 def _object(value: Any, where: str) -> JSON:
-    if not value:
-        return {}
-    if not isinstance(value, dict):
-        raise BadRequest(f"{where} is an object, not {type(value).__name__}")
-    return dict(value)
+    return dict(checked(value, dict, where)) if value else {}

@@ -17,19 +17,14 @@ import orjson
 from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, add_logprobs, asks_for_logprobs, choice_logprobs
+from gym_serve.types.protocols.tokens import (
+    TOKEN_KEYS,
+    VERSIONS_KEY,
+    add_logprobs,
+    asks_for_logprobs,
+    choice_logprobs,
+)
 from gym_serve.types.requests import JSON
-
-__all__ = [
-    "FINAL_EVENTS",
-    "ResponseStream",
-    "chat_sse",
-    "event_object",
-    "final_event",
-    "item_events",
-    "response_events",
-    "responses_sse",
-]
 
 FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The events that end a stream; each has the whole Response."""
@@ -155,7 +150,7 @@ def _parts(item: JSON, key: str) -> list[JSON]:
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
-_KNOWN_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version")
+_KNOWN_AT_END = (*TOKEN_KEYS, "routed_experts", "weight_version", VERSIONS_KEY)
 
 
 class ResponseStream:

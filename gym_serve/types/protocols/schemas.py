@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CHAT", "COMPLETION", "MESSAGE", "MESSAGES", "MODELS", "PARAMS", "RESPONSE", "TOKEN_COUNT"]
-
 JSON = dict[str, Any]
 
 
@@ -27,6 +25,14 @@ def _of(kind: str) -> JSON:
     return {"const": kind}
 
 
+def _list(items: JSON) -> JSON:
+    return {"type": "array", "items": items}
+
+
+def _any(*schemas: JSON) -> JSON:
+    return {"anyOf": list(schemas)}
+
+
 _TEXT: JSON = {"type": "string"}
 _BOOLEAN: JSON = {"type": "boolean"}
 _COUNT: JSON = {"type": "integer", "minimum": 1}
@@ -38,57 +44,39 @@ _SAMPLING = {
 }
 _FUNCTION = {"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, "description": _maybe(_TEXT)}
 _PARAMETERS: JSON = {"type": "object", "additionalProperties": False, "properties": {"type": _of("object")}}
+_NOT_THE_MODEL: JSON = {"enum": ["user", "system", "developer"]}
 
 
-def _content(*parts: JSON) -> JSON:
-    """A text, or a list of parts."""
-    return {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": list(parts)}}]}
+def _part(kind: str) -> JSON:
+    """A part of a content, which is a text."""
+    return _object("type text", type=_of(kind), text=_TEXT)
 
 
-_ITEM: JSON = {
-    "anyOf": [
-        _object(
-            "role content",
-            type=_of("message"),
-            role={"enum": ["user", "system", "developer"]},
-            content=_content(_object("type text", type=_of("input_text"), text=_TEXT)),
-        ),
-        _object(
-            "role content",
-            type=_of("message"),
-            role=_of("assistant"),
-            content=_content(_object("type text", type=_of("output_text"), text=_TEXT)),
-        ),
-        _object(
-            "type call_id name arguments",
-            type=_of("function_call"),
-            call_id=_TEXT,
-            name=_FUNCTION["name"],
-            arguments=_TEXT,
-        ),
-        _object(
-            "type call_id output",
-            type=_of("function_call_output"),
-            call_id=_TEXT,
-            output=_TEXT,
-        ),
-        _object(
-            "type summary",
-            type=_of("reasoning"),
-            summary={"type": "array", "items": _object("type text", type=_of("summary_text"), text=_TEXT)},
-        ),
-    ]
-}
+def _message(role: JSON, *parts: JSON, **properties: JSON) -> JSON:
+    """A message whose content is a text, or a list of parts."""
+    return _object("role content", **properties, role=role, content=_any(_TEXT, _list(_any(*parts))))
+
+
+_ITEM = _any(
+    _message(_NOT_THE_MODEL, _part("input_text"), type=_of("message")),
+    _message(_of("assistant"), _part("output_text"), type=_of("message")),
+    _object(
+        "type call_id name arguments",
+        type=_of("function_call"),
+        call_id=_TEXT,
+        name=_FUNCTION["name"],
+        arguments=_TEXT,
+    ),
+    _object("type call_id output", type=_of("function_call_output"), call_id=_TEXT, output=_TEXT),
+    _object("type summary", type=_of("reasoning"), summary=_list(_part("summary_text"))),
+)
 
 PARAMS: JSON = _object(
     "input",
-    input={"anyOf": [_TEXT, {"type": "array", "items": _ITEM}]},
+    input=_any(_TEXT, _list(_ITEM)),
     instructions=_maybe(_TEXT),
     tools=_maybe(
-        {
-            "type": "array",
-            "items": _object("type name", type=_of("function"), parameters=_maybe(_PARAMETERS), **_FUNCTION),
-        }
+        _list(_object("type name", type=_of("function"), parameters=_maybe(_PARAMETERS), **_FUNCTION))
     ),
     max_output_tokens=_maybe(_COUNT),
     metadata=_maybe({"type": "object", "additionalProperties": _TEXT}),
@@ -96,96 +84,66 @@ PARAMS: JSON = _object(
 )
 """The body of OpenAI's ``POST /v1/responses``."""
 
+_CHAT_CALL = _object(
+    "id type function",
+    id=_TEXT,
+    type=_of("function"),
+    function=_object("name arguments", name=_FUNCTION["name"], arguments=_TEXT),
+)
+_CHAT_TOOL = _object(
+    "type function",
+    type=_of("function"),
+    function=_object("name", parameters=_maybe(_PARAMETERS), **_FUNCTION),
+)
 CHAT: JSON = _object(
     "messages",
-    messages={
-        "type": "array",
-        "items": {
-            "anyOf": [
-                _object(
-                    "role content",
-                    role={"enum": ["user", "system", "developer"]},
-                    content=_content(_object("type text", type=_of("text"), text=_TEXT)),
-                ),
-                _object(
-                    "role content",
-                    role=_of("assistant"),
-                    content=_maybe(_TEXT),
-                    tool_calls={
-                        "type": "array",
-                        "items": _object(
-                            "id type function",
-                            id=_TEXT,
-                            type=_of("function"),
-                            function=_object("name arguments", name=_FUNCTION["name"], arguments=_TEXT),
-                        ),
-                    },
-                ),
-                _object("role tool_call_id content", role=_of("tool"), tool_call_id=_TEXT, content=_TEXT),
-            ]
-        },
-    },
-    tools=_maybe(
-        {
-            "type": "array",
-            "items": _object(
-                "type function",
-                type=_of("function"),
-                function=_object("name", parameters=_maybe(_PARAMETERS), **_FUNCTION),
+    messages=_list(
+        _any(
+            _message(_NOT_THE_MODEL, _part("text")),
+            _object(
+                "role content",
+                role=_of("assistant"),
+                content=_maybe(_TEXT),
+                tool_calls=_list(_CHAT_CALL),
             ),
-        }
+            _object("role tool_call_id content", role=_of("tool"), tool_call_id=_TEXT, content=_TEXT),
+        )
     ),
+    tools=_maybe(_list(_CHAT_TOOL)),
     max_completion_tokens=_maybe(_COUNT),
     **_SAMPLING,
 )
 """The body of OpenAI's ``POST /v1/chat/completions``."""
 
-_BLOCK = _object("type text", type=_of("text"), text=_TEXT)
+_BLOCKS = _any(_TEXT, _list(_any(_part("text"))))
+_TOOL_RESULT = _object(
+    "type tool_use_id",
+    type=_of("tool_result"),
+    tool_use_id=_TEXT,
+    content=_BLOCKS,
+    is_error=_BOOLEAN,
+)
+_TOOL_USE = _object(
+    "type id name input",
+    type=_of("tool_use"),
+    id=_TEXT,
+    name=_FUNCTION["name"],
+    input={"type": "object"},
+)
+_THINKING = _object("type thinking", type=_of("thinking"), thinking=_TEXT, signature=_TEXT)
 
 MESSAGES: JSON = _object(
     "messages",
-    messages={
-        "type": "array",
-        "items": {
-            "anyOf": [
-                _object(
-                    "role content",
-                    role=_of("user"),
-                    content=_content(
-                        _BLOCK,
-                        _object(
-                            "type tool_use_id",
-                            type=_of("tool_result"),
-                            tool_use_id=_TEXT,
-                            content=_content(_BLOCK),
-                            is_error=_BOOLEAN,
-                        ),
-                    ),
-                ),
-                _object(
-                    "role content",
-                    role=_of("assistant"),
-                    content=_content(
-                        _BLOCK,
-                        _object("type thinking", type=_of("thinking"), thinking=_TEXT, signature=_TEXT),
-                        _object(
-                            "type id name input",
-                            type=_of("tool_use"),
-                            id=_TEXT,
-                            name=_FUNCTION["name"],
-                            input={"type": "object"},
-                        ),
-                    ),
-                ),
-            ]
-        },
-    },
-    system=_maybe(_content(_BLOCK)),
-    tools=_maybe(
-        {"type": "array", "items": _object("name input_schema", input_schema=_PARAMETERS, **_FUNCTION)}
+    messages=_list(
+        _any(
+            _message(_of("user"), _part("text"), _TOOL_RESULT),
+            _message(_of("assistant"), _part("text"), _THINKING, _TOOL_USE),
+        )
     ),
+    system=_maybe(_BLOCKS),
+    tools=_maybe(_list(_object("name input_schema", input_schema=_PARAMETERS, **_FUNCTION))),
     max_tokens=_maybe(_COUNT),
-    stop_sequences=_maybe({"type": "array", "items": _TEXT}),
+    stop_sequences=_maybe(_list(_TEXT)),
     **_SAMPLING,
 )
 """The body of Anthropic's ``POST /v1/messages``."""
@@ -195,7 +153,7 @@ RESPONSE: JSON = _object(
     id=_TEXT,
     object=_of("response"),
     status={"enum": ["completed", "incomplete", "failed", "in_progress", "queued", "cancelled"]},
-    output={"type": "array", "items": _object("type", type=_TEXT)},
+    output=_list(_object("type", type=_TEXT)),
     usage=_maybe(
         _object(
             "input_tokens output_tokens total_tokens",
@@ -211,15 +169,14 @@ COMPLETION: JSON = _object(
     "object choices",
     id=_TEXT,
     object=_of("chat.completion"),
-    choices={
-        "type": "array",
-        "items": _object(
+    choices=_list(
+        _object(
             "index message finish_reason",
             index={"type": "integer"},
             message=_object("role content", role=_of("assistant"), content=_maybe(_TEXT)),
             finish_reason=_maybe(_TEXT),
-        ),
-    },
+        )
+    ),
 )
 """OpenAI's ChatCompletion."""
 
@@ -228,7 +185,7 @@ MESSAGE: JSON = _object(
     id=_TEXT,
     type=_of("message"),
     role=_of("assistant"),
-    content={"type": "array", "items": _object("type", type=_TEXT)},
+    content=_list(_object("type", type=_TEXT)),
     stop_reason=_maybe(_TEXT),
 )
 """Anthropic's Message."""
@@ -236,16 +193,15 @@ MESSAGE: JSON = _object(
 MODELS: JSON = _object(
     "object data",
     object=_of("list"),
-    data={
-        "type": "array",
-        "items": _object(
+    data=_list(
+        _object(
             "id object created owned_by",
             id=_TEXT,
             object=_of("model"),
             created={"type": "integer"},
             owned_by=_TEXT,
-        ),
-    },
+        )
+    ),
 )
 """The answer of OpenAI's ``GET /v1/models``."""
 

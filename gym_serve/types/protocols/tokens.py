@@ -25,24 +25,10 @@ from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols.content import shown
 from gym_serve.types.requests import JSON
 
-__all__ = [
-    "LOGPROBS",
-    "TOKEN_KEYS",
-    "add_logprobs",
-    "answer_logprobs",
-    "asks_for_logprobs",
-    "chat_usage",
-    "choice_logprobs",
-    "completion_tokens",
-    "includes_logprobs",
-    "item_tokens",
-    "responses_usage",
-    "tokens_problem",
-    "usage_sum",
-]
-
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _OPTIONAL_KEY = "routed_experts"
+VERSIONS_KEY = "weight_versions"
+"""Versions of the weights that produced the tokens of a call, as in vLLM: ``[{version, start, end}]``."""
 _TOKEN_PREFIX = "token_id:"
 
 
@@ -72,8 +58,8 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
     """The bundle of a chat completion, None unless the backend sent all of it.
 
     It is read from the message itself, or from vLLM's fields (``return_token_ids`` and
-    ``logprobs``), where produced ids may also be written as logprob tokens ``"token_id:7"``
-    (``return_tokens_as_token_ids``).
+    ``logprobs``; SGLang has the prompt's ids at the choice), where produced ids may also be written as
+    logprob tokens ``"token_id:7"`` (``return_tokens_as_token_ids``).
 
     Args:
         completion: the completion, after `check_completion`.
@@ -88,7 +74,7 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
     else:
         logprobs = choice.get("logprobs")
         entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-        prompt = completion.get("prompt_token_ids")
+        prompt = completion.get("prompt_token_ids") or choice.get("prompt_token_ids")
         if not isinstance(entries, list) or prompt is None:
             return None
         ids = choice.get("token_ids")
@@ -97,6 +83,7 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
             TOKEN_KEYS[1]: _ids_of_logprobs(entries) if ids is None else ids,
             TOKEN_KEYS[2]: [entry.get("logprob") for entry in entries],
             _OPTIONAL_KEY: message.get(_OPTIONAL_KEY),
+            VERSIONS_KEY: choice.get(VERSIONS_KEY),
         }
         if found[TOKEN_KEYS[1]] is None:
             return None
@@ -149,7 +136,25 @@ def _bundle(found: Mapping[str, Any]) -> JSON:
     bundle = {key: found[key] for key in TOKEN_KEYS}
     if found.get(_OPTIONAL_KEY) is not None:
         bundle[_OPTIONAL_KEY] = found[_OPTIONAL_KEY]
+    if token_versions(found) is not None:
+        bundle[VERSIONS_KEY] = found[VERSIONS_KEY]
     return bundle
+
+
+def token_versions(found: Mapping[str, Any]) -> list[str] | None:
+    """The version of each generated token of a bundle; None where its spans do not cover it."""
+    spans, count = found.get(VERSIONS_KEY), len(found[TOKEN_KEYS[1]])
+    if not isinstance(spans, list):
+        return None
+    versions: list[str] = []
+    for span in spans:
+        if not isinstance(span, dict) or span.get("start") != len(versions):
+            return None
+        end = span.get("end")
+        if type(end) is not int or not len(versions) <= end <= count or span.get("version") is None:
+            return None
+        versions += [str(span["version"])] * (end - len(versions))
+    return versions if versions and len(versions) == count else None
 
 
 _NUMBERS = {float, int, type(None)}

@@ -13,7 +13,7 @@ from support.engines import CPU_ARGS, MARKS, log_probs_by_transformers, make_ada
 from gym_serve.deployments.vllm_engine import VLLMEngine
 from gym_serve.types.errors import GraphError, NotFound
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 
 _THOUGHT, _ANSWER = "Let me", "sunny"
 _ASK: dict[str, Any] = {"input": "What is the weather?", "temperature": 0, "max_output_tokens": 20}

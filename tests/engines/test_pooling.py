@@ -12,7 +12,12 @@ import pytest
 from gym_serve import Gym
 from gym_serve.types.errors import NotFound
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(500),
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,87 @@
+"""NeMo RL on gym_serve: its own actor ``NemoGym``, with gym_serve's graph in the place of NeMo Gym's servers.
+
+    python -m gym_serve.interop.nemo_gym.nemo_rl examples/nemo_gym/run_grpo_nemo_gym.py --config grpo.yaml
+
+runs NeMo RL's script with `use`, which changes two things of it: the class of the actor, and the Python
+that the actor runs with, which is that of the trainer. Everything else is NeMo RL's own: its
+post-processing, its checks and its accounting of failures.
+
+The actor survives its process: Ray starts it again without its graph and tokenizer, so it makes both anew.
+On a cluster, its graph goes on meanwhile, and is joined.
+
+Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from gym_serve.interop.nemo_gym import names
+
+_ACTOR = "nemo_rl.environments.nemo_gym.NemoGym"
+
+
+def environment() -> type[Any]:
+    """The class of NeMo RL's actor, changed."""
+    from nemo_rl.environments import nemo_gym as theirs
+
+    original: Any = theirs.NemoGym.__ray_metadata__.modified_class
+
+    class NemoGym(original):  # type: ignore[misc]  # found at run time
+        """NeMo RL's environment, on a graph of gym_serve."""
+
+        _tokenizer: Any
+        _ended = False
+
+        def _spinup(self) -> None:
+            names.install()
+            super()._spinup()
+
+        def _require_spinup(self) -> None:
+            if self.rh is None and not self._ended:
+                self._spinup()
+            super()._require_spinup()
+
+        async def run_rollouts(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            """See NeMo RL's."""
+            self._require_spinup()
+            if self._tokenizer is None:
+                from transformers import AutoTokenizer
+
+                self._tokenizer = AutoTokenizer.from_pretrained(self.cfg["model_name"])
+            async for result in super().run_rollouts(*args, **kwargs):
+                yield result
+
+        def shutdown(self) -> None:
+            """See NeMo RL's."""
+            self._ended = True
+            super().shutdown()
+
+    return NemoGym
+
+
+def use() -> None:
+    """Put the actor in the place of NeMo RL's, in this process. Call it before the trainer is set up."""
+    import ray
+    from nemo_rl.distributed import ray_actor_environment_registry as registry
+    from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
+    from nemo_rl.environments import nemo_gym as theirs
+
+    theirs.NemoGym = ray.remote(max_restarts=-1, max_task_retries=-1)(environment())
+    registry.ACTOR_ENVIRONMENT_REGISTRY[_ACTOR] = PY_EXECUTABLES.SYSTEM
+
+
+def main() -> None:
+    """Run a script of NeMo RL with `use`."""
+    if len(sys.argv) < 2:
+        raise SystemExit("usage: python -m gym_serve.interop.nemo_gym.nemo_rl SCRIPT [ARGUMENTS...]")
+    use()
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""prime-rl (0.8): an env server on its ZMQ protocol, for any graph.
+
+    python -m gym_serve.interop.prime_rl graphs/weather.yaml --address tcp://127.0.0.1:5000
+
+It answers as the env server of verifiers 0.4 does: ``run``, ``health`` and ``cancel``, each a message of
+the frames request id, method and MessagePack. A run brings its task, and the client of the model: an
+endpoint of its own for every run. The task is a row; its own keys, or those in ``data``, are the row's. The
+answer holds a verifiers episode. A rollout that failed is an episode that is not ``ok``, with its error.
+
+The model of the graph's agents is the endpoint of the run, by Chat Completions with token ids (vLLM).
+
+Source: verifiers 0.4, ``v1/serve/{types,client,server}.py`` and ``v1/configs/client.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gym_serve.client.gym import Gym
+from gym_serve.interop.export.traces import verifiers_episode
+from gym_serve.training.episodes import endpoints_of
+from gym_serve.training.rollout import Rollout
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
+
+__all__ = ["EnvServer", "main"]
+
+logger = logging.getLogger("gym_serve")
+
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
+
+
+class EnvServer:
+    """Serves a graph to prime-rl.
+
+    Args:
+        graph: path of a graph file, or what stands under its ``args``.
+        address: where to listen, e.g. ``tcp://127.0.0.1:5000``; port 0 takes a free one.
+        overrides: values of the graph by path.
+        attempts: how often a rollout is tried if its failure is worth it.
+        **options: of `Gym.from_graph`, such as ``ray=False``.
+
+    Attributes:
+        address: where it listens.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        address: str = "tcp://127.0.0.1:5000",
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        attempts: int = 3,
+        **options: Any,
+    ) -> None:
+        try:
+            import zmq
+            import zmq.asyncio
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"the env server for prime-rl needs {error.name}: pip install 'gym-serve[prime-rl]'",
+                name=error.name,
+            ) from error
+        replaced = endpoints_of(graph, overrides or {}, return_token_ids=True)
+        self._gym = Gym.from_graph(graph, overrides=replaced, **options)
+        self._attempts = attempts
+        self._running: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self._socket.setsockopt(option, 0)
+        self._socket.bind(address)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def serve(self) -> None:
+        """Answer, until cancelled; then all runs are cancelled, and the graph is stopped."""
+        try:
+            while True:
+                frames = await self._socket.recv_multipart()
+                if len(frames) != 4:
+                    logger.warning("a message of prime-rl must have 4 frames, got %d", len(frames))
+                    continue
+                client, request, method, payload = frames
+                work = asyncio.ensure_future(self._answer(client, request, method, payload))
+                if method == b"run":
+                    self._running[client, request] = work
+                    work.add_done_callback(partial(self._forget, (client, request)))
+        finally:
+            for task in [*self._running.values()]:
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            self._socket.close()
+            self._context.term()
+            await asyncio.to_thread(self._gym.shutdown)
+
+    async def _answer(self, client: bytes, request: bytes, method: bytes, payload: bytes) -> None:
+        answer: JSON = {"success": True, "error": None}
+        try:
+            body = msgspec.msgpack.decode(payload)
+            if method == b"run":
+                answer["episode"] = await self._run(body)
+            elif method == b"cancel":
+                answer["cancelled"] = self._cancel(client, str(body.get("request_id")).encode())
+            elif method != b"health":
+                raise InvalidRequest(f"unknown method {method[:40]!r}; there are run, health and cancel")
+        except asyncio.CancelledError:
+            answer = {"success": False, "error": "the run was cancelled", "episode": None}
+        except Exception as error:  # of one request: the others go on
+            logger.warning("a request of prime-rl failed: %s", error)
+            answer = {"success": False, "error": f"{type(error).__name__}: {error}"}
+        await self._socket.send_multipart([client, request, msgspec.msgpack.encode(answer)])
+
+    def _forget(self, run: tuple[bytes, bytes], work: asyncio.Task[None]) -> None:
+        self._running.pop(run, None)
+
+    def _cancel(self, client: bytes, request: bytes) -> bool:
+        work = self._running.get((client, request))
+        return work is not None and work.cancel()
+
+    async def _run(self, body: Any) -> JSON:
+        if not isinstance(body, dict) or not isinstance(body.get("task_data"), dict):
+            raise InvalidRequest("`task_data` must be an object")
+        told, given = body.get("client") or {}, body.get("sampling") or {}
+        endpoint = {
+            "base_url": told.get("base_url"),
+            "model": body.get("model"),
+            "headers": told.get("headers") or {},
+        }
+        if key := os.environ.get(str(told.get("api_key_var"))):
+            endpoint["api_key"] = key
+        params = {name: given[key] for key, name in _SAMPLING.items() if given.get(key) is not None}
+        further = {key: value for key, value in given.items() if key not in _SAMPLING and value is not None}
+        row = row_of(body["task_data"])
+        if further:
+            row["extra_body"] = {**(row.get("extra_body") or {}), **further}
+        (rollout,) = await self._gym.arun(
+            [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
+        )
+        return verifiers_episode(Rollout.read(dict(rollout)))
+
+
+def row_of(task: Mapping[str, Any]) -> JSON:
+    """The row of a task: its ``row``, else its own keys.
+
+    Raises:
+        InvalidRequest: it has no prompt.
+    """
+    row = task.get("row")
+    found = dict(row if isinstance(row, dict) else task)
+    if "responses_create_params" not in found and not found.get("prompt"):
+        raise InvalidRequest(
+            "`task_data` must be a row: it has neither `prompt` nor `responses_create_params`"
+        )
+    return found
+
+
+def main() -> None:
+    """Serve a graph file, until the process is ended."""
+    parser = argparse.ArgumentParser(prog="python -m gym_serve.interop.prime_rl", description=__doc__)
+    parser.add_argument("graph", help="a graph file")
+    parser.add_argument("--address", default="tcp://127.0.0.1:5000", help="where to listen")
+    parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
+    given = parser.parse_args()
+
+    async def serve() -> None:
+        server = EnvServer(given.graph, given.address, ray=not given.no_ray)
+        print(f"env server at {server.address}", flush=True)
+        await server.serve()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

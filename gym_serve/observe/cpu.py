@@ -1,0 +1,161 @@
+"""CPU time of the calls of a server, by stage.
+
+The tasks of an event loop take turns, so the CPU time of one call is that of all its turns, and a turn that
+runs another server's call in this process (an inline one) is divided between the two. Reading the clock of a
+thread is a system call, which at every turn would cost several percent of a rollout. So the first call of a
+stage is measured, and then about one in `EVERY`, which counts for all since the one before. The number of
+calls between two is random, as every n-th might always be the same turn of an episode. Calls that a measured
+one makes in this process are timed too, to leave them out.
+
+What a process uses outside of its calls (connections, garbage collection, metrics, threads of libraries) is
+the stage ``other``. Child processes, such as sandboxes, are not counted.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from gym_serve.observe.catalogue import CPU_SECONDS
+
+T = TypeVar("T")
+
+EVERY = 32
+"""One call in so many is measured, on average."""
+
+OTHER = "other"
+"""The stage of what no call used."""
+
+_dice = random.Random().random  # its own: a trainer's seed stays what it is
+_measured: ContextVar[_Measured | None] = ContextVar("gym_serve_cpu_stage", default=None)
+"""The measured call that runs here; None if it is none."""
+
+
+class _Turn(threading.local):
+    inner = 0.0
+    """CPU seconds of the present turn that belong to calls inside of it."""
+
+
+_turn = _Turn()
+
+
+def stage_of(op: str) -> str:
+    """The stage of an operation: its name; ``tools`` for all tools."""
+    return "tools" if op.startswith("tools/") else op
+
+
+class StageMeter:
+    """Counts the CPU time of the calls of one stage.
+
+    Args:
+        server: the server whose calls they are.
+        stage: of `stage_of`.
+    """
+
+    __slots__ = ("_labels", "_left", "_weight")
+
+    def __init__(self, server: str, stage: str) -> None:
+        self._labels = (server, stage)
+        self._left = self._weight = 1
+
+    def measured(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """A call, counted if it is one of those that are measured."""
+        self._left -= 1
+        if self._left:
+            return work if _measured.get() is None else _Timed(work, None)
+        measure = _Measured(self._labels, self._weight)
+        self._left = self._weight = 1 + int(_dice() * (2 * EVERY - 1))
+        return _Timed(work, measure)
+
+
+class _Measured(NamedTuple):
+    """What the time of a measured call is counted under, and how many calls it stands for."""
+
+    labels: tuple[str, str]
+    weight: int
+
+    def add(self, seconds: float) -> None:
+        if seconds > 0:
+            CPU_SECONDS.add(*self.labels, value=seconds * self.weight)
+
+
+class _Timed(Generic[T]):
+    """Awaits a coroutine, and times its turns.
+
+    Args:
+        work: the coroutine.
+        measure: what counts it; None only to leave it out of the call around it.
+    """
+
+    __slots__ = ("_measure", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], measure: _Measured | None) -> None:
+        self._work = work
+        self._measure = measure
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        token = _measured.set(self._measure)
+        try:
+            return (yield from self._turns())
+        finally:
+            _measured.reset(token)
+
+    def _turns(self) -> Generator[Any, Any, T]:
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            before, _turn.inner = _turn.inner, 0.0
+            begun = time.thread_time()
+            try:
+                waits_for = self._work.send(value) if error is None else self._work.throw(error)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                seconds = time.thread_time() - begun
+                if self._measure is not None:
+                    self._measure.add(seconds - _turn.inner)
+                _turn.inner = before + seconds
+            try:
+                value, error = (yield waits_for), None
+            except GeneratorExit:
+                self._work.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
+
+
+def measured_in_thread(work: Callable[[], T]) -> T:
+    """Run a part of a call that runs in another thread, with a copy of the call's context."""
+    measure = _measured.get()
+    if measure is None:
+        return work()
+    begun = time.thread_time()
+    try:
+        return work()
+    finally:
+        measure.add(time.thread_time() - begun)
+
+
+class OtherCpu:
+    """Counts what this process uses from now on outside of its calls.
+
+    Args:
+        server: the server that it belongs to.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._begun = time.process_time()
+
+    def refresh(self) -> None:
+        """Bring the stage ``other`` up to date."""
+        points = [(point.labels, point.value) for point in CPU_SECONDS.points()]
+        used = time.process_time() - self._begun
+        rest = used - sum(value for _, value in points)
+        if rest > 0:  # what was measured is an estimate, and may be ahead
+            CPU_SECONDS.add(self._server, OTHER, value=rest)

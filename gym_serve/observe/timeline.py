@@ -1,0 +1,275 @@
+"""`Recorder`: records the timeline of a rollout while it runs (docs/formats.md, Timeline).
+
+It costs a clock reading and a small dict per step: what a step holds is known when it ends, and is written as
+the rollout has it. An agent has a recorder for each episode. An environment has one for each session, for the
+calls of judges and other models, and hands its steps to the agent with each reply (`take`, `take_notes`). A
+server tells with each reply what only it knows (its replica, the endpoint), in `Reply.notes`.
+
+What the policy was asked and answered is in the rollout's response. What a judge was asked and answered would
+be nowhere, so the recorder of an environment keeps both as texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gym_serve.types.protocols.content import content_text
+
+__all__ = [
+    "ENDPOINT",
+    "MODEL_CALLS",
+    "QUEUED",
+    "REPLICA",
+    "RETRIES",
+    "TTFT",
+    "USAGE",
+    "Recorder",
+    "microseconds",
+]
+
+Json = dict[str, Any]
+
+REPLICA = "replica"
+"""Note of a reply: the replica that answered."""
+QUEUED = "queued"
+"""Note: microseconds that the call waited for its turn there."""
+ENDPOINT = "endpoint"
+"""Note of a model: the URL of the endpoint that answered."""
+RETRIES = "retries"
+"""Note of a model: requests to endpoints that failed before."""
+TTFT = "ttft"
+"""Note of a model: microseconds until the first token."""
+USAGE = "usage"
+"""Note of a model, for its own metrics: the usage of an answer that came as a stream."""
+MODEL_CALLS = "model_calls"
+"""Note of an environment: the model calls that it made; see `Recorder.take`."""
+
+_NOTES = (QUEUED, TTFT, RETRIES)
+_FINISH = {"max_output_tokens": "length"}
+_LONGEST = 64  # characters of a name that a backend wrote
+_LONGEST_TEXT = 100_000  # characters of a prompt or an answer
+
+
+def microseconds(seconds: float) -> int:
+    """The unit of timelines."""
+    return int(seconds * 1e6)
+
+
+class Recorder:
+    """Records steps.
+
+    Args:
+        began: `time.monotonic` moment from which steps are timed.
+        texts: whether the steps of model calls have the prompt and the answer.
+
+    Attributes:
+        steps: the steps so far, as a rollout has them.
+    """
+
+    __slots__ = ("_began", "_endpoints", "_queued", "_servers", "_texts", "steps")
+
+    def __init__(self, began: float = 0.0, *, texts: bool = False) -> None:
+        self.steps: list[Json] = []
+        self._texts = texts
+        self._began = began
+        self._queued = 0
+        self._servers: dict[str, int] = {}
+        self._endpoints: dict[str, int] = {}
+
+    def add(self, kind: str, begun: float, server: str, replica: str | None, details: Json) -> None:
+        """Record a step that ends now.
+
+        Args:
+            kind: what it was.
+            begun: `time.monotonic` moment of its beginning.
+            server, replica: where it ran; a replica that is unknown is None.
+            details: further keys.
+        """
+        step = self._step(kind, begun, server, replica)
+        if self._queued:
+            step[QUEUED], self._queued = self._queued, 0
+        step |= details
+        self.steps.append(step)
+
+    def add_model_call(
+        self,
+        stage: str,
+        begun: float,
+        server: str,
+        answer: Any,
+        *,
+        asked: Any = None,
+        status: int = 200,
+        tokens: tuple[int, int, int] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a model call that ends now.
+
+        Args:
+            stage: stage of the episode that made it.
+            begun, server: as in `add`.
+            answer: its decoded body: a Response, a ChatCompletion, or anything else; None if it failed.
+            asked: the body of the request.
+            status: HTTP status of the answer.
+            tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
+            notes: of the reply.
+        """
+        step = self._step("model", begun, server, None if notes is None else notes.get(REPLICA))
+        if stage != "model":
+            step["stage"] = stage
+        if status != 200:
+            step["status"] = status
+        if tokens is not None:
+            step["in"], step["cached"], step["out"] = tokens
+        if isinstance(answer, dict):
+            _describe(step, answer)
+        if notes is not None:
+            for key in _NOTES:
+                if key in notes:
+                    step[key] = notes[key]
+            if ENDPOINT in notes:
+                step[ENDPOINT] = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
+        if self._texts:
+            step["prompt"] = _kept(_prompt_of(asked))
+            if answer is not None:
+                step["answer"] = _kept(_answer_of(answer))
+        self.steps.append(step)
+
+    def take(self) -> Json:
+        """The steps so far, for `take_notes` in another process; they are forgotten here."""
+        taken: Json = {
+            "age": microseconds(time.monotonic() - self._began),
+            "servers": list(self._servers),
+            "endpoints": list(self._endpoints),
+            "steps": self.steps,
+        }
+        self.steps, self._servers, self._endpoints = [], {}, {}
+        return taken
+
+    def take_notes(self, notes: Mapping[str, Any]) -> None:
+        """Record what an environment tells with its reply: of the next step that is added, and its calls."""
+        self._queued = notes.get(QUEUED, 0)
+        if MODEL_CALLS in notes:
+            self._merge(notes[MODEL_CALLS])
+
+    def _merge(self, taken: Any) -> None:
+        """Add the steps of another recorder, which were taken now."""
+        shift = microseconds(time.monotonic() - self._began) - taken["age"]
+        servers = [self._servers.setdefault(name, len(self._servers)) for name in taken["servers"]]
+        endpoints = [self._endpoints.setdefault(name, len(self._endpoints)) for name in taken["endpoints"]]
+        for step in taken["steps"]:
+            step["ts"] += shift
+            step["server"] = servers[step["server"]]
+            if ENDPOINT in step:
+                step[ENDPOINT] = endpoints[step[ENDPOINT]]
+            self.steps.append(step)
+
+    def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
+        """The timeline of a rollout.
+
+        Args:
+            agent: name of the agent.
+            notes: of the agent's own call: its replica, and how long it was queued.
+            wall: Unix time of the beginning.
+            now: `time.monotonic` moment of the end.
+        """
+        replica = notes.get(REPLICA)
+        made: Json = {
+            "began": wall,
+            "dur": microseconds(now - self._began),
+            "agent": f"{agent}/{replica}" if replica else agent,
+            "servers": list(self._servers),
+            "steps": self.steps,
+        }
+        if QUEUED in notes:
+            made[QUEUED] = notes[QUEUED]
+        if self._endpoints:
+            made["endpoints"] = list(self._endpoints)
+        return made
+
+    def _step(self, kind: str, begun: float, server: str, replica: str | None) -> Json:
+        place = f"{server}/{replica}" if replica else server
+        began, servers = self._began, self._servers
+        index = servers.get(place)
+        if index is None:
+            index = servers[place] = len(servers)
+        return {
+            "kind": kind,
+            "ts": int((begun - began) * 1e6),
+            "dur": int((time.monotonic() - begun) * 1e6),
+            "server": index,
+        }
+
+
+def _describe(step: Json, answer: Json) -> None:
+    """Why a model stopped, and the version of its weights, as far as its answer tells."""
+    choices, output = answer.get("choices"), answer.get("output")
+    finish: Any = None
+    version: Any = answer.get("weight_version")
+    if isinstance(output, list):
+        last = output[-1] if output else None
+        if isinstance(last, dict):
+            version = last.get("weight_version", version)
+        cut = answer.get("incomplete_details")
+        if cut:
+            reason = cut.get("reason") if isinstance(cut, dict) else None
+            finish = _FINISH.get(reason, reason) if isinstance(reason, str) else None
+        else:
+            finish = "stop"
+            for item in output:
+                if isinstance(item, dict) and item.get("type") == "function_call":
+                    finish = "tool_calls"
+                    break
+    elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        finish = choices[0].get("finish_reason")
+    if isinstance(finish, str):
+        step["finish"] = finish[:_LONGEST]
+    if version is not None:
+        step["version"] = str(version)[:_LONGEST]
+
+
+def _prompt_of(asked: Any) -> str:
+    """The text of a request to a model: of its only message, or of each under its role."""
+    if not isinstance(asked, dict):
+        return _as_json(asked)
+    given = asked.get("input", asked.get("messages"))
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not (isinstance(given, list) and all(isinstance(item, dict) and "content" in item for item in given)):
+        return _as_json(asked)
+    if instructions := asked.get("instructions"):
+        given = [{"role": "system", "content": instructions}, *given]
+    texts = [(item.get("role"), content_text(item["content"])) for item in given]
+    return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
+
+
+def _answer_of(answer: Any) -> str:
+    """The text of an answer; one without a text, such as scores, as JSON."""
+    found: list[Any] = []
+    if isinstance(answer, dict):
+        output, choices = answer.get("output"), answer.get("choices")
+        if isinstance(output, list):
+            found = [item.get("content") for item in output if isinstance(item, dict)]
+        elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            message = choices[0].get("message")
+            found = [message.get("content")] if isinstance(message, dict) else []
+        elif "content" in answer:
+            found = [answer["content"]]
+    return "".join(map(content_text, found)) or _as_json(answer)
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # a lone surrogate, or an integer over 64 bits
+        return repr(value)
+
+
+def _kept(text: str) -> str:
+    """A text as every encoder takes it, and no longer than anybody reads."""
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,102 @@
+"""AReaL (1.0): an agent that runs an episode of a graph at the endpoint that AReaL gives it.
+
+    from gym_serve.training.areal import GymAgent
+
+    trainer.train(workflow="gym_serve.training.areal.GymAgent", workflow_kwargs={"graph":
+    "graphs/weather.yaml"})
+
+AReaL opens a session for every episode, with an endpoint and a key of its own, and keeps the tokens that
+pass it. The model of the graph's agents is that endpoint; the agent returns the reward. A rollout that
+failed raises `RolloutFailed`, and AReaL rejects the trajectory. It is not tried again, as the session would
+hold both attempts.
+
+Source: AReaL 1.0, ``api/workflow_api.py`` and ``experimental/openai/proxy/workflow.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from gym_serve.client.gym import Gym
+from gym_serve.training.episodes import endpoints_of, row_of
+from gym_serve.types.errors import InvalidRequest
+
+__all__ = ["GymAgent", "RolloutFailed"]
+
+
+class RolloutFailed(RuntimeError):
+    """A rollout has no reward; says why."""
+
+
+class GymAgent:
+    """Runs an episode for every call.
+
+    Args:
+        graph: path of a graph file, or what stands under its ``args``.
+        model: name of the model in requests to AReaL.
+        agent: the agent of the graph; by default the row's, or the only one.
+        overrides: values of the graph by path.
+        timeout: seconds for an episode; by default the agent's limits alone.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        model: str = "default",
+        agent: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._graph = graph
+        self._model = model
+        self._overrides = dict(overrides or {})
+        self._options: dict[str, Any] = {"agent": agent, "timeout": timeout}
+        self._gym: Gym | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph: AReaL's processes each run their own."""
+        return {**self.__dict__, "_gym": None}
+
+    async def run(self, data: Mapping[str, Any], **extra_kwargs: Any) -> float:
+        """The reward of an episode.
+
+        Args:
+            data: a row of the data set: its column ``row`` as JSON, or one made of ``messages`` or
+            ``prompt``. **extra_kwargs: AReaL's ``base_url`` and ``api_key``; in its processes, they are
+            environment variables.
+
+        Raises:
+            RolloutFailed: the rollout failed, or must not be trained on.
+            InvalidRequest: AReaL gave no endpoint, or the row cannot be used.
+            OperatorError: a setting is wrong.
+        """
+        if self._gym is None:
+            overrides = endpoints_of(self._graph, self._overrides)
+            self._gym = Gym.from_graph(self._graph, overrides=overrides, ray=False)
+        url = extra_kwargs.get("base_url") or os.environ.get("OPENAI_BASE_URL")
+        key = extra_kwargs.get("api_key") or os.environ.get("OPENAI_API_KEY")
+        if not url:
+            raise InvalidRequest("AReaL gave no `base_url`, and OPENAI_BASE_URL is not set")
+        endpoint = {
+            "base_url": str(url).rstrip("/"),
+            "model": self._model,
+            **({"api_key": key} if key else {}),
+        }
+        row = row_of(data, data.get("messages") or data.get("prompt"))
+        (rollout,) = await self._gym.arun(
+            [row], endpoint=endpoint, attempts=1, max_failures=1, **self._options
+        )
+        if rollout.failure is not None:
+            raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
+        if rollout.get("mask_sample"):
+            raise RolloutFailed("the environment masked the rollout")
+        return rollout.reward
+
+    def close(self) -> None:
+        """Stop the graph; the next call starts it again."""
+        if self._gym is not None:
+            self._gym.shutdown()
+            self._gym = None

@@ -1,0 +1,284 @@
+"""`Episodes`: a graph in the trainer's process, whose policy is the trainer's own engine.
+
+verl, OpenRLHF, SkyRL and slime call a piece of the user's code with every prompt, and hand it an engine:
+token ids and sampling go in, token ids and log-probabilities come out. `Episodes` is that code for all of
+them. It runs the graph in this process, puts a `callback_model` in the place of the agents' model, and lets
+the trainer's function generate. The tokenizer is the trainer's as well, with its chat template.
+
+An environment that needs more than this process runs elsewhere: deploy it, and give its URL in the graph
+(``type: http``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+import orjson
+
+from gym_serve.client.gym import Gym
+from gym_serve.graph import GraphSpec, load_graph
+from gym_serve.graph.classes import find_class
+from gym_serve.servers.base import Server
+from gym_serve.types.errors import GraphError, InvalidRequest
+from gym_serve.types.policy import PolicyAnswer, PolicyRequest
+from gym_serve.types.requests import JSON
+from gym_serve.types.rows import Rollout
+
+__all__ = ["Episodes", "Groups", "endpoints_of", "policies_of", "row_of", "settings_for"]
+
+Generate = Callable[[PolicyRequest, Any], Awaitable[PolicyAnswer]]
+"""The trainer's engine: one generation. It is given what `Episodes.run` was given as ``context``."""
+
+_MODEL = "callback_model"
+
+_PARAMS = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
+"""Sampling parameters of a row, by vLLM's names."""
+
+
+class Episodes:
+    """Runs episodes of a graph in this process. Construct it in the event loop in which ``generate`` is to
+    run.
+
+    Args:
+        graph: path of a graph file, or what stands under its ``args``.
+        tokenizer: the trainer's, of ``transformers``. It is copied: a tokenizer is not made for two threads.
+        generate: the trainer's engine; called with one request at a time, as often as there are episodes.
+        overrides: values of the graph by path, as for `Gym.from_graph`.
+        models: the model servers that the trainer's engine stands for; by default the models of all agents.
+        settings: settings of these models (`callback_model`), such as ``max_model_len`` and
+            ``tool_call_parser``, where the graph says no other.
+
+    Raises:
+        GraphError: the graph has problems, or no model that an agent names.
+    """
+
+    def __init__(
+        self,
+        graph: str | Path | Mapping[str, Any],
+        tokenizer: Any,
+        generate: Generate,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        models: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        source = load_graph(graph, overrides=overrides or {})
+        policies = list(models) or policies_of(source.spec)
+        if not policies:
+            raise GraphError("agents: none names a model of the graph; give `models`", source=source.path)
+        model = _model_with(copy.deepcopy(tokenizer))
+        replaced = {
+            f"models.{name}": {
+                **(settings or {}),
+                **settings_for(_MODEL, source.spec.models.get(name)),
+                "type": model,
+            }
+            for name in policies
+        }
+        self._gym = Gym.from_graph(graph, overrides={**(overrides or {}), **replaced}, ray=False)
+        self._tasks = count()
+        self._contexts: dict[str, Any] = {}
+        self._prefix = secrets.token_hex(4)
+
+        async def batch(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
+            return [await generate(request, self._contexts.get(_task_of(request))) for request in requests]
+
+        for name in policies:
+            self._gym.serve_policy(name, batch, max_batch=1)
+
+    async def run(
+        self, row: JSON, sampling: Mapping[str, Any] | None = None, context: Any = None, **options: Any
+    ) -> Rollout:
+        """One episode; see `run_all`."""
+        (rollout,) = await self.run_all([row], sampling, context, **options)
+        return rollout
+
+    async def run_all(
+        self,
+        rows: Sequence[JSON],
+        sampling: Mapping[str, Any] | None = None,
+        context: Any = None,
+        **options: Any,
+    ) -> list[Rollout]:
+        """An episode of each row, in their order.
+
+        Args:
+            rows: rows; each is a task of its own, whatever its keys say.
+            sampling: the trainer's ``temperature``, ``top_p`` and ``max_tokens``, which hold before the rows'
+                own. Other keys, and None, are left to ``context``.
+            context: what ``generate`` needs to know of these episodes.
+            **options: as for `Gym.rollouts`; ``attempts`` is 3.
+
+        Raises:
+            OperatorError: a setting is wrong: a judge refuses its key, say.
+        """
+        given = sampling or {}
+        params = {name: given[key] for key, name in _PARAMS.items() if given.get(key) is not None}
+        numbered = [{**row, "_ng_task_index": next(self._tasks)} for row in rows]
+        names = [str(row["_ng_task_index"]) for row in numbered]
+        self._contexts.update(dict.fromkeys(names, context))
+        options = {"attempts": 3, "max_failures": 1, "concurrency": max(len(rows), 1), **options}
+        try:
+            return await self._gym.arun(numbered, params=params, **options)
+        finally:
+            for name in names:
+                del self._contexts[name]
+
+    def name(self, request: PolicyRequest) -> str:
+        """A name of the request's episode that no other process has, for an engine's prefix cache."""
+        return f"{self._prefix}-{request.episode or request.id}"
+
+    def close(self) -> None:
+        """Stop the graph."""
+        self._gym.shutdown()
+
+
+class Siblings:
+    """What is known of the rollouts of one prompt that run in this process."""
+
+    def __init__(self) -> None:
+        self.rewards: list[float] = []
+        """Of those that did not fail, so far."""
+        self.running = 0
+        self.ended = asyncio.Event()
+
+    async def mean(self) -> float:
+        """The mean of `rewards`, once all have ended; 0 if there are none."""
+        await self.ended.wait()
+        return fmean(self.rewards) if self.rewards else 0.0
+
+
+class Groups:
+    """The prompts whose rollouts run in this process, for trainers that ask for each rollout by itself.
+
+    Such a trainer has no value for a failure, and counts the reward of every rollout in its group's
+    baseline. A failure whose reward is the mean of its siblings leaves the baseline where it is without it,
+    and has the advantage 0. The trainer starts the rollouts of a prompt together, so each knows of the
+    others.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Any, Siblings] = {}
+
+    @contextmanager
+    def rollout_of(self, prompt: Any) -> Iterator[Siblings]:
+        """While a rollout of a prompt runs.
+
+        Args:
+            prompt: what names the prompt; None for a rollout without siblings.
+        """
+        key = object() if prompt is None else prompt
+        siblings = self._open.setdefault(key, Siblings())
+        siblings.running += 1
+        try:
+            yield siblings
+        finally:
+            siblings.running -= 1
+            if siblings.running == 0:
+                siblings.ended.set()
+                self._open.pop(key, None)
+
+
+def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
+    """The row of a trainer's sample: the one in its column ``row``, as JSON, or one made of its prompt.
+
+    Args:
+        columns: the sample's columns.
+        prompt: its prompt, a text or messages.
+        **keys: further keys of a row that is made; those that are None are left out.
+
+    Raises:
+        InvalidRequest: there is neither, or ``row`` is no JSON object.
+    """
+    row = columns.get("row")
+    if row is None:
+        if prompt is None or not len(prompt):
+            raise InvalidRequest("a sample needs a column `row`, or a prompt; it has neither")
+        given = {key: value for key, value in keys.items() if value is not None}
+        messages = prompt if isinstance(prompt, str) else list(prompt)
+        row = {**given, **columns, "responses_create_params": {"input": messages}}
+        row.pop("row", None)
+        plain: JSON = orjson.loads(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+        return plain
+    if isinstance(row, str | bytes):
+        try:
+            row = orjson.loads(row)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"`row` must be a row as JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise InvalidRequest(f"`row` must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _task_of(request: PolicyRequest) -> str:
+    return (request.episode or "").partition("-")[0]
+
+
+def _model_with(tokenizer: Any) -> type[Server]:
+    callback_model: Any = find_class("model", _MODEL)
+
+    class TrainersModel(callback_model):  # type: ignore[misc]  # found by its name, as in a graph
+        """The trainer's engine and tokenizer."""
+
+        requires: ClassVar[Mapping[str, str]] = {}
+
+        class Config(callback_model.Config):  # type: ignore[misc]
+            """The settings of `callback_model`."""
+
+            tokenizer: str = "the trainer's"
+
+        def load_tokenizer(self) -> Any:
+            return tokenizer
+
+    return TrainersModel
+
+
+def policies_of(spec: GraphSpec) -> list[str]:
+    """The models that agents name, those included that they name only ``if`` something is set."""
+    found: dict[str, None] = {}
+    for agent in spec.agents.values():
+        parts = [agent, *(agent.get(key) for key in ("then", "else"))] if isinstance(agent, Mapping) else []
+        for part in parts:
+            name = part.get("model") if isinstance(part, Mapping) else None
+            if isinstance(name, str) and name in spec.models:
+                found[name] = None
+    return list(found)
+
+
+def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> JSON:
+    r"""Overrides of a graph that make `chat_model`\ s of its agents' models, for trainers with an endpoint.
+
+    Args:
+        graph: path of a graph file, or what stands under its ``args``.
+        overrides: values of the graph by path, which are kept.
+        **settings: settings of the models; by default they take the endpoint of each row alone.
+
+    Raises:
+        GraphError: the graph has problems, or no model that an agent names.
+    """
+    source = load_graph(graph, overrides=overrides)
+    names = policies_of(source.spec)
+    if not names:
+        raise GraphError("agents: none names a model of the graph", source=source.path)
+    # No call goes to the address of this machine: every row has an endpoint.
+    by_row = {"base_url": "http://127.0.0.1:9/v1", "model": "policy", "row_endpoints": True}
+    policy = {"type": "chat_model", **(by_row if "base_url" not in settings else {}), **settings}
+    replaced = {
+        f"models.{name}": {**settings_for("chat_model", source.spec.models[name]), **policy} for name in names
+    }
+    return {**overrides, **replaced}
+
+
+def settings_for(type_: str, model: Any) -> JSON:
+    """The settings of a model of a graph that a model of another type takes as well: all but its tokens."""
+    given = model if isinstance(model, Mapping) else {}
+    known = find_class("model", type_).Config.model_fields.keys() - {"tokenizer", "return_token_ids"}
+    return {key: value for key, value in given.items() if key in known}

@@ -1,0 +1,307 @@
+"""`rollout_func`: rollouts of a graph for TRL's `GRPOTrainer`.
+
+TRL hands a rollout function prompts, and wants one completion for each. What lies between the two is the same
+for every run, and stands here:
+
+- The engine in the graph gets the trainer's weights before it generates, whenever they have changed.
+- A prompt is all that TRL passes on, so the row of each is found again in the trainer's dataset.
+- Tokens, mask and log-probabilities are those of `samples`: what the model saw and wrote, with the tokens of
+  tools masked.
+- A failed rollout is masked and has no reward: it neither trains nor moves the mean of its group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from typing_extensions import Unpack
+
+from gym_serve.client import Gym, loop
+from gym_serve.client.rollout_client import RolloutOptions
+from gym_serve.rollouts import Rows
+from gym_serve.rollouts.rows import read_rows
+from gym_serve.training.samples import TrainingSample, samples, verified
+from gym_serve.training.weights import encoded, trained_model
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest
+from gym_serve.types.protocols import responses_to_chat
+from gym_serve.types.protocols.content import content_text
+from gym_serve.types.requests import JSON
+from gym_serve.types.rows import check_row, with_prompt
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger("gym_serve")
+
+ROW = "row"
+"""The column of `dataset` that holds a row as JSON."""
+
+
+def dataset(rows: Rows) -> Dataset:
+    """Rows as a dataset for TRL: their prompts, and beside each its row as JSON.
+
+    Args:
+        rows: rows, or the path of a JSONL file.
+
+    Raises:
+        InvalidRequest: a row cannot be used; it names the place.
+        ModuleNotFoundError: TRL's packages are missing: ``pip install 'gym-serve[trl]'``.
+    """
+    try:
+        from datasets import Dataset
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "dataset needs datasets: pip install 'gym-serve[trl]'", name=error.name
+        ) from error
+    found = checked_rows(rows)
+    prompts = [messages_of(row["responses_create_params"]) for row in found]
+    return Dataset.from_dict({"prompt": prompts, ROW: [orjson.dumps(row).decode() for row in found]})
+
+
+def rollout_func(gym: Gym, *, model: str | None = None, **options: Unpack[RolloutOptions]) -> RolloutFunc:
+    """The ``rollout_func`` of a `GRPOTrainer` whose policy is an engine of a graph.
+
+    Temperature, ``top_p`` and the longest answer of a model call are those of the trainer. Give the trainer
+    `rollout_reward` as its ``reward_funcs``, alone or beside others, and `dataset` as its data. A dataset of
+    your own will do if its columns are the keys of rows.
+
+    Args:
+        gym: the graph.
+        model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
+        **options: see `RolloutOptions`; without ``repeats``.
+
+    Raises:
+        BadRequest: the model takes no weights, or the agents have several.
+        InvalidRequest: ``repeats`` is given.
+    """
+    if "repeats" in options:
+        raise InvalidRequest(
+            "`repeats` must be left out: `num_generations` of GRPOConfig says how many rollouts"
+        )
+    return RolloutFunc(gym, trained_model(gym, model), options)
+
+
+def rollout_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    rollout_reward: list[float | None],
+    rollout_metrics: list[dict[str, float]],
+    log_metric: Any,
+    **columns: Any,
+) -> list[float | None]:
+    """The reward function of a `GRPOTrainer` with `rollout_func`: each completion has the reward of its
+    rollout.
+
+    Returns:
+        n rewards; None for a failed rollout, which TRL then leaves out.
+    """
+    for name, value in rollout_metrics[0].items():
+        log_metric(name, value)
+    return rollout_reward
+
+
+class RolloutFunc:
+    """What `rollout_func` returns."""
+
+    def __init__(self, gym: Gym, model: str, options: RolloutOptions) -> None:
+        self._gym = gym
+        self._model = model
+        self._options = options
+        self._rows: _RowsByPrompt | None = None
+        self._step: int | None = None  # the one whose weights the engine has
+        self._tasks = 0
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Rollouts of a batch.
+
+        Args:
+            prompts: n prompts; equal ones that follow one another are a group.
+            trainer: the trainer.
+
+        Returns:
+            ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``env_mask`` (n lists each), and for the
+            reward function ``rollout_reward`` (n numbers, None for a failed one) and ``rollout_metrics``.
+        """
+        begun = time.monotonic()
+        step = self._push(trainer)
+        pushed = time.monotonic()
+        found = self._trained(loop.wait(self._collected(prompts, trainer)), trainer)
+        return {
+            "prompt_ids": [sample.prompt_ids for sample in found],
+            "completion_ids": [sample.response_ids for sample in found],
+            "logprobs": [sample.logprobs for sample in found],
+            "env_mask": [sample.loss_mask for sample in found],
+            "rollout_reward": [None if sample.failure else sample.reward for sample in found],
+            "rollout_metrics": {
+                "rollouts/failed": float(sum(sample.failure is not None for sample in found)),
+                "rollouts/staleness": _mean_staleness(found, step),
+                "rollouts/seconds": time.monotonic() - pushed,
+                "rollouts/weights_seconds": pushed - begun,
+            },
+        }
+
+    def _push(self, trainer: Any) -> int:
+        """Give the engine the trainer's weights, if they have changed since the last time."""
+        step: int = trainer.state.global_step
+        if step != self._step:
+            if hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_adapter"):
+                raise BadRequest("rollout_func cannot train adapters of PEFT: train the model itself")
+            state = trainer.accelerator.get_state_dict(trainer.model)  # in every process: they gather it
+            if trainer.accelerator.is_main_process:
+                self._gym.update_weights(self._model, str(step), tensors=encoded(state.items()))
+            trainer.accelerator.wait_for_everyone()
+            self._step = step
+        return step
+
+    async def _collected(self, prompts: list[Any], trainer: Any) -> list[JSON]:
+        """A rollout of each prompt, failed ones among them."""
+        asked = self._asked(prompts, trainer)
+        options: RolloutOptions = {**self._options, "params": self._params(trainer)}
+        first = self._tasks  # so that no two rollouts of the run have the same id
+        self._tasks += len(asked)
+        found: list[list[JSON]] = [[] for _ in asked]
+        for size in {size for _, size in asked}:
+            rows = [{**row, "_ng_task_index": first + i} for i, (row, n) in enumerate(asked) if n == size]
+            async for group in self._gym.groups(rows, size=size, quorum=1, **options):
+                found[group.task_index - first] = [*group.rollouts, *group.failures]
+        return [rollout for rollouts in found for rollout in rollouts]
+
+    def _asked(self, prompts: list[Any], trainer: Any) -> list[tuple[JSON, int]]:
+        """The rows of the prompts, each with the number of its rollouts."""
+        if self._rows is None:
+            self._rows = _RowsByPrompt([trainer.train_dataset, trainer.eval_dataset])
+        size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        found: list[tuple[JSON, int]] = []
+        for key, same in groupby(map(_key, prompts)):
+            row, count = self._rows.find(key), len(list(same))
+            found += [(row, min(size, count - at)) for at in range(0, count, size)]
+        return found
+
+    def _params(self, trainer: Any) -> dict[str, Any]:
+        """How the policy is sampled: as the trainer computes its probabilities."""
+        args = trainer.args
+        if args.top_k or args.min_p or args.repetition_penalty != 1.0:
+            raise InvalidRequest(
+                "`top_k`, `min_p` and `repetition_penalty` of GRPOConfig must be left out, got "
+                f"{args.top_k}, {args.min_p} and {args.repetition_penalty}: the probabilities in the "
+                "trainer's loss know none of them"
+            )
+        own = {"max_output_tokens": args.max_completion_length, **self._options.get("params", {})}
+        return {**own, "temperature": args.temperature, "top_p": args.top_p}
+
+    def _trained(self, rollouts: list[JSON], trainer: Any) -> list[TrainingSample]:
+        """The one sample of each rollout that TRL takes."""
+        pad = trainer.processing_class.pad_token_id
+        cut = [samples(rollout, pad_token_id=pad) for rollout in rollouts]
+        if left := sum(map(len, cut)) - len(cut):
+            logger.warning(
+                "%d samples are not trained on: GRPOTrainer takes one of a rollout, and these have several "
+                "(branches, or a history that was tokenized again); AsyncGRPOTrainer takes all",
+                left,
+            )
+        return [verified(of_one) for of_one in cut]
+
+
+def checked_rows(rows: Rows) -> list[JSON]:
+    """Rows with their ``responses_create_params``.
+
+    Raises:
+        InvalidRequest: a row cannot be used; it names the place.
+    """
+    found: list[JSON] = []
+    for where, given, problem in read_rows(rows):
+        if given is None:
+            raise InvalidRequest(f"{where}: {problem}")
+        try:
+            row = with_prompt(given)
+            check_row(row)
+        except GymError as error:
+            raise InvalidRequest(f"{where}: {error.message}") from None
+        found.append(row)
+    return found
+
+
+def messages_of(params: JSON) -> list[JSON]:
+    """The messages of a Responses body as TRL shows them; what is not text in them is JSON."""
+    messages = responses_to_chat(params)["messages"]
+    return [{"role": message["role"], "content": _text(message.get("content"))} for message in messages]
+
+
+def oldest_version(sample: TrainingSample) -> int | None:
+    """The oldest version that tokens of a sample come from; None where none is known that is a number."""
+    known = [int(version) for version in sample.versions if version is not None and version.isdigit()]
+    return min(known, default=None)
+
+
+def row_of(example: JSON) -> JSON:
+    """The row of an example of `dataset`, or of a user's own dataset whose columns are a row's keys."""
+    if isinstance(example.get(ROW), str):
+        row: JSON = orjson.loads(example[ROW])
+        return row
+    return with_prompt({key: value for key, value in example.items() if value is not None})
+
+
+class _RowsByPrompt:
+    """The rows of a trainer's datasets, by their prompts.
+
+    Args:
+        datasets: None, a dataset, or datasets by name.
+
+    Raises:
+        InvalidRequest: a dataset cannot be indexed, or two rows have one prompt and differ otherwise.
+    """
+
+    def __init__(self, datasets: list[Any]) -> None:
+        self._places: dict[bytes, tuple[Any, int]] = {}
+        for given in datasets:
+            for examples in given.values() if isinstance(given, dict) else [given]:
+                if examples is not None:
+                    self._add(examples)
+
+    def find(self, key: bytes) -> JSON:
+        """The row of a prompt.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        if key not in self._places:
+            raise InvalidRequest(f"no row of the trainer's dataset has the prompt {key[:200].decode()}")
+        examples, index = self._places[key]
+        return row_of(examples[index])
+
+    def _add(self, examples: Any) -> None:
+        if not hasattr(examples, "__getitem__"):
+            raise InvalidRequest(
+                "the dataset must not be streamed: rollout_func finds rows by their prompts in it"
+            )
+        for index, example in enumerate(examples):
+            key = _key(example["prompt"])
+            if key in self._places and self.find(key) != row_of(example):
+                raise InvalidRequest(
+                    f"rows {self._places[key][1]} and {index} of the dataset have the same prompt and differ "
+                    "otherwise: make the prompts differ, as TRL passes nothing else to rollout_func"
+                )
+            self._places[key] = (examples, index)
+
+
+def _key(prompt: Any) -> bytes:
+    return orjson.dumps(prompt, option=orjson.OPT_SORT_KEYS)
+
+
+def _text(content: Any) -> str:
+    parts = [] if isinstance(content, str) or content is None else content
+    if any(part.get("type") != "text" for part in parts):
+        return orjson.dumps(content).decode()
+    return content_text(content)
+
+
+def _mean_staleness(of: list[TrainingSample], version: int) -> float:
+    """How many updates older than ``version`` the oldest token of a sample is, on average."""
+    ages = [version - oldest for sample in of if (oldest := oldest_version(sample)) is not None]
+    return sum(ages) / len(ages) if ages else 0.0

@@ -1,0 +1,179 @@
+"""The timeline of a rollout: when its model calls, tool calls and stages ran, and where (docs/formats.md).
+
+In a rollout it is plain JSON, kept small. `Timeline` reads that: names in place of indices, seconds in place
+of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+TIMELINE_FIELD = "_ng_timeline"
+"""Field of a rollout."""
+
+StepKind = Literal["seed", "model", "tool", "verify"]
+
+_MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of an episode; times are in seconds."""
+
+    kind: StepKind
+    """What was called for. A judge is a ``model`` too; see `stage`."""
+    start: float
+    """Since the beginning of the episode."""
+    duration: float
+    server: str
+    """The server of the graph that answered."""
+    replica: str | None = None
+    """Its replica; None without Ray, and for a server behind a URL."""
+    status: int = 200
+    """HTTP status of the answer."""
+    queued: float = 0.0
+    """How much of `duration` it waited for its turn at the replica."""
+    stage: str | None = None
+    """Stage of the episode in which the environment called a model: ``verify`` for a judge. None for the
+    agent's own calls."""
+    name: str | None = None
+    """Name of the tool."""
+    argument_bytes: int | None = None
+    """Size of the tool's arguments, as the model wrote them."""
+    result_bytes: int | None = None
+    """Size of what the tool answered."""
+    input_tokens: int | None = None
+    """Tokens of a model call's prompt; None if the model does not say, as for the next two."""
+    cached_tokens: int | None = None
+    """How many of them were in the model's cache."""
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    """Why the model stopped: ``stop``, ``tool_calls``, ``length`` or ``content_filter``."""
+    endpoint: str | None = None
+    """URL that the model server called; None for an engine in the graph."""
+    version: str | None = None
+    """Version of the policy's weights, if the model says it."""
+    time_to_first_token: float | None = None
+    """Of engines in the graph, and of streams; None if unknown."""
+    retries: int = 0
+    """Requests to endpoints that failed before the one that was answered."""
+    prompt: str | None = None
+    """What an environment asked its model, such as a judge; of the policy's calls, the response has it."""
+    answer: str | None = None
+    """What that model answered; None if the call failed."""
+
+    @property
+    def end(self) -> float:
+        """Since the beginning of the episode."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The timeline of one attempt; times are in seconds."""
+
+    began: float
+    """Unix time of the beginning, by the clock of the agent's machine."""
+    duration: float
+    """Of the episode in its agent."""
+    agent: str
+    """The agent's name."""
+    replica: str | None
+    """The agent's replica; None without Ray."""
+    queued: float
+    """How long the rollout waited at that replica before it began."""
+    steps: list[Step]
+    """In the order in which they ended."""
+
+    @classmethod
+    def of(cls, rollout: Mapping[str, Any]) -> Timeline | None:
+        """The timeline of a rollout; None if it has none that can be read."""
+        try:
+            given = msgspec.convert(rollout.get(TIMELINE_FIELD), _RawTimeline)
+            agent, replica = _place(given.agent)
+            return cls(
+                given.began,
+                given.dur / _MICROSECONDS,
+                agent,
+                replica,
+                given.queued / _MICROSECONDS,
+                [_step(step, given.servers, given.endpoints) for step in given.steps],
+            )
+        except (msgspec.ValidationError, IndexError):
+            return None  # a file of another program
+
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+_Microseconds = Annotated[float, msgspec.Meta(ge=-1e13, le=1e13)]  # up to four months
+_Index = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _RawStep(msgspec.Struct):
+    kind: StepKind
+    ts: _Microseconds
+    dur: _Microseconds
+    server: _Index
+    status: int = 200
+    queued: _Microseconds = 0
+    stage: str | None = None
+    name: str | None = None
+    args: int | None = None
+    result: int | None = None
+    given: int | None = msgspec.field(default=None, name="in")
+    cached: int | None = None
+    out: int | None = None
+    finish: str | None = None
+    endpoint: _Index | None = None
+    version: str | None = None
+    ttft: _Microseconds | None = None
+    retries: int = 0
+    prompt: str | None = None
+    answer: str | None = None
+
+
+class _RawTimeline(msgspec.Struct):
+    """A timeline as a rollout has it."""
+
+    began: _Seconds
+    dur: _Microseconds
+    agent: str
+    servers: list[str]
+    steps: list[_RawStep]
+    queued: _Microseconds = 0
+    endpoints: list[str] = []
+
+
+def _step(given: _RawStep, servers: list[str], endpoints: list[str]) -> Step:
+    server, replica = _place(servers[given.server])
+    return Step(
+        kind=given.kind,
+        start=given.ts / _MICROSECONDS,
+        duration=given.dur / _MICROSECONDS,
+        server=server,
+        replica=replica,
+        status=given.status,
+        queued=given.queued / _MICROSECONDS,
+        stage=given.stage,
+        name=given.name,
+        argument_bytes=given.args,
+        result_bytes=given.result,
+        input_tokens=given.given,
+        cached_tokens=given.cached,
+        output_tokens=given.out,
+        finish_reason=given.finish,
+        endpoint=None if given.endpoint is None else endpoints[given.endpoint],
+        version=given.version,
+        time_to_first_token=None if given.ttft is None else given.ttft / _MICROSECONDS,
+        retries=given.retries,
+        prompt=given.prompt,
+        answer=given.answer,
+    )
+
+
+def _place(name: str) -> tuple[str, str | None]:
+    server, _, replica = name.partition("/")
+    return server, replica or None

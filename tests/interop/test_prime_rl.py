@@ -1,0 +1,119 @@
+"""The env server for prime-rl, by its protocol. `make interop` holds verifiers' own client against it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from support.bells import LOGPROB, bell_graph, tokens
+from support.endpoint import endpoint
+from support.letters import Letters
+
+from gym_serve import InvalidRequest
+from gym_serve.interop.prime_rl import EnvServer, row_of
+
+zmq = pytest.importorskip("zmq", reason="pip install 'gym-serve[prime-rl]'")
+
+
+def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    ids, finish = tokens(prompt, sampling.get("max_tokens"))
+    return ids, [LOGPROB] * len(ids), finish
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with endpoint(Letters(), sample) as url:
+        yield url
+
+
+class Client:
+    """A client of one socket."""
+
+    def __init__(self, address: str) -> None:
+        import zmq.asyncio
+
+        self.context = zmq.asyncio.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(address)
+
+    async def send(self, id_: str, method: str, **body: Any) -> None:
+        await self.socket.send_multipart([id_.encode(), method.encode(), msgspec.msgpack.encode(body)])
+
+    async def answer(self) -> tuple[str, Any]:
+        id_, payload = await self.socket.recv_multipart()
+        return id_.decode(), msgspec.msgpack.decode(payload)
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self.context.term()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Client]:
+    server = EnvServer(bell_graph(), "tcp://127.0.0.1:0", attempts=1, ray=False)
+    work = asyncio.ensure_future(server.serve())
+    client = Client(server.address)
+    try:
+        yield client
+    finally:
+        client.close()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_runs_health_and_what_cannot_be_run(url: str) -> None:
+    given = {"client": {"type": "eval", "base_url": url, "api_key_var": "NO_SUCH_KEY"}, "model": "policy"}
+    sampling = {"temperature": 1.0, "max_tokens": 300, "top_k": 5, "top_p": None}
+    async with serving() as client:
+        await client.send("h", "health")
+        assert await client.answer() == ("h", {"success": True, "error": None})
+        for word in ("ring", "refuse", "break"):
+            await client.send(word, "run", task_data={"prompt": word}, sampling=sampling, **given)
+        await client.send("none", "run", task_data={"idx": 3}, sampling={}, **given)
+        await client.send("what", "dance")
+        found = dict([await client.answer() for _ in range(5)])
+    assert [found[word]["episode"]["ok"] for word in ("ring", "refuse", "break")] == [True, True, False]
+    trace = found["ring"]["episode"]["traces"][0]
+    sampled = [node for node in trace["nodes"] if node.get("sampled")]
+    assert len(sampled) == 2
+    assert all(len(node["logprobs"]) == sum(node["mask"]) > 0 for node in sampled)
+    assert "the bell is broken" in str(found["break"]["episode"]["traces"][0]["errors"])
+    assert not found["none"]["success"]
+    assert "prompt" in found["none"]["error"]
+    assert "dance" in found["what"]["error"]
+
+
+async def test_a_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(prompt: list[int], sampling: dict[str, Any]) -> Any:
+        loop.call_soon_threadsafe(asked.set)
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
+        return sample(prompt, sampling)
+
+    monkeypatch.setitem(os.environ, "POLICY_KEY", "a-key")
+    with endpoint(Letters(), hang) as url:
+        async with serving() as client:
+            told = {"base_url": url, "api_key_var": "POLICY_KEY"}
+            await client.send(
+                "a", "run", task_data={"prompt": "ring"}, client=told, model="policy", sampling={}
+            )
+            await asked.wait()
+            await client.send("b", "cancel", request_id="a")
+            await client.send("c", "cancel", request_id="unknown")
+            found = dict([await client.answer() for _ in range(3)])
+            go.set()
+    assert (found["a"]["success"], found["b"]["cancelled"], found["c"]["cancelled"]) == (False, True, False)
+
+
+def test_the_row_of_a_task() -> None:
+    assert row_of({"row": {"prompt": "x"}, "idx": 1}) == {"prompt": "x"}
+    assert row_of({"prompt": "x", "idx": 1}) == {"prompt": "x", "idx": 1}
+    with pytest.raises(InvalidRequest):
+        row_of({"idx": 1})

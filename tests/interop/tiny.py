@@ -1,0 +1,97 @@
+"""A trainer's engine on a CPU: a transformer of a few thousand weights that really samples.
+
+What it samples is bent towards what `support.bells.said` says to the prompt, so that it calls tools; now and
+then it says something else. Log-probabilities are those of the distribution that it samples from.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from pathlib import Path
+
+import typing_extensions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import yaml
+from support.bells import bell_graph, said
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+# Before Python 3.12 pydantic takes this one only, which NeMo RL and SkyRL forget.
+typing.TypedDict = typing_extensions.TypedDict
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>tools
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for every byte, and those of ChatML."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def prepare(folder: Path) -> None:
+    """Write the graph of `support.bells`, a model and its tokenizer."""
+    graph = {**bell_graph(), "resources": {"bell": {"type": "support.bells:Bell"}}}
+    (folder / "graph.yaml").write_text(yaml.safe_dump(graph))
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    config = Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads, eos_token_id=tokenizer.eos_token_id)
+    Qwen3ForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+class Engine:
+    """Samples from the model in a folder."""
+
+    bend = 11.0
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+        self._random = torch.Generator().manual_seed(seed)
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: list[int], limit: int, temperature: float = 1.0
+    ) -> tuple[list[int], list[float]]:
+        """Token ids, and the log-probability of each."""
+        script = self.tokenizer(said(self.tokenizer.decode(prompt)), add_special_tokens=False)["input_ids"]
+        ids: list[int] = []
+        logprobs: list[float] = []
+        past, given = None, torch.tensor([prompt])
+        while len(ids) < limit and self.tokenizer.eos_token_id not in ids:
+            output = self.model(given, past_key_values=past, use_cache=True)
+            logits, past = output.logits[0, -1], output.past_key_values
+            logits[script[len(ids)] if len(ids) < len(script) else self.tokenizer.eos_token_id] += self.bend
+            distribution = torch.log_softmax(logits.float() / max(temperature, 1e-3), dim=-1)
+            token = int(torch.multinomial(distribution.exp(), 1, generator=self._random))
+            ids.append(token)
+            logprobs.append(float(distribution[token]))
+            given = torch.tensor([[token]])
+        return ids, logprobs

@@ -1,0 +1,198 @@
+"""`gym-serve monitoring` against a real Prometheus, in a run with load and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from support.monitored import Monitored
+from typer.testing import CliRunner
+
+from gym_serve import Gym
+from gym_serve.cli import local_ray, main
+from gym_serve.client import loop
+from gym_serve.routing.serve_compat import adds_up_gauges, can_autoscale
+from gym_serve.routing.starting import free_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's prometheus"),
+    pytest.mark.skipif(not can_autoscale(), reason="autoscaling needs Ray 2.51"),
+    pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning"),
+]
+
+NAME = "monitored"
+SECONDS = 80
+FIRING = {"GymServeFailureRate", "GymServeEndpointDown", "GymServeSessionsLost"}
+"""Alerts whose faults the run has; tests/observe/alerts.yml has those of the others, which take hours."""
+
+
+class Prometheus:
+    """A Prometheus with a configuration of ours, only quicker."""
+
+    def __init__(self, folder: Path) -> None:
+        config = folder / "prometheus.yml"
+        config.write_text(config.read_text().replace("10s", "3s"))  # busy nodes take a second
+        rules = folder / "rules.yml"
+        rules.write_text(re.sub(r"for: \w+", "for: 0s", rules.read_text()).replace("> 0.1", "> 0.01"))
+        address = f"127.0.0.1:{free_port()}"
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data"]
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=log)
+        self._http = httpx.Client(base_url=f"http://{address}/api/v1", trust_env=False)
+
+    def stop(self) -> None:
+        self._http.close()
+        self._process.terminate()
+        self._process.wait()
+
+    def ask(self, path: str, **params: str) -> Any:
+        try:
+            answer = self._http.get(path, params=params)
+        except httpx.TransportError:  # it is starting
+            return None
+        assert answer.status_code in (200, 503), answer.text
+        return answer.json()["data"] if answer.status_code == 200 else None
+
+    def query(self, query: str) -> dict[str, float]:
+        """The values of an instant query by the labels of their series, without those that are no number."""
+        found = (self.ask("query", query=query) or {"result": []})["result"]
+        values = {json.dumps(series["metric"]): float(series["value"][1]) for series in found}
+        return {labels: value for labels, value in values.items() if not math.isnan(value)}
+
+
+@pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    with Monitored(tmp_path_factory.mktemp("monitored")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gym(deploy: Any, monitored: Monitored) -> Gym:
+    return deploy(monitored.graph(), name=NAME)
+
+
+@pytest.fixture(scope="module")
+def folder(gym: Gym, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `gym-serve monitoring` writes for the cluster of the tests."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_ray, "connect", lambda address: None)
+        result = CliRunner().invoke(main, ["monitoring", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["follows_nodes"] is False  # the cluster of the tests has no dashboard
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prometheus(folder: Path) -> Iterator[Prometheus]:
+    started = Prometheus(folder)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def wanted(folder: Path) -> dict[str, str]:
+    """Every query that must have data, by its place."""
+    found = {}
+    for file in folder.glob("boards/*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                place = f"{file.stem}: {panel['title']} {target['refId']}"
+                found[place] = re.sub(r"\$(graph|server)", ".*", target["expr"]).replace(
+                    "$__rate_interval", "1m"
+                )
+    rules = [
+        rule
+        for group in yaml.safe_load((folder / "rules.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    return found | {rule["record"]: rule["record"] for rule in rules if "record" in rule}
+
+
+def serves_own() -> dict[str, str]:
+    """The queries of Ray's own boards that are fed, by their titles."""
+    from ray.dashboard.modules.metrics.dashboards import serve_dashboard_panels as applications
+    from ray.dashboard.modules.metrics.dashboards import serve_deployment_dashboard_panels as deployments
+
+    panels = [
+        *next(value for name, value in vars(applications).items() if name.endswith("_GRAFANA_PANELS")),
+        *deployments.SERVE_DEPLOYMENT_GRAFANA_PANELS,
+    ]
+    fed = re.compile(r"(qps|latency|queue size|running requests) .*(deployment|replica)")
+    return {
+        panel.title: target.expr.replace("{{", "{")
+        .replace("}}", "}")
+        .replace("{global_filters}", f'application="{NAME}",deployment!="gateway"')
+        .replace('route=~"$Route",', "")
+        .replace('application=~"$Application",', "")
+        for panel in panels
+        if fed.search(panel.title.lower()) and "multiplexed" not in panel.title.lower()
+        for target in panel.targets[:1]
+    }
+
+
+def test_every_query_has_data_and_alerts_fire(
+    gym: Gym, monitored: Monitored, folder: Path, prometheus: Prometheus
+) -> None:
+    queries, own = wanted(folder), serves_own()
+    assert len(queries) > 40
+    assert len(own) >= 8
+    missing = {**queries, **own}
+    firing: set[str] = set()
+    busiest: dict[str, float] = {}
+
+    async def run() -> None:
+        looking = asyncio.create_task(asyncio.to_thread(look))
+        await monitored.run(gym, SECONDS, looking.done)
+        await looking
+
+    def look() -> None:
+        ends = time.monotonic() + SECONDS
+        while (missing or not firing >= FIRING) and time.monotonic() < ends:
+            time.sleep(1)
+            for place, query in list(missing.items()):
+                values = prometheus.query(query)
+                if place in own:  # no false zero: all are under load
+                    values = {labels: value for labels, value in values.items() if value > 0}
+                    busiest[place] = max(values.values(), default=0)
+                if values:
+                    del missing[place]
+            alerts = (prometheus.ask("alerts") or {"alerts": []})["alerts"]
+            firing.update(alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing")
+
+    loop.wait(run())
+    if not adds_up_gauges():
+        missing = {place: query for place, query in missing.items() if "Running requests" not in place}
+    assert missing == {}
+    assert firing >= FIRING
+
+
+def test_serves_own_counter_counts_every_call(gym: Gym, prometheus: Prometheus) -> None:
+    """After the run: what Serve's board sums up is what the servers have counted."""
+    # The judge is inline, and so no deployment. A replica of sums was killed, perhaps between two numbers.
+    ours = f'sum by (server) (ray_gym_serve_calls_total{{graph="{NAME}", server!~"judge|sums"}})'
+    serves = (
+        "sum by (deployment) (ray_serve_deployment_request_counter_total"
+        f'{{application="{NAME}", deployment!~"gateway|sums", route=~".+"}})'
+    )
+    ends = time.monotonic() + 40
+    while True:
+        counted = [sorted(prometheus.query(query).values()) for query in (ours, serves)]
+        if (counted[0] == counted[1] and counted[0]) or time.monotonic() > ends:
+            break
+        time.sleep(1)
+    assert counted[0] == counted[1]
+    assert len(counted[0]) == 2

@@ -1,0 +1,57 @@
+"""AReaL's agent without AReaL: the endpoint that it uses, and what it returns. `make interop` has AReaL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.bells import LOGPROB, bell_graph, tokens
+from support.endpoint import endpoint
+from support.letters import Letters
+
+from gym_serve import GraphError, InvalidRequest
+from gym_serve.training.areal import GymAgent, RolloutFailed
+
+
+def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    ids, finish = tokens(prompt, sampling.get("max_tokens"))
+    return ids, [LOGPROB] * len(ids), finish
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with endpoint(Letters(), sample) as url:
+        yield url
+
+
+async def test_the_reward_of_an_episode_at_the_endpoint_of_the_session(url: str) -> None:
+    agent = GymAgent(bell_graph())
+    given = {"base_url": f"{url}/", "api_key": "a-key", "http_client": None}
+    assert await agent.run({"messages": [{"role": "user", "content": "ring"}]}, **given) == 1.0
+    assert await agent.run({"row": json.dumps({"prompt": "refuse"})}, **given) == 0.0
+    with pytest.raises(RolloutFailed, match="the bell is broken"):
+        await agent.run({"prompt": "break"}, **given)
+    await asyncio.to_thread(agent.close)
+
+
+async def test_a_process_of_areal_reads_the_endpoint_from_its_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = pickle.loads(pickle.dumps(GymAgent(bell_graph())))
+    with pytest.raises(InvalidRequest, match="base_url"):
+        await agent.run({"prompt": "ring"})
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    assert await agent.run({"prompt": "ring"}) == 1.0
+    await asyncio.to_thread(agent.close)
+
+
+async def test_a_graph_whose_agents_name_no_model_is_refused() -> None:
+    graph = bell_graph()
+    graph["agents"]["ringer"] = {"type": "remote_agent", "url": "http://127.0.0.1:9"}
+    with pytest.raises(GraphError, match="none names a model"):
+        await GymAgent(graph).run({"prompt": "ring"}, base_url="http://127.0.0.1:9/v1")

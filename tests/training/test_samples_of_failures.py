@@ -1,0 +1,58 @@
+"""Samples of rollouts that failed: one at least, masked, with what tokens there were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.letters import END, Letters, LettersModel
+
+from gym_serve import Gym, PolicyAnswer, PolicyRequest, ResourcesServer, Verdict, tool
+from gym_serve.training import samples
+
+CALL = [*Letters.ids('<tool_call>{"name": "ring", "arguments": {"times": 2}}</tool_call>'), END]
+TOOL = 3
+
+
+class Bell(ResourcesServer):
+    """Rings."""
+
+    @tool
+    async def ring(self, times: int) -> str:
+        """Ring.
+
+        Args:
+            times: how often.
+        """
+        return "ding " * times
+
+    async def verify(self, request: Any) -> Verdict:
+        return Verdict(reward=1.0)
+
+
+def calls_and_breaks(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
+    if any(TOOL in request.prompt_ids for request in requests):
+        raise RuntimeError("the engine is lost")
+    return [PolicyAnswer(CALL, [-0.5] * len(CALL)) for _ in requests]
+
+
+def test_every_failed_rollout_gives_a_masked_sample() -> None:
+    graph: dict[str, Any] = {
+        "models": {"policy": {"type": LettersModel, "tokenizer": "letters", "policy_timeout": 0.2}},
+        "resources": {"bell": {"type": Bell}},
+        "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "bell"}},
+    }
+    row = {"prompt": "ring the bell"}
+    with Gym.from_graph(graph, ray=False) as gym:
+        (unserved,) = gym.run([row])
+        gym.serve_policy("policy", calls_and_breaks)
+        (broken,) = gym.run([row])
+        (late,) = gym.run([row], timeout=0.0001)
+    for rollout, failure in ((unserved, "unavailable"), (broken, "unavailable"), (late, "episode_timeout")):
+        (sample,) = samples(rollout, pad_token_id=7)
+        assert sample.failure == failure
+        assert sample.prompt_ids
+        assert sample.response_ids
+        assert not any(sample.loss_mask)
+        assert (sample.reward, sample.task, sample.rollout_id) == (0.0, "0", "0-0")
+    assert samples(broken)[0].response_ids == CALL  # what it had said before
+    assert samples(late, pad_token_id=7)[0].response_ids == [7]
