@@ -11,6 +11,7 @@ future for every call cost the driver a fifth more CPU and memory.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -20,6 +21,8 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+
+_GRACE_SECONDS = 10.0  # for which an interrupt waits for what it cancels: an author's code may not let go
 
 
 class _Queue:
@@ -71,20 +74,21 @@ async def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Like `run`, but blocking; an interrupt cancels the coroutine.
+    """Like `run`, but blocking; an interrupt cancels the coroutine, and waits until it has ended.
 
     Raises:
         RuntimeError: called on that loop itself, which would deadlock.
     """
-    there = _loop()
+    there, running = _loop(), _Blocking(work)
     if _here() is there:
         work.close()
         raise RuntimeError("a blocking call of Gym was made on its own event loop; await the async form")
-    running = asyncio.run_coroutine_threadsafe(work, there)
     try:
-        return running.result()
-    except BaseException:
-        running.cancel()
+        there.call_soon_threadsafe(running.start)
+        return running.answer.result()
+    except BaseException:  # an interrupt comes at any point, before the start as well
+        there.call_soon_threadsafe(running.cancel)
+        concurrent.futures.wait([running.answer], _GRACE_SECONDS)
         raise
 
 
@@ -128,6 +132,38 @@ class _Running(Generic[T]):
             self.answer.set_exception(error)
         else:
             self.answer.set_result(self._task.result())
+
+
+class _Blocking(Generic[T]):
+    """A coroutine on that loop, and its result for a thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._work)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.answer.cancel()
+        self.answer.set_running_or_notify_cancel()  # wakes those that wait
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._give_up()
+        elif (error := task.exception()) is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(task.result())
 
 
 def _put(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:

@@ -108,11 +108,11 @@ def build(
     outline = graph.outline()
     gateway = serve.deployment(
         name=GATEWAY,
-        user_config=graph.public(),
+        user_config={"graph": graph.public(), "owned": owned},
         **_options(GATEWAY, graph.gateway, _given(graph.gateway, _GATEWAY_DEFAULTS), _BY_REQUESTS),
     )(serve.ingress(application)(Gateway))
-    version = _fingerprint([outline, owned], sorted(bound))
-    return with_version(gateway, version).bind(outline, bound, owned=owned)
+    version = _fingerprint(outline, sorted(bound))
+    return with_version(gateway, version).bind(outline, bound)
 
 
 def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:

@@ -142,22 +142,19 @@ class Gateway:
     Args:
         graph: the outline of the graph.
         handles: the deployments of its servers, by name.
-        owned: whether the graph belongs to a run, and ends with it.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.
     """
 
-    def __init__(
-        self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]], *, owned: bool = False
-    ) -> None:
+    def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
             raise GraphError(problem)
         log_of_replica(graph.logs)
         self._graph = graph
-        self._owned = owned
         self._access = Access(graph.auth_tokens, insecure=graph.insecure)
         self._public: Mapping[str, Any] = {}
+        self._disowned: threading.Event | None = None  # None where the graph belongs to no run
         self._transports: dict[str, Transport] = {
             n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()
         }
@@ -165,9 +162,6 @@ class Gateway:
         self._probed = 0.0
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
         self._runs = RunRoutes(graph, self._transports, peers_here())
-        if owned:
-            application = serve.get_replica_context().app_name
-            threading.Thread(target=watch, args=(application,), name="owner", daemon=True).start()
 
     async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""
@@ -195,13 +189,25 @@ class Gateway:
         """Drop the runs of clients."""
         await self._runs.close()
 
-    def reconfigure(self, public: Mapping[str, Any]) -> None:
-        """Serve's hook for ``user_config``: the answer of ``/graph``."""
-        self._public = public
+    def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Serve's hook for ``user_config``.
+
+        Args:
+            config: ``graph``, the answer of ``/graph``, and ``owned``: whether the graph belongs to a run,
+                and ends with it.
+        """
+        self._public = config["graph"]
+        if config["owned"] and self._disowned is None:
+            self._disowned = threading.Event()
+            watched = (serve.get_replica_context().app_name, self._disowned)
+            threading.Thread(target=watch, args=watched, name="owner", daemon=True).start()
+        elif not config["owned"] and self._disowned is not None:
+            self._disowned.set()
+            self._disowned = None
 
     async def describe(self) -> Description:
         """What a client that joins the graph must know of it."""
-        return Description(dict(self._public), self._graph.default_agent, self._owned)
+        return Description(dict(self._public), self._graph.default_agent, self._disowned is not None)
 
     async def states(self) -> dict[str, dict[str, Any]]:
         """The state of every server, for callers with a handle."""

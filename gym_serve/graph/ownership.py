@@ -18,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 
 import msgspec
@@ -125,11 +126,15 @@ class Lease:
         return now - self._gone[1] >= claim.terms.lease_s
 
 
-def watch(application: str) -> None:
-    """Take an application down once its lease is over; returns never. It blocks: give it a thread."""
+def watch(application: str, ended: threading.Event) -> None:
+    """Take an application down once its lease is over. It blocks: give it a thread.
+
+    Args:
+        application: its name.
+        ended: set once it belongs to no run any more: then nothing is left to watch.
+    """
     ownership, lease, pause = Ownership(application), Lease(), 0.0
-    while True:
-        time.sleep(pause)
+    while not ended.wait(pause):
         pause = _MOST_SECONDS
         try:
             if (claim := ownership.claim()) is None:

@@ -65,10 +65,6 @@ def test_a_holder_that_is_back_has_the_whole_lease_again() -> None:
     assert lease.is_over(claim("b"), False, 30.0)
 
 
-class Stop(Exception):
-    """Ends `watch`, which ends never."""
-
-
 class World:
     """What `watch` sees, step by step, and what it did."""
 
@@ -80,20 +76,20 @@ class World:
         self.forgotten: list[float] = []
         self._steps = list(steps)
         self._alive = True
-        monkeypatch.setattr(ownership.time, "sleep", self._sleep)
         monkeypatch.setattr(ownership.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(Ownership, "claim", lambda _: self._claim())
         monkeypatch.setattr(Ownership, "forget", lambda _: self.forgotten.append(self.now))
         monkeypatch.setattr(ownership, "worker_is_alive", lambda worker, node: self._alive)
         monkeypatch.setattr(serve, "delete", lambda name, _blocking: self.deleted.append(name))
-        with pytest.raises(Stop):
-            watch("math")
+        watch("math", self)  # type: ignore[arg-type]
 
-    def _sleep(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
+        """As of the event that ends `watch`."""
         if not self._steps:
-            raise Stop
+            return True
         self.now += seconds
         self._step = self._steps.pop(0)
+        return False
 
     def _claim(self) -> Claim | None:
         found, self._alive = self._step()

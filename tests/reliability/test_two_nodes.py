@@ -27,7 +27,6 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> Happened:
     return Happened(run_module("support.two_nodes", str(folder)), folder)
 
 
-@pytest.mark.xfail(reason="since graphs have owners, the first change restarts the gateway too", strict=False)
 def test_no_session_is_lost_or_misrouted(happened: Happened) -> None:
     """A graph that is scaled, changed and replaced under live sessions loses and misroutes none of them."""
     result = happened.results["changes"]

@@ -137,7 +137,7 @@ class _Gateway(gateway.Gateway):
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
         self._transports.update({name: running.transport(name) for name in graph.nodes})
         self._runs = RunRoutes(outline, self._transports, Alone())
-        self.reconfigure(graph.public())
+        self.reconfigure({"graph": graph.public(), "owned": False})
 
     async def lose(self) -> None:
         """Lose all runs, as a gateway does whose process dies."""
