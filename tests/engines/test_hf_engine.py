@@ -169,16 +169,16 @@ async def test_a_cancelled_call_leaves_its_batch(hf: HFEngine) -> None:
 async def test_a_stream_tells_what_the_answer_tells(hf: HFEngine) -> None:
     for prompt in ("hi", "What is the weather?", "é🌦"):
         body = {"input": prompt, "max_output_tokens": 60, "temperature": 0}
-        await check_stream(hf, body, lambda: hf.running)
+        await check_stream(hf, body)
     stop = json.dumps({"stop": ["e", "th"], "seed": 3})
     body = {"input": "hi", "max_output_tokens": 60, "metadata": {"extra_body": stop}, "tools": TOOLS}
-    await check_stream(hf, body, lambda: hf.running)
+    await check_stream(hf, body)
 
 
 async def test_a_stream_with_a_call(hf: HFEngine, force_call: Any) -> None:
     extra = json.dumps(force_call(random.Random(0)))
     body = {"input": "hi", "max_output_tokens": 200, "metadata": {"extra_body": extra}, "tools": TOOLS}
-    response = await check_stream(hf, body, lambda: hf.running)
+    response = await check_stream(hf, body)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
@@ -243,7 +243,7 @@ async def test_an_answer_by_a_schema(hf: HFEngine) -> None:
         assert said["verdict"] in ("right", "wrong")
         assert said["points"] <= 99
         assert all(log_prob <= 0 for log_prob in response["output"][-1]["generation_log_probs"])
-    await check_stream(hf, {**bodies[0], "temperature": 0}, lambda: hf.running)
+    await check_stream(hf, {**bodies[0], "temperature": 0})
 
 
 @pytest.mark.parametrize(

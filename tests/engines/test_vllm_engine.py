@@ -147,13 +147,13 @@ async def test_a_cancelled_call_frees_its_place(vllm: VLLMEngine) -> None:
 async def test_a_stream_tells_what_the_answer_tells(vllm: VLLMEngine) -> None:
     for prompt in ("hi", "What is the weather?", "é🌦"):
         body = {"input": prompt, "max_output_tokens": 60, "temperature": 0}
-        await check_stream(vllm, body, lambda: vllm.running)
+        await check_stream(vllm, body)
 
 
 async def test_a_stream_with_a_call(vllm: VLLMEngine) -> None:
     extra = json.dumps({**_force_call(random.Random(0)), "seed": 1})
     body = {"input": "hi", "max_output_tokens": 200, "metadata": {"extra_body": extra}, "tools": TOOLS}
-    response = await check_stream(vllm, body, lambda: vllm.running)
+    response = await check_stream(vllm, body)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
