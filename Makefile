@@ -87,7 +87,7 @@ bench: $(VENV)/.test
 
 # One thread of OpenMP: two on two busy cores are ten times slower.
 test-vllm: $(VLLM)/.done
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not slow" tests/engines
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not slow" tests/engines $(TESTS)
 
 # PyPI's torchvision, torchaudio, torchcodec and triton are builds for CUDA, which transformers then fails to load.
 $(VLLM)/.done: pyproject.toml
