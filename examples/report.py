@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,8 @@ class Report:
         self._file = output / "metrics.jsonl"
         self.steps = [line for line in read_metrics(self._file) if line["step"] <= after]
         self._file.write_bytes(b"".join(map(_line, self.steps)))
-        self._table = Table("step", "reward", "length", "KL", "entropy", "failures", "stale", *PARTS)
-        console = Console(width=None if sys.stdout.isatty() else 120)  # a log file has no width of its own
-        self._live = Live(self._table, console=console, refresh_per_second=2, vertical_overflow="visible")
-        for step in self.steps:
-            self._show(step)
+        self._console = Console()
+        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=2)
 
     def add(self, step: dict[str, Any]) -> None:
         """Take a step: ``step``, ``reward``, ``reward_error`` (half of the mean's 95% interval), ``length``
@@ -41,22 +37,31 @@ class Report:
         self.steps.append(step)
         with self._file.open("ab") as file:
             file.write(_line(step))
-        self._show(step)
+        if not self._console.is_terminal:
+            reward = f"{step['reward']:.2f} ± {step['reward_error']:.2f}"
+            print(f"step {step['step']}: mean reward {reward}", flush=True)
 
-    def _show(self, step: dict[str, Any]) -> None:
-        self._table.add_row(
-            str(step["step"]),
-            f"{step['reward']:.2f} ± {step['reward_error']:.2f}",
-            f"{step['length']:.1f}",
-            f"{step['kl']:.3f}",
-            f"{step['entropy']:.2f}",
-            f"{step['failures']:.0f}",
-            f"{step['staleness']:.1f}",
-            *(f"{step['seconds'][part]:.2f} s" for part in PARTS),
-        )
+    def _table(self) -> Table:
+        """The last steps, as many as the terminal is high; 80 columns are enough."""
+        table = Table(box=None, padding=(0, 1, 0, 0), caption="rollouts, training, weights: seconds")
+        for name in ("step", "reward", "length", "KL", "entropy", "failed", "stale", *PARTS):
+            table.add_column(name, justify="right", no_wrap=True)
+        for step in self.steps[-max(1, self._console.height - 6) :]:
+            table.add_row(
+                str(step["step"]),
+                f"{step['reward']:.2f} ± {step['reward_error']:.2f}",
+                f"{step['length']:.1f}",
+                f"{step['kl']:.2f}",
+                f"{step['entropy']:.2f}",
+                f"{step['failures']:.0f}",
+                f"{step['staleness']:.1f}",
+                *(f"{step['seconds'][part]:.2f}" for part in PARTS),
+            )
+        return table
 
     def __enter__(self) -> Report:
-        self._live.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -87,18 +92,22 @@ def draw(steps: list[dict[str, Any]], picture: Path) -> None:
     reward.plot(x, mean)
     low, high = ([m + sign * e for m, e in zip(mean, error, strict=True)] for sign in (-1, 1))
     reward.fill_between(x, low, high, alpha=0.25, label="95% of the mean")
-    reward.set_ylim(0, 1)
+    reward.set_ylim(0, 1.02)
     reward.legend(loc="lower right")
     length.plot(x, values("length"))
     kl.plot(x, values("kl"))
     entropy.plot(x, values("entropy"))
     quality.plot(x, values("failures"), label="failed rollouts")
-    quality.plot(x, values("staleness"), label="staleness (updates)")
+    quality.plot(x, values("staleness"), "--", label="staleness (updates)")
+    quality.set_ylim(-0.05, max(1.0, *values("failures"), *values("staleness")) * 1.05)
     quality.legend()
     seconds.stackplot(x, *([step["seconds"][part] for step in steps] for part in PARTS), labels=PARTS)
-    seconds.legend()
+    later = [sum(step["seconds"].values()) for step in steps[1:]]
+    if later:
+        seconds.set_ylim(0, 1.4 * max(later))  # the first step has the start of everything in it
+    seconds.legend(loc="upper right", ncols=len(PARTS))
     titles = {
-        reward: "mean reward", length: "tokens of the model per rollout", kl: "KL to the first policy",
+        reward: "mean reward", length: "tokens of the model per rollout", kl: "KL to the first policy (nats)",
         entropy: "entropy (nats per token)", quality: "failures and staleness", seconds: "seconds per step",
     }  # fmt: skip
     for axis, title in titles.items():

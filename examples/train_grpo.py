@@ -20,6 +20,7 @@ from boxes import ROWS, make_policy
 from report import Report
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from gym_serve import Gym
@@ -57,8 +58,10 @@ def train(
     Returns:
         the mean reward of each step.
     """
-    model, checkpoints = make_policy(output / "model", seed=seed), output / "checkpoints"
+    model, checkpoints = output / "model", output / "checkpoints"
     last = get_last_checkpoint(str(checkpoints)) if resume and checkpoints.exists() else None
+    if last is None:
+        make_policy(model, seed=seed)
     config = GRPOConfig(
         output_dir=str(checkpoints),
         max_steps=steps,
@@ -134,6 +137,7 @@ def main() -> None:
         "--output", type=Path, default=Path("results/train"), help="folder of what is written"
     )
     given = parser.parse_args()
+    disable_progress_bar()  # of the few tensors that are saved: it would disturb the table
     given.output.mkdir(parents=True, exist_ok=True)
     rewards = train(
         given.output, seed=given.seed, steps=given.steps, resume=given.resume, ray=not given.no_ray

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.docs import ROOT, blocks_of
 
 from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool
+from gym_serve.servers.runner import DESCRIBE
 from gym_serve.training.trl import (
     RolloutWorker,
     dataset,
@@ -24,12 +26,11 @@ from gym_serve.types.errors import BadRequest, InvalidRequest, ToolFailed, Unava
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(500),
 ]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 class Numbers(ResourcesServer):
@@ -176,19 +177,89 @@ def grpo_config(folder: Path, **settings: Any) -> dict[str, Any]:
     return {"output_dir": str(folder), **quiet, **plain, **sizes, **settings}
 
 
-def test_a_small_model_learns_and_the_training_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Modules of `examples/`, by name."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    train = importlib.import_module("train_grpo").train
+    return importlib.import_module
+
+
+def test_a_small_model_learns_and_the_training_is_resumed(
+    examples: Callable[[str], Any], tmp_path: Path
+) -> None:
+    train = examples("train_grpo").train
     rewards = train(tmp_path, steps=30, ray=False)
     assert sum(rewards[:3]) / 3 <= 0.4
-    assert sum(rewards[-3:]) / 3 >= 0.65
+    assert sum(rewards[-3:]) / 3 >= 0.6
     longer = train(tmp_path, steps=32, resume=True, ray=False)
     assert longer[:30] == rewards
+    assert sum(longer[30:]) / 2 >= 0.6  # it went on, and did not begin again
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 33))
     assert (tmp_path / "training.png").stat().st_size > 10_000
+
+
+def test_a_loop_of_ones_own_trains_while_rollouts_run(examples: Callable[[str], Any], tmp_path: Path) -> None:
+    examples("boxes").make_policy(tmp_path / "model", steps=20)
+    report = examples("train_async").train(tmp_path / "asynchronous", max_staleness=2, steps=6, delay=0.01)
+    assert [step["step"] for step in report.steps] == list(range(1, 7))
+    ages = [step["staleness"] for step in report.steps]
+    assert max(ages) <= 2
+    assert sum(ages) > 0  # rollouts ran meanwhile
+    assert report.steps[0]["kl"] == pytest.approx(0, abs=1e-4)
+    assert report.steps[-1]["kl"] > 0
+    assert (tmp_path / "asynchronous" / "metrics.jsonl").read_text().count("\n") == 6
+
+
+def test_the_script_of_the_guide_trains_and_has_fifteen_lines(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script,) = (block for block in blocks_of(ROOT / "docs" / "training.md") if block.file == "train.py")
+    lines = [line for line in script.text.splitlines()[1:] if line.strip()]
+    assert len(lines) <= 15
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    engine = {"type": "hf_engine", "model": str(tiny), "weight_updates": True}
+    graph = {
+        "models": {"policy": engine},
+        "resources": {"numbers": {"type": f"{__name__}:Numbers"}},
+        "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "numbers"}},
+    }
+    (tmp_path / "graph.yaml").write_text(json.dumps(graph))
+    smaller = {
+        '"Qwen/Qwen3-0.6B"': repr(str(tiny)),
+        '"graph.yaml"': '"graph.yaml", ray=False',
+        "max_completion_length=1024": "max_completion_length=8, max_steps=2, save_steps=2, use_cpu=True, "
+        "bf16=False, report_to='none'",
+    }
+    text = script.text
+    for theirs, ours in smaller.items():
+        assert text.count(theirs) == 1
+        text = text.replace(theirs, ours)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(text, "train.py", "exec"), names)
+    assert names["trainer"].state.global_step == 2
+    assert (tmp_path / "checkpoints" / "checkpoint-2").is_dir()
+
+
+def test_tools_of_our_environments_are_read_by_trl() -> None:
+    """Their names, arguments and which of these are required, as TRL makes schemas of methods."""
+    from transformers.utils import get_json_schema
+
+    kinds = ("simple_weather", "session_counter", "tool_call_multireward", "workplace_assistant")
+    seen = 0
+    with Gym.from_graph({"resources": {kind: {"type": kind} for kind in kinds}}, ray=False) as gym:
+        for kind in kinds:
+            environment = environment_factory(gym, kind)()
+            for op, operation in gym.call(kind, DESCRIBE).items():
+                if op.startswith("tools/"):
+                    given = operation["request"] or {}
+                    read = get_json_schema(getattr(environment, op.removeprefix("tools/")))["function"]
+                    assert read["description"]
+                    assert read["parameters"]["properties"].keys() == given.get("properties", {}).keys()
+                    assert read["parameters"].get("required", []) == given.get("required", [])
+                    seen += 1
+    assert seen > 25
 
 
 def test_trls_own_tool_loop_runs_the_tools_of_an_environment(
@@ -250,8 +321,8 @@ def test_trls_own_tool_loop_runs_the_tools_of_an_environment(
     assert "too small" in said[1][0]
     assert "a" in said[2][0]
     assert said[3] == []
-    assert sorted(reward is None for reward in rewards) == [False, False, True, True]
-    assert [reward for reward in rewards if reward is not None] in ([5.0, 5.0], [5.0, 2.0])
+    # The second row is the broken one, and TRL shuffles them.
+    assert rewards in ([5.0, 5.0, None, None], [None, None, 5.0, 2.0])
 
 
 def varlen_attention(
