@@ -1,31 +1,42 @@
 """CPU time per rollout with and without measuring, in one process without Ray, the settings taking turns.
 
-    python -m benchmarks.observing --rounds 40 --rollouts 100
+    python -m benchmarks.observing --rounds 500 --rollouts 10
+    python -m benchmarks.observing --ray --rounds 40 --rollouts 200
 
 - ``none``: no timeline, and nothing is counted: the functions that record are replaced by empty ones.
+- ``again``: the same once more. Its difference to ``none`` is the error of the measurement.
 - ``counted``: the metrics, as every process counts them, with CPU time by stage.
 - ``timeline``: and a timeline in each rollout, which is the default.
 
-The last line is the time of one publication, which a replica makes every 5 seconds.
+A round measures each setting for a few rollouts, in a random order, and divides its CPU time by that of
+``none``. The median of these ratios is printed, and half the width of its 95% confidence interval. So a
+neighbour on the machine, who slows down all that runs in a round, does not count.
+
+The last line is the CPU time of one publication, which a replica makes every 5 seconds.
+
+With ``--ray``, the rollouts come from agents of one graph on a local Ray, with and without timelines, and the
+CPU time is that of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+from benchmarks.harness.ray_processes import cpu_by_kind
 from gym_serve import Gym
 from gym_serve.observe import catalogue, cpu
 from gym_serve.servers import runner
 
 ROWS = "environments/simple_weather/data/example.jsonl"
-SETTINGS = ("none", "counted", "timeline")
+SETTINGS = ("none", "again", "counted", "timeline")
 
 
 @contextmanager
@@ -46,10 +57,27 @@ def uncounted() -> Iterator[None]:
 
 def cpu_of(work: Callable[[], Any], per: int) -> float:
     """CPU microseconds of ``work``, for each of so many."""
-    gc.collect()
     began = time.process_time()
     work()
     return 1e6 * (time.process_time() - began) / per
+
+
+def margin(values: list[float]) -> float:
+    """Half the width of the 95% confidence interval of the median, by ranks of a binomial distribution."""
+    ordered, reach = sorted(values), 0.98 * len(values) ** 0.5
+    middle = len(ordered) / 2
+    low, high = max(0, round(middle - reach)), min(len(ordered) - 1, round(middle + reach))
+    return (ordered[high] - ordered[low]) / 2
+
+
+def show(times: dict[str, list[float]]) -> None:
+    """Print the CPU time of each setting, and what it costs more than ``none``."""
+    for name, spent in times.items():
+        ratios = [100 * (mine / none - 1) for mine, none in zip(spent, times["none"], strict=True)]
+        print(
+            f"{name:10} {statistics.median(spent):7.1f} us per rollout  "
+            f"{statistics.median(ratios):+5.2f} % +- {margin(ratios):.2f}"
+        )
 
 
 def measure(rounds: int, rollouts: int) -> None:
@@ -59,36 +87,57 @@ def measure(rounds: int, rollouts: int) -> None:
         )
         for name in SETTINGS
     }
+    chance = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in SETTINGS}
-    for turn in range(rounds + 1):
-        for name, gym in sorted(gyms.items(), reverse=bool(turn % 2)):
+    for turn in range(-10, rounds):  # the first ones are for caches
+        gc.collect()
+        for name in chance.sample(SETTINGS, len(SETTINGS)):
 
-            def work(gym: Gym = gym) -> None:
+            def work(gym: Gym = gyms[name]) -> None:
                 gym.run(ROWS, limit=1, repeats=rollouts)
 
-            if name == "none":
-                with uncounted():
-                    spent = cpu_of(work, rollouts)
-            else:
+            with uncounted() if name in ("none", "again") else nullcontext():
                 spent = cpu_of(work, rollouts)
-            if turn:  # the first round is for caches
+            if turn >= 0:
                 times[name].append(spent)
-    # On a busy machine, the rounds that were disturbed least: of each setting, the best tenth.
-    best = {name: statistics.mean(sorted(values)[: max(1, rounds // 10)]) for name, values in times.items()}
-    for name, spent in best.items():
-        print(f"{name:10} {spent:7.1f} us per rollout  {100 * (spent / best['none'] - 1):+5.1f} %")
+    show(times)
     published = statistics.median(cpu_of(gyms["timeline"].metrics, 1) for _ in range(20))
     print(f"publication {published:.0f} us")
     for gym in gyms.values():
         gym.shutdown()
 
 
+def measure_on_ray(rounds: int, rollouts: int) -> None:
+    """The same for timelines, with every server in a replica."""
+    agent = {"type": "simple_agent", "model": "policy", "resources": "weather"}
+    graph = {
+        "models": {"policy": {"type": "scripted_model"}},
+        "resources": {"weather": {"type": "simple_weather"}},
+        "agents": {
+            "none": {**agent, "timeline": False},
+            "again": {**agent, "timeline": False},
+            "timeline": agent,
+        },
+    }
+    times: dict[str, list[float]] = {name: [] for name in graph["agents"]}
+    chance = random.Random(0)
+    with Gym.from_graph(graph) as gym:
+        for turn in range(-2, rounds):
+            for name in chance.sample(list(times), len(times)):
+                before = sum(cpu_by_kind().values())
+                gym.run(ROWS, limit=1, repeats=rollouts, agent=name)
+                if turn >= 0:
+                    times[name].append(1e6 * (sum(cpu_by_kind().values()) - before) / rollouts)
+    show(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rollouts", type=int, default=10)
+    parser.add_argument("--ray", action="store_true")
     arguments = parser.parse_args()
-    measure(arguments.rounds, arguments.rollouts)
+    (measure_on_ray if arguments.ray else measure)(arguments.rounds, arguments.rollouts)
 
 
 if __name__ == "__main__":

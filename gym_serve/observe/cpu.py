@@ -24,7 +24,7 @@ from gym_serve.observe.catalogue import CPU_SECONDS
 
 T = TypeVar("T")
 
-EVERY = 32
+EVERY = 128
 """One call in so many is measured, on average."""
 
 OTHER = "other"
