@@ -28,6 +28,7 @@ from gym_serve.deployments.scripted_answers import (
     scripted,
     turn_after,
 )
+from gym_serve.deployments.scripted_refusals import check_body
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import current
 from gym_serve.types.errors import Unavailable
@@ -68,8 +69,10 @@ class ScriptedModel(ModelServer):
         """See `ModelServer.responses`.
 
         Raises:
+            BadRequest: a real endpoint would refuse it.
             Unavailable: an injected error.
         """
+        check_body(body)
         items = input_items(body["input"])
         prompt = render_prompt(body, items)
         metadata = self.metadata()

@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel
 
 from gym_serve.graph.gateway import Page
+from gym_serve.graph.html_pages import STYLE
 from gym_serve.graph.policy_routes import BODIES
 from gym_serve.graph.run_routes import CANCEL, DROP, NDJSON, READ, ROLLOUTS, CancelBody, RowsBody, RunBody
 from gym_serve.graph.spec import SECTIONS, Node
@@ -334,9 +335,9 @@ def page(document: Mapping[str, Any]) -> str:
     prefix = html.escape(str(document["servers"][0]["url"]))
     return (
         "<!doctype html><meta charset=utf-8><title>gym_serve</title>"
-        "<style>body{font:16px system-ui;max-width:60rem;margin:2rem auto}pre{overflow:auto}</style>"
+        f"<style>{STYLE}</style>"
         f"<h1>gym_serve</h1><p>All routes are below <code>{prefix}</code>. "
-        f"As <a href=openapi.json>OpenAPI</a>.</p><ul>{servers}</ul>{''.join(parts)}"
+        f"As <a href='openapi.json'>OpenAPI</a>.</p><ul>{servers}</ul>{''.join(parts)}"
         f"<details><summary>Schemas</summary><pre>{shared}</pre></details>"
     )
 

@@ -26,10 +26,10 @@ import orjson
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym_serve.graph import wire
+from gym_serve.graph import html_pages, wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.ownership import watch
@@ -379,7 +379,10 @@ class Gateway:
     async def _docs(self, request: Request) -> Response:
         from gym_serve.graph import api_docs
 
-        return HTMLResponse(api_docs.page(await self._describe(request)))
+        return html_pages.page(api_docs.page(await self._describe(request)))
+
+    async def _home(self, request: Request) -> Response:
+        return html_pages.page(html_pages.home(_root(request), self._graph.nodes, self._graph.default_agent))
 
     async def _describe(self, request: Request) -> dict[str, Any]:
         from gym_serve.graph import api_docs
@@ -407,7 +410,7 @@ class Gateway:
 
 _OPENS = (_SEED, "reset")
 _PAGES = {
-    "": Gateway._graph_page,
+    "": Gateway._home,
     "graph": Gateway._graph_page,
     "health": Gateway._health,
     "pressure": Gateway._pressure,

@@ -47,7 +47,6 @@ from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
-    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     TooLarge,
@@ -199,7 +198,7 @@ def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:
         not know these keys; and whether it does.
 
     Raises:
-        InvalidRequest: ``stream`` is not a boolean, or ``stream_options`` not an object.
+        BadRequest: ``stream`` is not a boolean, or ``stream_options`` not an object.
     """
     if op.removeprefix(f"{OPEN}/") not in PROTOCOLS or b'"stream' not in body:
         return body, False
@@ -210,9 +209,9 @@ def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:
     if not isinstance(asked, dict):
         return body, False
     if not isinstance(asked.get("stream"), bool | None):
-        raise InvalidRequest(f"`stream` must be a boolean, got {str(asked['stream'])[:40]!r}")
+        raise BadRequest(f"`stream` must be a boolean, got {str(asked['stream'])[:40]!r}")
     if not isinstance(asked.get("stream_options"), dict | None):
-        raise InvalidRequest(f"`stream_options` must be an object, got {str(asked['stream_options'])[:40]!r}")
+        raise BadRequest(f"`stream_options` must be an object, got {str(asked['stream_options'])[:40]!r}")
     if asked.get("stream"):
         return body, True
     return encode(without_stream(asked)), False

@@ -23,10 +23,17 @@ from gym_serve.servers.base import Operation, Server, author_error, place_of_cla
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
+from gym_serve.servers.protocols import check_messages, models_list, without_stream
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
-from gym_serve.types.protocols import schemas
+from gym_serve.types.protocols import (
+    chat_to_params,
+    message_to_params,
+    response_to_chat,
+    response_to_message,
+    schemas,
+)
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import (
     ROLLOUT,
@@ -170,10 +177,31 @@ class AgentServer(Server):
             "v1/responses": Operation(
                 self.responses, "A whole episode as one Response", ROW_PARAMS, schemas.RESPONSE
             ),
+            "v1/chat/completions": Operation(
+                self._chat, "A whole episode as one ChatCompletion", schemas.CHAT, schemas.COMPLETION
+            ),
+            "v1/messages": Operation(
+                self._messages, "A whole episode as one Message", schemas.MESSAGES, schemas.MESSAGE
+            ),
+            "v1/models": Operation(
+                self._models, "This agent, as the model of its endpoint", None, schemas.MODELS, "GET"
+            ),
             "aggregate_metrics": Operation(
                 self.aggregate, "Metrics over many rollouts", VERIFIED, {"type": "object"}
             ),
         }
+
+    async def _chat(self, body: Any) -> JSON:
+        """What the episode says last: the tool calls before it were already run here."""
+        check_messages(body)
+        return response_to_chat(await self.responses(chat_to_params(without_stream(body))), body)
+
+    async def _messages(self, body: Any) -> JSON:
+        check_messages(body)
+        return response_to_message(await self.responses(message_to_params(body)), body)
+
+    async def _models(self, body: Any) -> JSON:
+        return models_list([self.name])
 
     async def stop(self) -> None:
         await asyncio.gather(*self._closing)

@@ -8,7 +8,6 @@ are recorded for an external harness (`gym_serve.servers.captures`).
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +18,7 @@ from gym_serve.observe.catalogue import POLICY_VERSION
 from gym_serve.servers.base import Operation, Server, place_of_class
 from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
 from gym_serve.servers.gate import Gate
-from gym_serve.servers.protocols import PROTOCOLS, Model
+from gym_serve.servers.protocols import PROTOCOLS, Model, models_list
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
@@ -218,14 +217,11 @@ class ModelServer(Server):
 
     async def _op_count_tokens(self, body: Any) -> JSON:
         if not isinstance(body, dict):
-            raise InvalidRequest(f"the body must be an object with `messages`, got {type(body).__name__}")
+            raise BadRequest(f"the body must be an object with `messages`, got {type(body).__name__}")
         return {"input_tokens": await self.count_tokens(message_to_params(body))}
 
     async def _op_models(self, body: Any) -> JSON:
-        now = int(time.time())
-        names = self.model_names()
-        models = [{"id": name, "object": "model", "created": now, "owned_by": "gym_serve"} for name in names]
-        return {"object": "list", "data": models}
+        return models_list(self.model_names())
 
     async def _op_models_of_a_recording(self, body: Any) -> JSON:
         self.captures.check()

@@ -8,12 +8,12 @@ calls are recorded for an external harness (`gym_serve.servers.captures`).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gym_serve.observe.timeline import TTFT, USAGE, microseconds
 from gym_serve.servers.context import closing, current
-from gym_serve.types.errors import GymError, InvalidRequest, Unavailable
+from gym_serve.types.errors import BadRequest, GymError, Unavailable
 from gym_serve.types.protocols import (
     FINAL_EVENTS,
     MessageStream,
@@ -109,6 +109,13 @@ def error_event(op: str, error: GymError) -> bytes:
     return next(chat_sse([body]))
 
 
+def models_list(names: Sequence[str]) -> JSON:
+    """The answer of ``GET /v1/models``."""
+    now = int(time.time())
+    models = [{"id": name, "object": "model", "created": now, "owned_by": "gym_serve"} for name in names]
+    return {"object": "list", "data": models}
+
+
 async def _responses(model: Model, body: Any) -> JSON:
     _check_input(body)
     return await model.responses(without_stream(body))
@@ -124,13 +131,13 @@ async def _stream_responses(model: Model, body: Any) -> AsyncGenerator[bytes, No
 
 
 async def _chat(model: Model, body: Any) -> JSON:
-    _check_messages(body)
+    check_messages(body)
     return await model.chat_completions(without_stream(body))
 
 
 async def _stream_chat(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
     """The usage comes in a chunk of its own at the end, if the request asks for it."""
-    _check_messages(body)
+    check_messages(body)
     include_usage = _includes_usage(body)
     usage: Any = None
     last: JSON = {}
@@ -152,12 +159,12 @@ async def _stream_chat(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
 
 
 async def _messages(model: Model, body: Any) -> JSON:
-    _check_messages(body)
+    check_messages(body)
     return response_to_message(await model.responses(message_to_params(body)), body)
 
 
 async def _stream_messages(model: Model, body: Any) -> AsyncGenerator[bytes, None]:
-    _check_messages(body)
+    check_messages(body)
     stream = MessageStream(body)
     notes, begun = current().notes, time.monotonic()
     async with closing(model.stream_responses(message_to_params(without_stream(body)))) as events:
@@ -185,7 +192,7 @@ def _has_text(chunk: JSON) -> bool:
 def _includes_usage(body: JSON) -> bool:
     options: Any = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise InvalidRequest(f"`stream_options` must be an object, got {type(options).__name__}")
+        raise BadRequest(f"`stream_options` must be an object, got {type(options).__name__}")
     return bool(options.get("include_usage"))
 
 
@@ -199,16 +206,21 @@ def _check_input(body: Any) -> None:
         _check_list(given, "input", "a string or a list of items")
 
 
-def _check_messages(body: Any) -> None:
+def check_messages(body: Any) -> None:
+    """Check that a body has a list of messages.
+
+    Raises:
+        BadRequest: it has none.
+    """
     _check_list(body.get("messages") if isinstance(body, dict) else None, "messages", "a list of messages")
 
 
 def _check_list(given: Any, key: str, wanted: str) -> None:
     if not isinstance(given, list):
-        raise InvalidRequest(f"`{key}` must be {wanted}, got {type(given).__name__}")
+        raise BadRequest(f"`{key}` must be {wanted}, got {type(given).__name__}")
     for index, entry in enumerate(given):
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"`{key}[{index}]` must be an object, got {type(entry).__name__}")
+            raise BadRequest(f"`{key}[{index}]` must be an object, got {type(entry).__name__}")
 
 
 PROTOCOLS: Mapping[str, WireProtocol] = {

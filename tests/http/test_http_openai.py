@@ -127,6 +127,18 @@ def test_an_agent_streams_the_whole_episode(clerk: openai.OpenAI) -> None:
     assert events[-1].response.output_text.startswith("The tool says")
 
 
+def test_an_agent_answers_chats(clerk: openai.OpenAI) -> None:
+    function = {key: value for key, value in TOOL.items() if key not in ("type", "strict")}
+    tools: Any = [{"type": "function", "function": function}]
+    asked: Any = [{"role": "user", "content": "Have you got Tea?"}]
+    completion = clerk.chat.completions.create(model="clerk", messages=asked, tools=tools)
+    said = completion.choices[0].message.content
+    assert said == 'The tool says: {"characters":3.0,"price":1.0}'
+    with clerk.chat.completions.stream(model="clerk", messages=asked, tools=tools) as stream:
+        assert stream.get_final_completion().choices[0].message.content == said
+    assert [model.id for model in clerk.models.list()] == ["clerk"]
+
+
 def test_the_stream_helper_with_an_agent(clerk: openai.OpenAI) -> None:
     with clerk.responses.stream(model="m", input="Have you got Tea?", tools=[TOOL]) as stream:
         stream.until_done()
@@ -137,7 +149,7 @@ def test_the_stream_helper_with_an_agent(clerk: openai.OpenAI) -> None:
     ("order", "kind", "code"),
     [
         ("refuse", openai.BadRequestError, "bad_request"),
-        (7, openai.UnprocessableEntityError, "invalid_request"),
+        (7, openai.BadRequestError, "bad_request"),
         ("lost", openai.ConflictError, "session_lost"),
         ("busy", openai.RateLimitError, "overloaded"),
         ("down", openai.InternalServerError, "unavailable"),

@@ -14,6 +14,9 @@ import yaml
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from support.http_servers import SECRET
 
+from gym_serve.graph.html_pages import home
+from gym_serve.graph.spec import Node
+
 
 @pytest.fixture
 def document(http: httpx.Client) -> dict[str, Any]:
@@ -30,7 +33,46 @@ def test_the_graph(http: httpx.Client) -> None:
     }
     assert graph["agents"]["clerk"]["max_steps"] > 0
     assert graph["resources"]["shop"]["api_key"] == "**********"
-    assert http.get("/").json() == http.get("/graph/").json() == graph
+    assert http.get("/graph/").json() == graph
+
+
+class Tags(HTMLParser):
+    """What a page is made of: its tags, and where its links go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [str(value) for name, value in attrs if name in ("href", "src")]
+
+
+def test_the_root_is_a_page_that_says_what_runs(http: httpx.Client) -> None:
+    answer = http.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    for name in ("policy", "told", "away", "shop", "clerk", "parrot", "default agent"):
+        assert f">{name}<" in answer.text
+    page = Tags()
+    page.feed(answer.text)
+    assert "script" not in page.tags
+    assert {link.rpartition("/")[2] for link in page.links} >= {"docs", "graph", "health", "stats"}
+    for link in page.links:
+        assert http.get(str(http.base_url.copy_with(path=link))).status_code in (200, 503)  # 503: /health
+
+
+def test_names_of_a_graph_cannot_write_its_page() -> None:
+    hostile = "</code><script src=//evil.example>alert('&\"')</script>"
+    nodes = {hostile: Node(hostile, "agent", f"{hostile}:Class")}
+    shown = home(f"/{hostile}", nodes, hostile)
+    page = Tags()
+    page.feed(shown)
+    plain = Tags()
+    plain.feed(home("/web", {}, None))
+    assert page.tags - plain.tags == {"td", "code"}
+    assert all(link.startswith("/%3C/code%3E%3Cscript") for link in page.links)
 
 
 def test_health_names_what_is_not_ready(http: httpx.Client) -> None:

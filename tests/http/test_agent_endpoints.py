@@ -1,0 +1,139 @@
+"""An agent as an endpoint of OpenAI's and Anthropic's APIs, for their official clients, without a Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from support.http_servers import Shop, ToldModel
+from support.in_process import serving
+
+from gym_serve import Gym
+from gym_serve.graph import resolve
+from gym_serve.graph.spec import GraphSpec
+
+GRAPH: dict[str, Any] = {
+    "models": {"policy": {"type": "scripted_model", "environments": []}, "told": {"type": ToldModel}},
+    "resources": {"shop": {"type": Shop}},
+    "agents": {
+        "clerk": {"type": "simple_agent", "model": "policy", "resources": "shop"},
+        "parrot": {"type": "simple_agent", "model": "told", "resources": "shop"},
+    },
+}
+FUNCTION: dict[str, Any] = {
+    "name": "stock",
+    "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+}
+ASKED: Any = [{"role": "user", "content": "Have you got Tea?"}]
+SAID = 'The tool says: {"characters":3.0,"price":1.0}'
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    with serving(lambda url: {"/web": resolve(GraphSpec.model_validate(GRAPH))}) as url:
+        yield f"{url}/web"
+
+
+@pytest.fixture
+def clerk(base: str) -> Iterator[openai.OpenAI]:
+    """The client of an agent whose policy calls the first tool, then says what it got."""
+    with openai.OpenAI(base_url=f"{base}/clerk/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def messages(base: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"{base}/clerk", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_completion_is_what_the_episode_says_last(clerk: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": FUNCTION}]
+    completion = clerk.chat.completions.create(model="clerk", messages=ASKED, tools=tools)
+    (choice,) = completion.choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (SAID, None, "stop")
+    whole = clerk.responses.create(model="clerk", input=ASKED, tools=[{"type": "function", **FUNCTION}])  # type: ignore[list-item]
+    assert completion.usage is not None
+    assert whole.usage is not None
+    assert completion.usage.completion_tokens == whole.usage.output_tokens  # of both model calls
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_a_chat_stream(clerk: openai.OpenAI, include_usage: bool) -> None:
+    tools: Any = [{"type": "function", "function": FUNCTION}]
+    stream = clerk.chat.completions.create(
+        model="clerk",
+        messages=ASKED,
+        tools=tools,
+        stream=True,
+        stream_options={"include_usage": include_usage},
+    )
+    chunks = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == SAID
+    assert not any(delta.tool_calls for delta in deltas)  # the tool was run here
+    assert [bool(chunk.usage) for chunk in chunks].count(True) == include_usage
+
+
+def test_the_models_of_an_agent(clerk: openai.OpenAI) -> None:
+    (model,) = clerk.models.list()
+    assert model.id == "clerk"
+    assert clerk.chat.completions.create(model=model.id, messages=ASKED).choices
+
+
+def test_a_message(messages: anthropic.Anthropic) -> None:
+    tools: Any = [{"name": "stock", "input_schema": FUNCTION["parameters"]}]
+    message = messages.messages.create(model="clerk", max_tokens=99, messages=ASKED, tools=tools)
+    assert [block.type for block in message.content] == ["text"]
+    assert message.content[0].text == SAID  # type: ignore[union-attr]
+    assert message.stop_reason == "end_turn"
+    with messages.messages.stream(model="clerk", max_tokens=99, messages=ASKED, tools=tools) as stream:
+        assert "".join(stream.text_stream) == SAID
+        assert stream.get_final_message().usage == message.usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failures_are_the_clients_own(base: str, stream: bool) -> None:
+    busy: Any = [{"role": "user", "content": "refuse"}]
+    with openai.OpenAI(base_url=f"{base}/parrot/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="3 is too hot"):
+            client.chat.completions.create(model="m", messages=busy, stream=stream)
+        with pytest.raises(openai.BadRequestError, match="messages"):
+            client.chat.completions.create(model="m", messages="hello", stream=stream)  # type: ignore[call-overload]
+    with (
+        anthropic.Anthropic(base_url=f"{base}/parrot", api_key="none", max_retries=0) as client,
+        pytest.raises(anthropic.BadRequestError, match="3 is too hot"),
+    ):
+        client.messages.create(model="m", max_tokens=9, messages=busy, stream=stream)
+
+
+def test_what_a_real_endpoint_refuses_is_refused(base: str) -> None:
+    """By a model without a model, in the form in which a refusal of a real one is passed on."""
+    with openai.OpenAI(base_url=f"{base}/policy/v1", api_key="none", max_retries=0) as client:
+        cases: list[tuple[str, dict[str, Any]]] = [
+            (r"messages\[0\].*robot", {"messages": [{"role": "robot", "content": "hi"}]}),
+            ("messages", {"messages": "hi"}),
+            ("temperature", {"messages": ASKED, "temperature": 3}),
+            ("top_p", {"messages": ASKED, "top_p": "1"}),
+            ("max_output_tokens", {"messages": ASKED, "max_tokens": -1}),
+            ("model", {"messages": ASKED, "model": 5}),
+            (r"tools\[0\].name", {"messages": ASKED, "tools": [{"type": "function", "function": {}}]}),
+            ("tool_choice", {"messages": ASKED, "tool_choice": "maybe"}),
+        ]
+        for place, body in cases:
+            with pytest.raises(openai.BadRequestError, match=place) as caught:
+                client.chat.completions.create(**{"model": "m", **body})
+            assert caught.value.code == "bad_request"
+
+
+def test_the_same_in_this_process() -> None:
+    body = {"messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}]}
+    with Gym.from_graph(GRAPH, ray=False) as gym:
+        completion = gym.call("clerk", "v1/chat/completions", body)
+        assert completion["choices"][0]["message"]["content"] == SAID
+        assert gym.call("clerk", "v1/models")["data"][0]["id"] == "clerk"
+        message = gym.call("clerk", "v1/messages", {"messages": ASKED, "max_tokens": 9})
+        assert message["role"] == "assistant"
