@@ -3,7 +3,7 @@
 # make test-fast   the tests that need no Ray, in parallel; make test-thorough those of them that take long,
 # make test-sandbox those that measure CPU time, one at a time, and make test-ray the others
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
-# make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 1.7 GB)
+# make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 2 GB)
 # make slow   the tests that take long and seldom break, before an issue is resolved
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
