@@ -156,12 +156,12 @@ class Monitored:
             "agents": {"solver": {"type": "simple_agent", "model": "policy", "resources": "sums"}},
         }
 
-    def faults(self, name: str) -> list[tuple[float, Callable[[], None]]]:
+    def faults(self, gym: Gym) -> list[tuple[float, Callable[[], None]]]:
         """What goes wrong: a share of the run's time, and what happens then."""
         second, judge = self.endpoints["second"], self.endpoints["judge"]
         return [
             (0.1, second.kill),
-            (0.3, lambda: _kill_replica(name, "sums")),
+            (0.3, lambda: _lose_sessions(gym, "sums")),
             (0.4, second.start),
             (0.5, judge.kill),
             (0.6, judge.start),
@@ -177,7 +177,7 @@ class Monitored:
             return done() or time.monotonic() > begun + seconds
 
         async def fail() -> None:
-            for share, fault in self.faults(gym.name):
+            for share, fault in self.faults(gym):
                 await asyncio.sleep(max(0.0, begun + share * seconds - time.monotonic()))
                 await asyncio.to_thread(fault)
 
@@ -217,9 +217,22 @@ def _rows(is_over: Callable[[], bool]) -> Iterator[JSON]:
         yield {"responses_create_params": {"input": f"What is {first} + {second}?"}, "sum": first + second}
 
 
-def _kill_replica(application: str, server: str) -> None:
-    pid, *_ = children_titled(f"ray::ServeReplica:{application}:{server}")
-    os.kill(pid, signal.SIGKILL)
+def _lose_sessions(gym: Gym, server: str) -> None:
+    """Kill replicas, until an agent has counted sessions that were lost: one replica may have had none."""
+    ends = time.monotonic() + 60
+    while not _lost(gym):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"no session of {server} was lost")
+        pid, *_ = children_titled(f"ray::ServeReplica:{gym.name}:{server}")
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(10):
+            time.sleep(0.5)
+            if _lost(gym):
+                return
+
+
+def _lost(gym: Gym) -> bool:
+    return any(point["value"] for point in gym.stats()["metrics"].get("gym_serve_sessions_lost_total", []))
 
 
 def main() -> None:
