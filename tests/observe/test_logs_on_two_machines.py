@@ -1,0 +1,37 @@
+"""`gym-serve logs` reads the files of nodes that share no disk."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.processes import run_module
+
+
+def _can_mount() -> bool:
+    """Whether a process may have a /tmp of its own here."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-m", "mount", "--bind", "/tmp", "/tmp"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not _can_mount(), reason="a mount namespace is not permitted here"),
+]
+
+
+def test_logs_of_both_nodes_are_found_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of both nodes, the driver and the command
+    said = run_module("support.two_machines", str(tmp_path))
+    assert said["here"] == []  # the policy's file is on the other node
+    at = f"rollout={said['rollout']}"
+    servers = [line.split()[3] for line in said["found"] if at in line]
+    assert servers.count("policy") == 2
+    assert {"weather", "weather_agent"} <= set(servers)
+    assert any(" policy v1/responses" in line and at in line for line in said["followed"])
+    assert any(" weather_agent run" in line and at in line for line in said["followed"])
