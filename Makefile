@@ -7,6 +7,7 @@
 # make slow   the tests that take long and seldom break, before an issue is resolved
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
+# make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
@@ -25,11 +26,13 @@ NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39
 SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
 VLLM ?= .venv-vllm
 TRAIN ?= .venv-train
+DIST ?= .venv-dist
+EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench
+.PHONY: run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -73,6 +76,27 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' $(WITH)
 	touch $@ $(VENV)/.run
+
+# The sdist is packed again, as setuptools writes the time of the build into it.
+dist: $(DIST)/.tools
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$(EPOCH) $(DIST)/bin/python -m build --outdir dist .
+	cd dist && sdist=$$(basename *.tar.gz .tar.gz) && tar -xzf $$sdist.tar.gz && \
+	    tar --sort=name --mtime=@$(EPOCH) --owner=0 --group=0 --numeric-owner -cf - $$sdist | gzip -n >$$sdist.tar.gz && \
+	    rm -r $$sdist
+	$(DIST)/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	$(DIST)/bin/check-wheel-contents dist/*.whl
+
+sbom: dist
+	rm -rf $(DIST)/installed
+	$(PYTHON) -m venv $(DIST)/installed
+	$(DIST)/installed/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	$(DIST)/bin/cyclonedx-py environment --output-reproducible --output-file dist/gym_serve.cdx.json $(DIST)/installed/bin/python
+
+$(DIST)/.tools:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents cyclonedx-bom
+	touch $@
 
 chaos: $(VENV)/.test
 	cd tests && $(CURDIR)/$(BIN)/python -m support.chaos --rollouts 5000 --kills 35 --minutes 20

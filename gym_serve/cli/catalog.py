@@ -26,7 +26,14 @@ class _Kind(str, Enum):
     graph = "graph"
 
 
-FolderOption = Annotated[Path, typer.Option("--graphs", metavar="FOLDER", help="Folder of the graph files.")]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--graphs",
+        metavar="FOLDER",
+        help="Folder of the graph files. [default: those that come with gym-serve, and those of ./graphs]",
+    ),
+]
 
 
 def list_entries(
@@ -34,12 +41,12 @@ def list_entries(
         list[_Kind] | None, typer.Argument(metavar="[KIND]...", help="environment, agent, model or graph.")
     ] = None,
     *,
-    graphs: FolderOption = Path("graphs"),
+    graphs: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List environments, agents and models of installed packages, and graph files.
+    """List environments, agents and models of installed packages, graphs by name, and graph files.
 
-    A type that cannot be imported is listed with the reason.
+    A type that cannot be imported, or lacks a package, is listed with what to install.
 
     Exit status: 0.
 
@@ -54,7 +61,7 @@ def list_entries(
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="Words that must all occur.")],
     *,
-    graphs: FolderOption = Path("graphs"),
+    graphs: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search names, descriptions, tools, settings and READMEs; the best match first.
@@ -112,7 +119,10 @@ def _print(entries: Iterable[Entry], *, as_json: bool) -> None:
     else:
         print_table(
             ("kind", "name", "package", ""),
-            ((entry.kind, entry.name, entry.package, entry.error or entry.summary) for entry in entries),
+            (
+                (entry.kind, entry.name, entry.package, entry.error or entry.missing or entry.summary)
+                for entry in entries
+            ),
         )
 
 

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -23,8 +23,9 @@ from pydantic.fields import FieldInfo
 
 from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
+from gym_serve.graph.shipped import FOLDER
 from gym_serve.graph.spec import SECTIONS, nearest
-from gym_serve.servers.base import Server
+from gym_serve.servers.base import Server, missing_package
 from gym_serve.servers.clients import Client, Kind
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import GraphError, NotFound
@@ -39,11 +40,12 @@ class Entry:
 
     Attributes:
         kind: ``environment``, ``agent``, ``model`` or ``graph``.
-        name: what to write as ``type``; the path of a graph.
+        name: what to write as ``type``; the path or name of a graph.
         package: the distribution that brings it, with its version.
         import_path: ``package.module:Class`` of a type.
         summary: its first sentence.
         error: why it cannot be looked at.
+        missing: what it lacks on this machine, as `gym-serve up` says it.
         server: its class.
     """
 
@@ -53,6 +55,7 @@ class Entry:
     import_path: str = ""
     summary: str = ""
     error: str | None = None
+    missing: str | None = None
     server: type[Server] | None = field(default=None, repr=False)
 
     def public(self) -> dict[str, Any]:
@@ -61,13 +64,18 @@ class Entry:
         return {key: value for key, value in shown.items() if value not in ("", None)}
 
 
-def entries_of(kinds: set[str], folder: Path) -> list[Entry]:
-    """All entries of some kinds: types by kind and name, then the graphs of a folder."""
+def entries_of(kinds: set[str], folder: Path | None) -> list[Entry]:
+    """All entries of some kinds: types by kind and name, then the graphs of a folder.
+
+    Without a folder, these are the graphs that come with gym_serve and those in ``graphs``.
+    """
     found = [
         entry for kind, name in NAMES.items() if not kinds or name in kinds for entry in type_entries(kind)
     ]
     if not kinds or "graph" in kinds:
-        found += graph_entries(folder)
+        if folder is None and Path("graphs").resolve() != FOLDER.resolve():
+            found += shipped_entries()
+        found += graph_entries(folder or Path("graphs"))
     return found
 
 
@@ -81,7 +89,15 @@ def type_entries(kind: Kind) -> Iterator[Entry]:
         except GraphError as error:
             yield replace(entry, error="; ".join(error.problems))
         else:
-            yield replace(entry, summary=summary_of(server), server=server)
+            lacking = [p for needed in server.requires.items() for p in missing_package(*needed)]
+            missing = "; ".join(lacking) or None
+            yield replace(entry, summary=summary_of(server), missing=missing, server=server)
+
+
+def shipped_entries() -> Iterator[Entry]:
+    """The graphs that come with gym_serve, by name, each with its first comment."""
+    for path in sorted(FOLDER.glob("*.yaml")):
+        yield Entry("graph", path.stem, f"gym-serve {version('gym-serve')}", summary=_first_comment(path))
 
 
 def graph_entries(folder: Path) -> Iterator[Entry]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gym_serve.cli.completion import agents, graph_then_rows
+from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
@@ -23,6 +24,7 @@ from gym_serve.cli.options import (
     UrlOption,
     parse_pairs,
 )
+from gym_serve.graph.shipped import is_graph
 
 if TYPE_CHECKING:
     from gym_serve.client.rollout_client import RolloutOptions
@@ -72,8 +74,9 @@ def collect(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[GRAPH] ROWS",
-            help="Graph file to deploy (not with --attach or --url), and rows: .jsonl[.gz or .zst].",
+            metavar="[GRAPH] [ROWS]",
+            help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
+            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment.",
             autocompletion=graph_then_rows,
         ),
     ],
@@ -135,6 +138,8 @@ def collect(
 ) -> None:
     """Collect rollouts of rows into files; --resume continues after a stop or a crash.
 
+    A first run: gym-serve collect simple_weather -o out.jsonl --no-ray
+
     Completed rollouts are never lost or repeated. --retry-failed retries failed
     ones. Ctrl-C (or SIGTERM) waits for running rollouts and starts no more; a
     second Ctrl-C cancels them.
@@ -150,9 +155,10 @@ def collect(
 
     Example: gym-serve collect graphs/math.yaml rows.jsonl -o out.jsonl --repeats 8
     """
-    rows, graph = paths[-1], paths[0] if len(paths) == 2 else None
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
+    without_rows = len(paths) == 1 and attach is None and url is None and is_graph(paths[0])
+    rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
     target = Target(
         graph,
         attach,
@@ -164,6 +170,8 @@ def collect(
         ray=not no_ray,
         dashboard=dashboard,
     )
+    if without_rows and (resolved := target.resolved()) is not None:
+        rows = example_rows(resolved, agent or default_agent(resolved), "ROWS")
     options: RolloutOptions = {
         "agent": agent,
         "repeats": _repeats(repeats),

@@ -47,7 +47,9 @@ __all__ = [
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", help="Graph file (a Serve config file in YAML).", autocompletion=graph_files
+        metavar="FILE",
+        help="Graph file (a Serve config file in YAML), or a name of gym-serve list graph.",
+        autocompletion=graph_files,
     ),
 ]
 SetOption = Annotated[

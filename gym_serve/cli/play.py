@@ -7,7 +7,6 @@ what it is? The graph runs without Ray (`gym_serve.graph.local`); each call betw
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import re
 import time
@@ -23,6 +22,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from gym_serve.cli.completion import graph_files
+from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
 from gym_serve.servers.model import ModelServer
@@ -305,10 +305,7 @@ def _graph(source: str, policy: JSON | None, sets: list[str], application: str |
         for name in _policies(loaded.spec.agents):
             loaded.spec.models[name] = policy
     graph = resolve(loaded.spec, source=loaded.path, base_dir=loaded.base_dir)
-    if graph.default_agent is None:
-        agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
-        raise NotFound(f"the graph has several agents ({', '.join(agents)}): name one in the row's agent_ref")
-    return graph, graph.default_agent
+    return graph, default_agent(graph)
 
 
 def _is_file(source: str) -> bool:
@@ -341,19 +338,7 @@ def _row(text: str | None, graph: Graph, agent: str) -> JSON:
     path, _, line = (
         text.rpartition(":") if text is not None and re.search(r":\d+$", text) else (text, "", "1")
     )
-    return _row_of(Path(path) if path else _examples(graph, agent), int(line))
-
-
-def _examples(graph: Graph, agent: str) -> Path:
-    """The example rows beside the class of the agent's environment."""
-    target = graph.nodes[agent].references.get("resources")
-    cls = graph.nodes[target].cls if target is not None else None
-    if cls is None:
-        raise InvalidRequest("ROW is missing: the environment is remote, so its examples are not here")
-    path = Path(inspect.getfile(cls)).parent / "data" / "example.jsonl"
-    if not path.is_file():
-        raise InvalidRequest(f"ROW is missing: {cls.__name__} has no examples at {path}")
-    return path
+    return _row_of(Path(path) if path else example_rows(graph, agent, "ROW"), int(line))
 
 
 def _row_of(path: Path, line: int) -> JSON:

@@ -9,6 +9,7 @@ import yaml
 
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
 from gym_serve.cli.printing import print_json, print_table
+from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.spec import MASK, Node
 
 _COLUMNS = ("server", "kind", "type", "references", "replicas")
@@ -22,14 +23,20 @@ def validate(
 ) -> None:
     """Check a graph file: print all of its problems, or its servers. Starts nothing.
 
+    What this machine lacks to run it (packages, programs, files) is told on stderr, as by gym-serve
+    up. It is no problem of the file, as the graph may run elsewhere.
+
     Exit status: 0, or 1 if there is a problem.
 
     Example: gym-serve validate graphs/math.yaml --set agents.math_agent.max_steps=3
     """
     graph = resolve_file(file, set_, application)
+    missing = problems_here(graph)
     if as_json:
-        print_json({"ok": True, "problems": [], "graph": graph.public()})
+        print_json({"ok": True, "problems": [], "missing": missing, "graph": graph.public()})
     else:
+        for problem in missing:
+            typer.echo(f"missing on this machine: {problem}", err=True)
         typer.echo("ok")
         print_table(_COLUMNS, (_cells(name, node) for name, node in graph.nodes.items()))
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from gym_serve.graph.shipped import FOLDER, graph_file
 from gym_serve.graph.spec import SECTIONS, GraphSpec, nearest, word_for
 from gym_serve.types.errors import GraphError
 
@@ -46,8 +47,10 @@ class GraphSource:
 
     @property
     def base_dir(self) -> Path:
-        """Directory that relative paths and ``.env`` are looked for in."""
-        return Path(self.path).parent if self.path else Path.cwd()
+        """Directory that relative paths and ``.env`` are looked for in: that of the file, and the current one
+        for a graph that comes with gym_serve."""
+        folder = Path(self.path).parent if self.path else Path.cwd()
+        return Path.cwd() if folder == FOLDER else folder
 
 
 def load_graph(
@@ -59,7 +62,7 @@ def load_graph(
     """Read a graph.
 
     Args:
-        source: path of a file, or the contents of one.
+        source: path of a file, name of a graph that comes with gym_serve, or the contents of a file.
         overrides: values by path, ``{"agents.math_agent.max_steps": 3}``, or
             ``["agents.math_agent.max_steps=3"]`` with values in YAML. A value replaces what
             stands there; null deletes it. A secret is passed as ``SecretStr``.
@@ -69,7 +72,7 @@ def load_graph(
         GraphError: the file cannot be read, has no such application or several of which none is
             chosen, or an override names a server that the graph does not have.
     """
-    path = Path(source) if isinstance(source, str | Path) else None
+    path = graph_file(source) if isinstance(source, str | Path) else None
     where = str(path) if path else None
     try:
         if isinstance(source, GraphSpec):
@@ -90,6 +93,7 @@ def graph_names(path: Path) -> list[str]:
     Raises:
         GraphError: the file cannot be read, or holds no graph.
     """
+    path = graph_file(path)
     try:
         return list(_graphs(read_yaml(path)))
     except GraphError as error:

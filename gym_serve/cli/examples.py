@@ -1,0 +1,45 @@
+"""The example rows of a graph: those beside the class of an agent's environment."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_serve.types.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from gym_serve.graph.spec import Graph
+
+
+def default_agent(graph: Graph) -> str:
+    """The agent of rows that name none.
+
+    Raises:
+        NotFound: the graph has several agents.
+    """
+    if graph.default_agent is None:
+        agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
+        raise NotFound(f"the graph has several agents ({', '.join(agents)}): name one in the row's agent_ref")
+    return graph.default_agent
+
+
+def example_rows(graph: Graph, agent: str, missing: str) -> Path:
+    """The file of example rows of an agent's environment.
+
+    Args:
+        graph: the graph.
+        agent: one of its agents.
+        missing: the argument that they take the place of, for errors.
+
+    Raises:
+        InvalidRequest: it has none, or is not of this machine.
+    """
+    target = graph.nodes[agent].references.get("resources")
+    cls = graph.nodes[target].cls if target is not None else None
+    if cls is None:
+        raise InvalidRequest(f"{missing} is missing: the environment is remote, so its examples are not here")
+    path = Path(inspect.getfile(cls)).parent / "data" / "example.jsonl"
+    if not path.is_file():
+        raise InvalidRequest(f"{missing} is missing: {cls.__name__} has no examples at {path}")
+    return path
