@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import html
+import os
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from support.http_servers import Shop, ToldModel
 from support.in_process import serving
 
 from gym_serve import Gym
-from gym_serve.graph import resolve
+from gym_serve.graph import api_docs, resolve
 from gym_serve.graph.spec import GraphSpec
 
 GRAPH: dict[str, Any] = {
@@ -127,6 +133,44 @@ def test_what_a_real_endpoint_refuses_is_refused(base: str) -> None:
             with pytest.raises(openai.BadRequestError, match=place) as caught:
                 client.chat.completions.create(**{"model": "m", **body})
             assert caught.value.code == "bad_request"
+
+
+def test_the_examples_of_the_documentation_can_be_run(base: str) -> None:
+    """In a shell, as a reader would; what needs an id of its own is left out."""
+    page = httpx.get(f"{base}/docs").text
+    commands = [html.unescape(c) for c in re.findall(r"<pre class=command>(.*?)</pre>", page, re.DOTALL)]
+    ends = ("/run", "/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/models", "/seed_session")
+    tried = 0
+    for command in commands:
+        where = shlex.split(command)[2]
+        # In an episode of the parrot, its model calls the tool that ends the process.
+        if not where.endswith(ends) or "{id}" in where or where.endswith("/parrot/run"):
+            continue
+        ran = subprocess.run(
+            ["bash", "-c", f"{command} -w '%{{http_code}}'"],
+            env={**os.environ, "URL": base},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout.endswith("200"), (command, ran.stdout)
+        tried += 1
+    assert tried >= 15  # four routes of two agents and two models
+
+
+def test_a_hostile_path_stays_a_word_of_its_command() -> None:
+    path = "/$(touch x)'; rm -r <b>"
+    operation = {"summary": "", "responses": {"200": {"content": {"a": {"schema": {}}}}}}
+    document = {
+        "components": {"schemas": {}},
+        "paths": {path: {"get": operation}},
+        "tags": [],
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+    }
+    (command,) = re.findall(r"<pre class=command>(.*?)</pre>", api_docs.page(document))
+    words = shlex.split(html.unescape(command))
+    assert words == ["curl", "-s", f"$URL{path}", "-H", "Authorization: Bearer $GYM_TOKEN"]
 
 
 def test_the_same_in_this_process() -> None:
