@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from pydantic import Field
 
 from gym_serve.deployments.tokenizing import Generation, TokenizingModel
 from gym_serve.servers.base import Operation
-from gym_serve.servers.context import current
+from gym_serve.servers.context import current, wait_until
 from gym_serve.servers.model import ANSWER, TAKE
 from gym_serve.types.errors import InvalidRequest, Unavailable
 from gym_serve.types.requests import JSON
@@ -107,8 +106,7 @@ class PolicyQueue:
             self._forget_answered()
             if not self._cancelled and not (most and self._waiting) and wait > 0:
                 self._filled.clear()
-                with suppress(asyncio.TimeoutError, TimeoutError):
-                    await asyncio.wait_for(self._filled.wait(), wait)
+                await wait_until(self._filled, wait)
         finally:
             self._taking -= 1
             self._seen = self._clock()

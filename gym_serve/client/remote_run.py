@@ -26,7 +26,7 @@ import aiohttp
 import msgspec
 
 from gym_serve.routing.http import HttpTransport, misdirected, with_endpoint, without
-from gym_serve.servers.context import time_limit
+from gym_serve.servers.context import time_limit, wait_until
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import (
     BadRequest,
@@ -189,11 +189,10 @@ class RemoteRun:
                 await self._post(run, batch)
             else:
                 self._wake.clear()
-                try:
-                    await asyncio.wait_for(self._wake.wait(), _IDLE_SECONDS)
-                except (asyncio.TimeoutError, TimeoutError):
-                    if not (self._sent or self._unsent or self._cancelled):
-                        return
+                if await wait_until(self._wake, _IDLE_SECONDS):
+                    continue
+                if not (self._sent or self._unsent or self._cancelled):
+                    return
 
     def _batch(self) -> list[_Waiting]:
         """Rows of one agent, which are numbered now."""

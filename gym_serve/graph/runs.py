@@ -18,7 +18,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from gym_serve.graph.run_log import RunLog
 from gym_serve.rollouts import Job, Run, RunnerOptions
 from gym_serve.rollouts.rows import is_failure
 from gym_serve.rollouts.runner import RolloutRunner
+from gym_serve.servers.context import wait_until
 from gym_serve.servers.transport import Call, encode
 from gym_serve.types.errors import Conflict, GymError, Overloaded, SessionNotFound
 from gym_serve.types.requests import JSON
@@ -160,11 +160,10 @@ class StoredRun:
         self._news.clear()
         now = asyncio.get_running_loop().time()
         seconds = _BEAT_SECONDS if ends is None else max(0.0, min(_BEAT_SECONDS, ends - now))
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(self._news.wait(), seconds)
-            await asyncio.sleep(_LINGER_SECONDS)
-            return True
-        return False
+        if not await wait_until(self._news, seconds):
+            return False
+        await asyncio.sleep(_LINGER_SECONDS)
+        return True
 
     def _advance(self) -> None:
         """Begin what may begin, as the client has made room."""

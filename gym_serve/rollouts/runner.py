@@ -34,7 +34,7 @@ from gym_serve.rollouts.scheduling import (
     Ordering,
     Scheduler,
 )
-from gym_serve.servers.context import CallContext, time_limit, use
+from gym_serve.servers.context import CallContext, time_limit, use, wait_until
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON
@@ -42,19 +42,6 @@ from gym_serve.types.rows import check_reward, failed_rollout, operator_error, w
 
 K = TypeVar("K")
 R = TypeVar("R")
-
-
-async def wait_until(event: asyncio.Event, timeout: float | None) -> None:
-    """Wait for an event, which is set after ``timeout`` seconds at the latest; None for no limit.
-
-    `asyncio.wait_for` loses a cancellation that comes together with the event, before Python 3.12.
-    """
-    timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, event.set)
-    try:
-        await event.wait()
-    finally:
-        if timer is not None:
-            timer.cancel()
 
 
 class TaskPool(Generic[K, R]):

@@ -149,6 +149,31 @@ async def stream_in(context: CallContext, items: AsyncIterator[T]) -> AsyncGener
             yield item
 
 
+async def wait_until(event: asyncio.Event, timeout: float | None) -> bool:
+    """Wait for an event, which is set after ``timeout`` seconds at the latest; None for no limit.
+
+    `asyncio.wait_for` loses a cancellation that comes together with the event, before Python 3.12.
+
+    Returns:
+        Whether it was set before that.
+    """
+    if timeout is None:
+        return await event.wait()
+    late = False
+
+    def give_up() -> None:
+        nonlocal late
+        late = not event.is_set()
+        event.set()
+
+    timer = asyncio.get_running_loop().call_later(timeout, give_up)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+    return not late
+
+
 _COARSE_SECONDS = 5.0
 
 _Task = asyncio.Task[Any]

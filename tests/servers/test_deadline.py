@@ -1,4 +1,4 @@
-"""`time_limit`: short limits have a timer of their own, long ones share one for each second."""
+"""`time_limit`: short limits have a timer of their own, long ones share one for each second; `wait_until`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from gym_serve.servers import context
-from gym_serve.servers.context import time_limit
+from gym_serve.servers.context import time_limit, wait_until
 
 
 @pytest.fixture(params=["own timer", "shared timer"])
@@ -91,3 +91,24 @@ def test_loops_one_after_the_other_in_one_thread(monkeypatch: pytest.MonkeyPatch
 async def test_no_limit(seconds: float | None) -> None:
     with time_limit(seconds):
         assert await asyncio.sleep(0, "undisturbed") == "undisturbed"
+
+
+async def test_waiting_for_an_event() -> None:
+    event = asyncio.Event()
+    assert not await wait_until(event, 0.01)
+    event.clear()
+    waiting = asyncio.ensure_future(wait_until(event, 60))
+    await asyncio.sleep(0)
+    event.set()
+    assert await waiting
+
+
+async def test_a_cancellation_that_comes_together_with_the_event_is_not_lost() -> None:
+    """A trainer that hands its policy over would wait for ever for a call that goes on."""
+    event = asyncio.Event()
+    waiting = asyncio.ensure_future(wait_until(event, 60))
+    await asyncio.sleep(0)
+    event.set()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
