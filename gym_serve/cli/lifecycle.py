@@ -113,6 +113,7 @@ def _applications() -> dict[str, Any]:
     from ray import serve
 
     from gym_serve.client.deployed import states
+    from gym_serve.graph.deploy import GATEWAY
     from gym_serve.graph.health import reason
     from gym_serve.graph.pressure import pressure, reports_of
     from gym_serve.routing.serve_compat import http_address, route_prefix, serve_is_running
@@ -137,9 +138,11 @@ def _applications() -> dict[str, Any]:
             "servers": servers or states(name),
         }
     for name, application in applications.items():
-        loads = asyncio.run(reports_of(name, application["servers"]))
-        for server, found in pressure(loads, ())["servers"].items():
-            application["servers"][server]["autoscaling"] = found["autoscaling"]
+        asked = [server for server in application["servers"] if server != GATEWAY]
+        loads = asyncio.run(reports_of(name, asked))
+        found = pressure(loads, ())["servers"]
+        for server, state in application["servers"].items():
+            state["autoscaling"] = found[server]["autoscaling"] if server in found else None
     return applications
 
 

@@ -15,8 +15,10 @@ import pytest
 from support.processes import replicas_of
 from support.remote_runs import graph, rows, until
 from support.upstream import ChatEndpoint
+from typer.testing import CliRunner
 
 from gym_serve import Gym, InvalidRequest
+from gym_serve.cli import local_ray, main
 from gym_serve.client.deployed import launch
 from gym_serve.graph import GraphSpec, resolve
 
@@ -83,6 +85,17 @@ def test_any_gateway_goes_on_with_a_run(http: httpx.Client) -> None:
     assert sorted(numbers) == list(range(6))
 
 
+def test_status_of_a_graph_whose_gateways_have_runs(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gateways listen to one another then, but report no load."""
+    http.post("/rollouts", json={"rows": rows(1), "stream": False})
+    monkeypatch.setattr(local_ray, "connect", lambda address: None)
+    result = CliRunner().invoke(main, ["status"])
+    assert result.exit_code == 0, result.output
+    assert f"/{NAME}" in result.stdout
+
+
 def test_rollouts_while_a_gateway_is_killed_and_both_are_replaced(
     url: str, endpoints: list[ChatEndpoint]
 ) -> None:
@@ -100,7 +113,7 @@ def test_rollouts_while_a_gateway_is_killed_and_both_are_replaced(
         await until(lambda: len(replicas_of(NAME)["gateway"] - {killed}) == 2)
         before = replicas_of(NAME)["gateway"]
         changed = resolve(GraphSpec(**spec(endpoints[0], run_ttl=200.0)))
-        await asyncio.to_thread(launch, changed, NAME, f"/{NAME}")
+        await asyncio.to_thread(launch, changed, NAME, f"/{NAME}", owned=True)
         assert not before & replicas_of(NAME)["gateway"]
 
     async def both(gym: Gym) -> None:
