@@ -263,12 +263,12 @@ async def test_who_does_not_read_holds_no_memory(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_run_that_nobody_asks_for_is_dropped() -> None:
-    async with served(gateway={"run_ttl": 0.3}) as client:
+    async with served(gateway={"run_ttl": 1.0}) as client:
         run = await begin(client, rows=rows(2, act="hang"))
         async with client.stream("GET", f"/rollouts/{run}") as answer:
             lines = answer.aiter_lines()
             await anext(lines)
-            await asyncio.sleep(0.6)  # while somebody reads, it lives
+            await asyncio.sleep(1.5)  # while somebody reads, it lives
             assert not Doer.cancelled
         await until(lambda: Doer.cancelled == {0: 1, 1: 1})
         assert error_of(await client.get(f"/rollouts/{run}"))[:2] == (404, "session_not_found")

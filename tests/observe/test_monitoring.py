@@ -9,14 +9,14 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from support.monitored import Monitored
+from support.monitored import Endpoint, Monitored
 from typer.testing import CliRunner
 
 from gym_serve import Gym
@@ -35,7 +35,13 @@ pytestmark = [
 NAME = "monitored"
 SECONDS = 80
 FIRING = {"GymServeFailureRate", "GymServeEndpointDown", "GymServeSessionsLost"}
-"""Alerts whose faults the run has; tests/observe/alerts.yml has those of the others, which take hours."""
+"""Alerts whose faults the first run has."""
+QUICKER = {
+    **{f"[{minutes}m]": "[30s]" for minutes in (5, 10, 15)},
+    "[6h] offset 30m": "[60s] offset 30s",
+    "offset 10m": "offset 30s",
+}
+"""Time spans of the rules, and those that the tests have; tests/observe/alerts.yml tests them as they are."""
 
 
 class Prometheus:
@@ -45,7 +51,10 @@ class Prometheus:
         config = folder / "prometheus.yml"
         config.write_text(config.read_text().replace("10s", "3s"))  # busy nodes take a second
         rules = folder / "rules.yml"
-        rules.write_text(re.sub(r"for: \w+", "for: 0s", rules.read_text()).replace("> 0.1", "> 0.01"))
+        text = re.sub(r"for: \w+", "for: 0s", rules.read_text()).replace("> 0.1", "> 0.01")
+        for slow, quick in QUICKER.items():
+            text = text.replace(slow, quick)
+        rules.write_text(text)
         address = f"127.0.0.1:{free_port()}"
         command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data"]
         with (folder / "log").open("wb") as log:
@@ -70,6 +79,11 @@ class Prometheus:
         found = (self.ask("query", query=query) or {"result": []})["result"]
         values = {json.dumps(series["metric"]): float(series["value"][1]) for series in found}
         return {labels: value for labels, value in values.items() if not math.isnan(value)}
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        alerts = (self.ask("alerts") or {"alerts": []})["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +184,7 @@ def test_every_query_has_data_and_alerts_fire(
                     busiest[place] = max(values.values(), default=0)
                 if values:
                     del missing[place]
-            alerts = (prometheus.ask("alerts") or {"alerts": []})["alerts"]
-            firing.update(alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing")
+            firing.update(prometheus.firing())
 
     loop.wait(run())
     if not adds_up_gauges():
@@ -197,3 +210,48 @@ def test_serves_own_counter_counts_every_call(gym: Gym, prometheus: Prometheus) 
         time.sleep(1)
     assert counted[0] == counted[1]
     assert len(counted[0]) == 2
+
+
+async def test_a_wrong_answer_key_and_a_model_that_hangs_fire(
+    gym: Gym, monitored: Monitored, prometheus: Prometheus
+) -> None:
+    """The faults of the other alerts: rewards collapse; then nothing ends, and calls queue."""
+    error = 0
+    over = False
+
+    def rows() -> Iterator[dict[str, Any]]:
+        while not over:
+            yield {"responses_create_params": {"input": "What is 20 + 3?"}, "sum": 23 + error}
+
+    async def load(concurrency: int) -> None:
+        async for _ in gym.rollouts(rows(), concurrency=concurrency):
+            pass
+
+    async def until(condition: Callable[[], bool]) -> None:
+        ends = time.monotonic() + 150
+        while not await asyncio.to_thread(condition):
+            assert time.monotonic() < ends
+            await asyncio.sleep(1)
+
+    for endpoint in monitored.endpoints.values():  # the first run may have ended with one of them down
+        endpoint.kill()
+        endpoint.start()
+    loads = [asyncio.create_task(load(8))]
+    reward = "agent:gym_serve_rollout_reward:mean15m"
+    good = f"{reward} > 0.2 and avg_over_time({reward}[60s] offset 30s) > 0.2"
+    hanging: list[Endpoint] = []
+    try:
+        await until(lambda: bool(prometheus.query(good)))
+        error = 1
+        await until(lambda: "GymServeRewardCollapsed" in prometheus.firing())
+        for name in ("first", "second"):
+            hanging.append(monitored.endpoints[name])
+            hanging[-1].hang()
+        loads.append(asyncio.create_task(load(40)))
+        await until(lambda: "GymServeQueueGrowing" in prometheus.firing())
+        await until(lambda: "GymServeNoRollouts" in prometheus.firing())
+    finally:
+        over = True
+        for endpoint in hanging:
+            endpoint.hang()  # goes on
+        await asyncio.gather(*loads)

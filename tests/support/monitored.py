@@ -102,6 +102,11 @@ class Endpoint:
             time.sleep(0.1)
         raise TimeoutError(f"no endpoint at {self.url}")
 
+    def hang(self) -> None:
+        """Answer no more, though the process lives; or go on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

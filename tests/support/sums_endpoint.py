@@ -1,7 +1,8 @@
 """An endpoint of a model in a process of its own, which can be killed.
 
 Its model computes sums with a tool, and gets better at saying the result the longer the run lasts. Asked by a
-judge, it compares two numbers. Like a busy engine, it refuses a request now and then.
+judge, it compares two numbers. Like a busy engine, it refuses a request now and then. SIGUSR1 lets it hang,
+as an engine does whose process lives, or go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import sys
 import time
 from typing import Any
@@ -20,6 +22,7 @@ JSON = dict[str, Any]
 
 _BEGUN = 0.0
 _chance = random.Random()
+_going = asyncio.Event()
 
 
 def answer(body: JSON) -> tuple[JSON, str]:
@@ -57,6 +60,7 @@ def usage(messages: list[JSON]) -> JSON:
 async def complete(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     body = await request.json()
+    await _going.wait()
     await asyncio.sleep(_chance.lognormvariate(-3.4, 0.5))
     if _chance.random() < 0.02:
         error = {"error": {"message": "the queue is full"}}
@@ -91,9 +95,17 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "sums", "object": "model"}]})
 
 
+async def listen(application: web.Application) -> None:
+    """Hang, or go on, at each SIGUSR1."""
+    _going.set()
+    toggle = lambda: _going.clear() if _going.is_set() else _going.set()  # noqa: E731
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, toggle)
+
+
 if __name__ == "__main__":
     _port, _BEGUN = int(sys.argv[1]), float(sys.argv[2])
     application = web.Application(client_max_size=0)
     application.router.add_post("/v1/chat/completions", complete)
     application.router.add_get("/v1/models", models)
+    application.on_startup.append(listen)
     web.run_app(application, host="127.0.0.1", port=_port, print=None, access_log=None)
