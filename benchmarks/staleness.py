@@ -313,7 +313,7 @@ def run(arguments: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]
         if way == "discard":
             book = Discard(k, arguments.batch)
         else:
-            straddle: Straddle = way if way in ("restart", "cancel") else "continue"  # type: ignore[assignment]
+            straddle = _STRADDLES.get(way, "continue")
             ahead = min(AHEAD, k) if way == _AHEAD else None
             book = StalenessBook(StreamOptions(k, straddle, arguments.batch, ahead))
         outcome = simulate(
@@ -331,6 +331,7 @@ def run(arguments: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]
 AHEAD = 2
 """Versions ahead, of one of the ways."""
 _AHEAD = f"continue, ahead={AHEAD}"
+_STRADDLES: dict[str, Straddle] = {"restart": "restart", "cancel": "cancel"}  # the other ways continue
 _STYLES = {"continue": "C0o-", _AHEAD: "C4D-", "restart": "C2s-", "cancel": "C1^-", "discard": "C3x--"}
 
 

@@ -34,7 +34,7 @@ class SglangServer:
         context: most tokens of a prompt and its generation.
 
     Attributes:
-        version: of the weights, as `update` set it; SGLang calls what nobody set ``default``.
+        version: of the weights. `update` sets it; until then it is ``default``, as in SGLang.
         requests: bodies of ``/generate``.
         headers: their headers.
         aborted: the ids that ``/abort_request`` named.
