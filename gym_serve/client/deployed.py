@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,12 +25,12 @@ from gym_serve.client.cluster import Cluster, quiet_serve
 from gym_serve.client.connection import Connection, page, servers_health
 from gym_serve.graph.deploy import GATEWAY, build
 from gym_serve.graph.gateway import Description
-from gym_serve.graph.health import reason
 from gym_serve.graph.loading import GraphSource
 from gym_serve.graph.ownership import Claim, Ownership, Terms
 from gym_serve.graph.preflight import preflight, problems_here
 from gym_serve.graph.pressure import reports_of
 from gym_serve.graph.replica import transport_to
+from gym_serve.graph.running import reconfigure, start, the_running
 from gym_serve.graph.spec import SECTIONS, Graph
 from gym_serve.graph.stats import STATS, stats
 from gym_serve.graph.weights import WeightStore, check_reach, hold, release, replicas, update_weights
@@ -141,7 +141,15 @@ class ClusterConnection(Connection):
         if self.graph is None or present is None or present != self._claim:
             raise BadRequest(f"{self.name} cannot be changed here: {_holder(self.name, present)}")
         check_reach(self.public, server)
-        reconfigure(self.name, self.graph, server, changes)
+        node = self.graph.nodes[server]
+        if node.cls is None:
+            raise BadRequest(f"{server} is a remote server; change its settings where it runs")
+        try:
+            node.cls.Config(**{**node.settings, **the_running(self.name).settings(server), **changes})
+        except ValidationError as error:
+            problems = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False))
+            raise BadRequest(f"{server} ({node.type}) does not take these settings: {problems}") from None
+        reconfigure(self.name, server, changes)
 
     async def update_weights(
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: PauseMode
@@ -288,7 +296,7 @@ def _joined(
     if present is not None and is_same and (terms.owner is not None or not present.is_alive()):
         claim = ownership.take(terms)
         if running.status in (ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED):
-            _run(build(graph, user_configs=_changed(name), owned=True), name, source.route_prefix)
+            start(name, the_running(name).restore)
             _await_route(source.route_prefix)
         return claim
     if terms.owner is not None:
@@ -368,46 +376,11 @@ def launch(
     except Unavailable as error:
         if before is None:
             raise
-        before.restore()
+        start(name, before.restore)
         raise Unavailable(f"{error.message}; the version before it serves again") from error
     if not owned:
         Ownership(name).forget()  # of a run whose graph this was until now
     _await_route(prefix)
-
-
-def reconfigure(name: str, graph: Graph, server: str, changes: JSON) -> None:
-    """Change settings of a running server of a graph that this process holds.
-
-    Only that deployment is touched, and its replicas keep running (Serve's ``user_config``).
-
-    Args:
-        name: of its application.
-        graph: the graph as it was deployed.
-        server: the server.
-        changes: the new settings.
-
-    Raises:
-        BadRequest: the server has no such settings.
-    """
-    node = graph.nodes[server]
-    if node.cls is None:
-        raise BadRequest(f"{server} is a remote server; change its settings where it runs")
-    # What is left out of a server's user_config is unknown to the replicas that it starts later.
-    changed = _changed(name)
-    changed[server] = {**changed.get(server, {}), **changes}
-    try:
-        node.cls.Config(**{**node.settings, **changed[server]})
-    except ValidationError as error:
-        problems = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False))
-        raise BadRequest(f"{server} ({node.type}) does not take these settings: {problems}") from None
-    _run(build(graph, user_configs=changed, owned=True), name, route_prefix(name))
-
-
-def _changed(name: str) -> dict[str, JSON]:
-    """The settings of a running graph that were changed since it was deployed, by server."""
-    running = running_version(name)
-    deployments = [] if running is None else running.deployments
-    return {d.name: dict(d.user_config) for d in deployments if d.user_config and d.name != GATEWAY}
 
 
 def states(name: str) -> dict[str, JSON]:
@@ -432,37 +405,8 @@ def states(name: str) -> dict[str, JSON]:
 
 
 def _run(application: serve.Application, name: str, prefix: str) -> None:
-    try:
-        target = serve.RunTarget(application, name, prefix, {"enable_access_log": False})
-        serve.run_many([target], wait_for_applications_running=False)
-        _await_running(name)
-    except (RuntimeError, TimeoutError, RayError) as error:
-        reasons = "; ".join(_reasons(name)) or " ".join(str(error).split())[:500]
-        raise Unavailable(f"the graph {name!r} did not start: {reasons}") from error
-
-
-def _await_running(name: str) -> None:
-    """Wait until all servers of an application run. (`serve.run` looks once a second, and says nothing.)
-
-    Raises:
-        RuntimeError: the deploy has failed, or the application was deleted.
-    """
-    told: list[str] = []
-    while True:
-        application = serve.status().applications.get(name)
-        if application is None:
-            raise RuntimeError(f"{name} was deleted while it started")
-        if application.status == ApplicationStatus.RUNNING:
-            return
-        if application.status == ApplicationStatus.DEPLOY_FAILED:
-            raise RuntimeError(application.message)
-        states = {server: found.status.value for server, found in application.deployments.items()}
-        waiting = sorted(server for server, state in states.items() if state != "HEALTHY")
-        if waiting and waiting != told:
-            ready = len(states) - len(waiting)
-            _log.info("Waiting for %s (%s of %s ready)…", ", ".join(waiting), ready, len(states))
-            told = waiting
-        time.sleep(_POLL_SECONDS)
+    target = serve.RunTarget(application, name, prefix, {"enable_access_log": False})
+    start(name, partial(serve.run_many, [target], wait_for_applications_running=False))
 
 
 def _await_route(prefix: str) -> None:
@@ -473,14 +417,6 @@ def _await_route(prefix: str) -> None:
     with suppress(httpx.HTTPError), httpx.Client(trust_env=False) as client:
         while f'"{prefix}"' not in client.get(routes).text and time.monotonic() < ends:
             time.sleep(0.05)
-
-
-def _reasons(name: str) -> Iterator[str]:
-    """What each deployment of an application failed with."""
-    application = serve.status().applications.get(name)
-    for server, deployment in application.deployments.items() if application else ():
-        if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
-            yield f"{server}: {reason(deployment.message)}"
 
 
 def _delete(name: str) -> None:

@@ -69,14 +69,11 @@ def app(args: GraphSpec) -> serve.Application:
     return build(resolve(args, literal_secrets=False))
 
 
-def build(
-    graph: Graph, *, user_configs: dict[str, dict[str, Any]] | None = None, owned: bool = False
-) -> serve.Application:
+def build(graph: Graph, *, owned: bool = False) -> serve.Application:
     """The application of a resolved graph.
 
     Args:
         graph: the graph.
-        user_configs: settings to change in running servers, by server (`Server.reconfigure`).
         owned: whether it belongs to a run, and ends with it (`gym_serve.graph.ownership`).
 
     Raises:
@@ -93,7 +90,6 @@ def build(
         handles = {n: bound[n] for n in nodes if n in bound}
         deployment = serve.deployment(
             name=name,
-            user_config=(user_configs or {}).get(name),
             request_router_config=_ROUTER,
             **_options(
                 name,

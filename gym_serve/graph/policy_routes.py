@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_serve.graph import wire
+from gym_serve.graph.running import reconfigure
 from gym_serve.graph.weights import WeightStore, check_reach, hold, release, update_weights
-from gym_serve.routing.serve_compat import running_version
 from gym_serve.servers.model import VERSION, HoldMode
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Forbidden, NotFound
@@ -154,12 +154,6 @@ async def _move(application: str, model: str, settings: Mapping[str, Any], wante
     changes: JSON = {"base_url": urls if len(urls) > 1 else urls[0]}
     if wanted.model is not None:
         changes["model"] = wanted.model
-    await asyncio.to_thread(_reconfigure, application, model, changes)
+    await asyncio.to_thread(reconfigure, application, model, changes)
     if wanted.version is not None:
         await update_weights(application, model, wanted.version)
-
-
-def _reconfigure(application: str, server: str, changes: JSON) -> None:
-    running = running_version(application)
-    if running is not None:
-        running.configured(server, changes).restore()

@@ -310,7 +310,7 @@ class RunningVersion:
     route: str
 
     def configured(self, name: str, changes: dict[str, Any]) -> RunningVersion:
-        """The same with further settings in the ``user_config`` of one deployment, whose replicas go on."""
+        """The same with further settings in the ``user_config`` of one deployment."""
 
         def changed(deployment: Deployment) -> Deployment:
             if deployment.name != name:
@@ -322,14 +322,12 @@ class RunningVersion:
 
         return replace(self, deployments=[changed(deployment) for deployment in self.deployments])
 
+    def settings(self, name: str) -> dict[str, Any]:
+        """What was changed in one deployment since it was deployed."""
+        return next((dict(d.user_config or {}) for d in self.deployments if d.name == name), {})
+
     def restore(self) -> None:
-        """Deploy them again, in the place of what was deployed since, and wait until they run.
-
-        Replicas of these versions that still run go on.
-
-        Raises:
-            RuntimeError: they do not start any more.
-        """
+        """Deploy them, in the place of what was deployed since. Replicas of these versions go on."""
         given: dict[str, Any] = {
             "name": self.application,
             "route_prefix": self.route,
@@ -341,7 +339,7 @@ class RunningVersion:
         }
         known = {field.name for field in fields(BuiltApplication)}
         built = BuiltApplication(**{key: value for key, value in given.items() if key in known})
-        _client().deploy_applications([built])
+        _client().deploy_applications([built], wait_for_applications_running=False)
 
 
 def running_version(application: str) -> RunningVersion | None:

@@ -14,9 +14,11 @@ from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailab
 from gym_serve.client import cluster, connection, deployed
 from gym_serve.client.deployed import ClusterConnection
 from gym_serve.graph import load_graph, resolve
+from gym_serve.graph import running as graph_running
 from gym_serve.graph.deploy import GATEWAY
 from gym_serve.graph.ownership import Claim, Ownership, Terms
 from gym_serve.graph.weights import WeightStore
+from gym_serve.routing.serve_compat import RunningVersion
 
 GRAPH: dict[str, Any] = {
     "models": {
@@ -81,18 +83,18 @@ def running(monkeypatch: pytest.MonkeyPatch, **deployments: Any) -> None:
 
 def test_endpoints_that_were_changed_before_stay_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve tells a replica that starts later its `user_config` alone."""
+    names = (GATEWAY, "policy", "judge")
+    live = [RunningVersion("default", [serve.deployment(name=n)(FakeCluster) for n in names], GATEWAY, "/")]
     told: list[dict[str, Any]] = []
 
-    def running_version(name: str) -> Any:
-        configs = {GATEWAY: RESOLVED.public(), "policy": None, **(told[-1] if told else {})}
-        deployments = [SimpleNamespace(name=name, user_config=config) for name, config in configs.items()]
-        return SimpleNamespace(deployments=deployments)
+    def restore(version: RunningVersion) -> None:
+        live.append(version)
+        told.append({name: found for name in names if (found := version.settings(name))})
 
-    monkeypatch.setattr(deployed, "running_version", running_version)
+    running(monkeypatch, default={})
     monkeypatch.setattr(Ownership, "claim", lambda ownership: CLAIM)
-    monkeypatch.setattr(deployed, "build", lambda graph, user_configs, owned: user_configs)
-    monkeypatch.setattr(deployed, "route_prefix", lambda name: "")
-    monkeypatch.setattr(deployed, "_run", lambda configs, name, prefix: told.append(configs))
+    monkeypatch.setattr(graph_running, "running_version", lambda name: live[-1])
+    monkeypatch.setattr(RunningVersion, "restore", restore)
     changing = a_gym()
     changing.set_model_endpoints("policy", ["http://b/v1"], model_name="second")
     changing.set_model_endpoints("judge", ["http://c/v1", "http://d/v1"])

@@ -16,10 +16,12 @@ from ray.serve.schema import ApplicationStatus
 from gym_serve import BadRequest, Conflict, Gym, InvalidRequest
 from gym_serve.client import deployed
 from gym_serve.graph import Graph, load_graph, ownership, resolve
+from gym_serve.graph import running as graph_running
 from gym_serve.graph.deploy import GATEWAY
 from gym_serve.graph.gateway import Description
 from gym_serve.graph.ownership import Terms
 from gym_serve.graph.weights import WeightStore
+from gym_serve.routing.serve_compat import RunningVersion
 
 SPEC: dict[str, Any] = {
     "models": {"policy": {"type": "chat_model", "base_url": "http://a/v1", "model": "first"}}
@@ -65,11 +67,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(deployed, "launch", found.launch)
     monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "_described", lambda name: Description(GRAPH.public(), None, found.owned))
-    monkeypatch.setattr(deployed, "build", lambda graph, user_configs, owned: (user_configs, owned))
-    monkeypatch.setattr(deployed, "_run", lambda built, name, prefix: found.deployed.append(built))
+    live = RunningVersion(NAME, [serve.deployment(name="policy")(Cluster)], GATEWAY, "/")
+    monkeypatch.setattr(graph_running, "running_version", lambda name: live)
+
+    def restore(version: RunningVersion) -> None:
+        found.deployed.append(version.settings("policy"))
+        found.running[NAME].status = ApplicationStatus.RUNNING
+
+    monkeypatch.setattr(RunningVersion, "restore", restore)
     monkeypatch.setattr(deployed, "_await_route", lambda prefix: None)
-    monkeypatch.setattr(deployed, "route_prefix", lambda name: "")
-    monkeypatch.setattr(deployed, "running_version", lambda name: None)
     monkeypatch.setattr(WeightStore, "delete", lambda store: None)
     monkeypatch.setattr(serve, "delete", found.delete)
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=found.running))
@@ -99,7 +105,7 @@ def test_a_restarted_process_of_the_run_takes_it_over(fake: Cluster) -> None:
     second = from_graph("run-1")
     move(second)
     second.close()
-    assert fake.deployed == [({"policy": {"base_url": "http://b/v1"}}, True)]
+    assert fake.deployed == [{"base_url": "http://b/v1"}]
     assert fake.running == fake.keys == {}
     first.close()  # what is left of it does no harm
 
@@ -180,7 +186,7 @@ def test_a_graph_that_was_left_half_way_is_started_again(fake: Cluster) -> None:
     fake.running[NAME].status = ApplicationStatus.DEPLOY_FAILED
     fake.be("second")
     from_graph("run-1")
-    assert fake.deployed == [({}, True)]
+    assert fake.deployed == [{}]
 
 
 def test_one_that_is_being_deleted_is_waited_for(fake: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
