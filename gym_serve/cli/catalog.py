@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_serve.cli.completion import types_and_graph_files
+from gym_serve.cli.completion import types_and_graphs
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import print_json, print_table
 
@@ -85,8 +85,8 @@ def show(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A type, an import path package.module:Class, or a graph file.",
-            autocompletion=types_and_graph_files,
+            help="A type, an import path package.module:Class, a graph file or its name.",
+            autocompletion=types_and_graphs,
         ),
     ],
     *,
@@ -94,14 +94,18 @@ def show(
 ) -> None:
     """Show a type with its settings, tools and files, or the servers that a graph file names.
 
+    A name that both a type and a graph have is the type's.
+
     Exit status: 0, or 1 if there is no such type or file, or it cannot be imported.
 
     Example: gym-serve show simple_weather
     """
     from gym_serve.cli.catalog_entries import details, find_types
+    from gym_serve.cli.completion import types
+    from gym_serve.graph import shipped
 
-    if name.endswith((".yaml", ".yml")):
-        _show_graphs(Path(name), as_json=as_json)
+    if name.endswith((".yaml", ".yml")) or (name in shipped.names() and name not in dict(types())):
+        _show_graphs(shipped.graph_file(name), as_json=as_json)
         return
     found = [details(entry) for entry in find_types(name)]
     if as_json:

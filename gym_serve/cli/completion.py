@@ -1,9 +1,9 @@
 """What the shell proposes where a graph file, a graph, a server, an agent or a type is to be typed.
 
 Each press of the tab key is a process of its own that has to answer at once. So proposals come from the
-graph files at hand (in the current folder and in ``graphs``) and from installed entry points: no Ray is
-asked, no server is imported. What cannot be read proposes nothing; the command itself says what is wrong
-with it. Where there is no proposal, shells propose files.
+graph files at hand (in the current folder and in ``graphs``), from those that come with gym_serve, and from
+installed entry points: no Ray is asked, no server is imported. What cannot be read proposes nothing; the
+command itself says what is wrong with it. Where there is no proposal, shells propose files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import typer
 
+from gym_serve.graph import shipped
 from gym_serve.graph.loading import GraphSource, graph_names, load_graph
 from gym_serve.graph.spec import SECTIONS
 from gym_serve.types.errors import GraphError
@@ -35,10 +36,15 @@ def graph_files(incomplete: str) -> list[str]:
     ]
 
 
+def graph(incomplete: str) -> list[str]:
+    """`graph_files`, and the names of the graphs that come with gym_serve."""
+    return [*graph_files(incomplete), *([] if "/" in incomplete else shipped.names())]
+
+
 def graph_then_rows(ctx: typer.Context, incomplete: str) -> list[str]:
-    """`graph_files`, as long as neither a graph nor rows are given."""
+    """`graph`, as long as neither a graph nor rows are given."""
     given = any(ctx.params.get(name) for name in ("paths", "attach", "url"))
-    return [] if given else graph_files(incomplete)
+    return [] if given else graph(incomplete)
 
 
 def applications(ctx: typer.Context) -> list[str]:
@@ -69,9 +75,11 @@ def types() -> list[tuple[str, str]]:
     return [(point.name, NAMES[kind]) for kind in NAMES for point in entry_points(group=GROUPS[kind])]
 
 
-def types_and_graph_files(incomplete: str) -> list[tuple[str, str]]:
+def types_and_graphs(incomplete: str) -> list[tuple[str, str]]:
     """What `show` shows."""
-    return [*types(), *((file, "graph") for file in graph_files(incomplete))]
+    known = types()
+    named = {name for name, _ in known}
+    return [*known, *((name, "graph") for name in graph(incomplete) if name not in named)]
 
 
 def environments() -> list[str]:

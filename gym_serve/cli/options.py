@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.completion import applications, graph_files, graphs
+from gym_serve.cli.completion import applications, graph, graphs
 from gym_serve.cli.printing import print_json, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
@@ -49,7 +49,7 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         help="Graph file (a Serve config file in YAML), or a name of gym-serve list graph.",
-        autocompletion=graph_files,
+        autocompletion=graph,
     ),
 ]
 SetOption = Annotated[

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from gym_serve.cli.completion import graph_files
+from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
@@ -48,7 +48,7 @@ def play(
         typer.Argument(
             metavar="ENV_OR_GRAPH",
             help="A graph file; or an environment: its type, or package.module:Class.",
-            autocompletion=graph_files,
+            autocompletion=graph,
         ),
     ],
     row: Annotated[

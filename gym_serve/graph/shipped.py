@@ -28,6 +28,11 @@ def graph_file(name: str | Path) -> Path:
     return _by_name().get(str(name), path)
 
 
+def names() -> list[str]:
+    """The names of the files."""
+    return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+
+
 def is_graph(path: Path) -> bool:
     """Whether a path that a command was given is a graph, by its suffix or as a name."""
     return path.suffix in _SUFFIXES or graph_file(path) != path

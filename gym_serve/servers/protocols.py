@@ -207,12 +207,15 @@ def _check_input(body: Any) -> None:
 
 
 def check_messages(body: Any) -> None:
-    """Check that a body has a list of messages.
+    """Check that a body has messages.
 
     Raises:
-        BadRequest: it has none.
+        BadRequest: it has none, as OpenAI and Anthropic answer too.
     """
-    _check_list(body.get("messages") if isinstance(body, dict) else None, "messages", "a list of messages")
+    given = body.get("messages") if isinstance(body, dict) else None
+    _check_list(given, "messages", "a list of messages")
+    if not given:
+        raise BadRequest("`messages` must have at least one message, got none")
 
 
 def _check_list(given: Any, key: str, wanted: str) -> None:

@@ -123,6 +123,12 @@ def test_show_settings(name: str, setting: str, type_: str, default: str) -> Non
     assert (found["type"], found["default"]) == (type_, default)
 
 
+def test_show_a_graph_by_its_name() -> None:
+    shown = json.loads(runner.invoke(main, ["show", "weather", "--json"]).stdout)
+    assert (shown["kind"], shown["route_prefix"]) == ("graph", "/weather")
+    assert json.loads(runner.invoke(main, ["show", "mcqa", "--json"]).stdout)["kind"] == "environment"
+
+
 def test_show_a_graph() -> None:
     result = runner.invoke(main, ["show", str(ROOT / "graphs" / "math.yaml"), "--json"])
     assert result.exit_code == 0, result.output

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gym_serve.cli import main
+from gym_serve.graph import shipped
 
 BIN = Path(sys.executable).parent
 
@@ -51,11 +52,13 @@ def gym_serve(folder: Path, **variables: str) -> subprocess.CompletedProcess[str
         ("gym-serve re", ["resolve", "reverify"]),
         ("gym-serve dataset co", ["collate"]),
         ("gym-serve collect --sh", ["--shard"]),
-        ("gym-serve validate ", ["broken.yaml", "mine.yml", "graphs/math.yaml"]),
+        ("gym-serve validate ", ["broken.yaml", "mine.yml", "graphs/math.yaml", *shipped.names()]),
+        ("gym-serve up wea", ["weather"]),
+        ("gym-serve show wea", ["weather"]),
         ("gym-serve validate graphs/", ["graphs/math.yaml"]),
         ("gym-serve resolve ./graphs/m", ["./graphs/math.yaml"]),
         ("gym-serve resolve nowhere/", []),
-        ("gym-serve collect gr", ["graphs/math.yaml"]),
+        ("gym-serve collect graphs", ["graphs/math.yaml"]),
         ("gym-serve collect graphs/math.yaml ", []),  # rows: a file as any other
         ("gym-serve collect --url http://host:8000/math ", []),
         ("gym-serve collect graphs/math.yaml rows.jsonl --agent ", ["math_agent"]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from gym_serve import Unavailable
+from gym_serve import BadRequest, Unavailable
 from gym_serve.deployments.scripted_answers import SCRIPTS, load_answer_key
 from gym_serve.deployments.scripted_model import ScriptedModel
+from gym_serve.servers import Call, ServerRunner
 from gym_serve.servers.context import CallContext, use
 
 TOOL = {
@@ -144,3 +147,56 @@ async def test_chat_completions_follow_by_conversion() -> None:
     model = ScriptedModel(environments=())
     completion = await model.chat_completions({"messages": [{"role": "user", "content": "Hi"}]})
     assert completion["choices"][0]["message"]["content"].startswith("I do not know")
+
+
+USER = {"role": "user", "content": "Hi"}
+CALL = {"type": "function_call", "call_id": "1", "name": "look_up"}
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "said"),
+    [
+        ("v1/responses", {}, "`input` must be a string or a list of items, got NoneType"),
+        (
+            "v1/responses",
+            {"input": "Hi", "temperature": 3},
+            "`temperature` must be a number from 0 to 2, got 3",
+        ),
+        (
+            "v1/responses",
+            {"input": "Hi", "max_output_tokens": 0},
+            "`max_output_tokens` must be an integer of at",
+        ),
+        ("v1/responses", {"input": "Hi", "tool_choice": "any"}, "`tool_choice` must be one of auto, none,"),
+        (
+            "v1/responses",
+            {"input": "Hi", "tools": [{"type": "function"}]},
+            "`tools[0].name` must be a string",
+        ),
+        (
+            "v1/responses",
+            {"input": [{"role": "me", "content": "Hi"}]},
+            "`input[0].role` must be one of user,",
+        ),
+        ("v1/responses", {"input": [USER, CALL]}, "`input[1].arguments` must be a string, got null"),
+        ("v1/chat/completions", {"messages": []}, "`messages` must have at least one message, got none"),
+        (
+            "v1/chat/completions",
+            {"messages": [USER], "top_p": 2},
+            "`top_p` must be a number from 0 to 1, got 2",
+        ),
+        (
+            "v1/messages",
+            {"messages": [], "max_tokens": 9},
+            "`messages` must have at least one message, got none",
+        ),
+    ],
+)
+async def test_what_a_real_endpoint_refuses_is_refused(op: str, body: dict[str, Any], said: str) -> None:
+    host = ServerRunner(ScriptedModel(name="policy", environments=()))
+    await host.start()
+    try:
+        with pytest.raises(BadRequest, match=re.escape(said)):
+            (await host.dispatch(Call(op, json.dumps(body).encode()))).json()
+    finally:
+        await host.stop()

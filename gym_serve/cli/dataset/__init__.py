@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_serve.cli.completion import graph_files
+from gym_serve.cli.completion import graph
 from gym_serve.cli.options import App, ApplicationOption, JsonOption
 from gym_serve.cli.printing import print_json, print_problems, print_table, shortened
 from gym_serve.types.errors import InvalidRequest
@@ -29,7 +29,7 @@ GraphOption = Annotated[
         "--graph",
         metavar="FILE",
         help="Check agents and verifiers against this graph.",
-        autocompletion=graph_files,
+        autocompletion=graph,
     ),
 ]
 

@@ -25,8 +25,8 @@ def _of(kind: str) -> JSON:
     return {"const": kind}
 
 
-def _list(items: JSON) -> JSON:
-    return {"type": "array", "items": items}
+def _list(items: JSON, least: int = 0) -> JSON:
+    return {"type": "array", "items": items, **({"minItems": least} if least else {})}
 
 
 def _any(*schemas: JSON) -> JSON:
@@ -107,7 +107,8 @@ CHAT: JSON = _object(
                 tool_calls=_list(_CHAT_CALL),
             ),
             _object("role tool_call_id content", role=_of("tool"), tool_call_id=_TEXT, content=_TEXT),
-        )
+        ),
+        least=1,
     ),
     tools=_maybe(_list(_CHAT_TOOL)),
     max_completion_tokens=_maybe(_COUNT),
@@ -138,7 +139,8 @@ MESSAGES: JSON = _object(
         _any(
             _message(_of("user"), _part("text"), _TOOL_RESULT),
             _message(_of("assistant"), _part("text"), _THINKING, _TOOL_USE),
-        )
+        ),
+        least=1,
     ),
     system=_maybe(_BLOCKS),
     tools=_maybe(_list(_object("name input_schema", input_schema=_PARAMETERS, **_FUNCTION))),
