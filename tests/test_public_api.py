@@ -35,7 +35,7 @@ WITHOUT_RAY = (
 
 LAYERS = (
     *("types", "observe", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
-    *("routing", "rollouts", "graph", "client", "training", "interop", "cli"),
+    *("routing", "rollouts", "graph", "client", "training", "view", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""
 

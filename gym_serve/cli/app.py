@@ -26,6 +26,7 @@ from gym_serve.cli.profile_server import profile_server
 from gym_serve.cli.reverify import reverify
 from gym_serve.cli.top import top
 from gym_serve.cli.validate import resolve, validate
+from gym_serve.cli.view import view
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ main.command()(play)
 main.command()(merge)
 main.command()(reverify)
 main.command()(calibrate)
+main.command()(view)
 main.command()(profile)
 main.command()(diff)
 main.command()(export)

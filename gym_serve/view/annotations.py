@@ -1,0 +1,144 @@
+"""What people noted of rollouts: tags, a comment, a corrected verdict.
+
+They are kept beside the file of the run, in ``NAME.annotations.jsonl``, a line for each change. The last line
+of a rollout counts. A line names the rollout by its number and its id, so that it is not taken for another
+one when the file was replaced.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import orjson
+
+from gym_serve.types.errors import BadRequest, InvalidRequest
+
+_MOST_TAGS = 50
+_LONGEST_TAG = 100
+_LONGEST_COMMENT = 100_000
+EMPTY: dict[str, Any] = {"tags": [], "comment": "", "reward": None, "by": "", "at": None}
+
+
+class Annotations:
+    """The annotations of one run.
+
+    Args:
+        path: their file; it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._revision = 0
+        self._known: dict[int, dict[str, Any]] = {}
+        self._seen: tuple[int, int, int] | None = None
+        self._lock = Lock()
+
+    @property
+    def revision(self) -> int:
+        """Changes with the annotations."""
+        self._read()
+        return self._revision
+
+    def of(self, n: int, id_: str) -> dict[str, Any]:
+        """The annotation of a rollout, an empty one without any."""
+        found = self._read().get(n)
+        if found is None or found["id"] != id_:
+            return EMPTY
+        return {key: found[key] for key in EMPTY}
+
+    def tags(self, n: int, id_: str) -> list[str]:
+        """The tags of a rollout."""
+        tags: list[str] = self.of(n, id_)["tags"]
+        return tags
+
+    def tagged(self, tag: str) -> list[int]:
+        """The numbers of the rollouts with a tag."""
+        return [n for n, found in self._read().items() if tag in found["tags"]]
+
+    def all_tags(self) -> list[str]:
+        """Every tag."""
+        return sorted({tag for found in self._read().values() for tag in found["tags"]})
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The annotations, one for each rollout that has one."""
+        for n, found in sorted(self._read().items()):
+            if any(found[key] for key in ("tags", "comment")) or found["reward"] is not None:
+                yield {"n": n, **found}
+
+    def put(self, n: int, id_: str, given: Any) -> dict[str, Any]:
+        """Note something of a rollout, in place of what was noted before.
+
+        Raises:
+            InvalidRequest: it is no annotation.
+            BadRequest: the file cannot be written.
+        """
+        found = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
+        with self._lock:
+            try:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+                descriptor = os.open(self.path, flags, 0o666)
+                try:
+                    os.write(descriptor, orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE))
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise BadRequest(f"cannot write {self.path}: {error.strerror}") from error
+        return self.of(n, id_)
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        with self._lock:
+            try:
+                stat = self.path.stat()
+            except OSError:
+                if self._known:
+                    self._known, self._revision = {}, self._revision + 1
+                self._seen = None
+                return self._known
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if seen != self._seen:
+                self._seen = seen
+                self._known = dict(_records(self.path))
+                self._revision += 1
+            return self._known
+
+
+def read_annotations(path: Path) -> dict[int, dict[str, Any]]:
+    """The annotations of a file by the rollout's number: ``id``, ``tags``, ``comment``, ``reward``, ...; none
+    if the file does not exist."""
+    return dict(_records(path)) if path.exists() else {}
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                found = orjson.loads(line)
+                yield found["n"], {"id": str(found["id"]), **_checked(found), "at": found.get("at")}
+            except (ValueError, TypeError, KeyError, InvalidRequest):
+                continue  # a torn line, or one of another program
+
+
+def _checked(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"an annotation must be an object, got a {type(given).__name__}")
+    tags, comment = given.get("tags") or [], given.get("comment") or ""
+    reward, by = given.get("reward"), given.get("by") or ""
+    if not isinstance(tags, list) or not all(isinstance(t, str) and 0 < len(t) <= _LONGEST_TAG for t in tags):
+        raise InvalidRequest(f"`tags` must be a list of texts of 1 to {_LONGEST_TAG} characters")
+    if len(tags) > _MOST_TAGS:
+        raise InvalidRequest(f"`tags` must be at most {_MOST_TAGS}, got {len(tags)}")
+    if not isinstance(comment, str) or len(comment) > _LONGEST_COMMENT:
+        raise InvalidRequest(f"`comment` must be a text of at most {_LONGEST_COMMENT:,} characters")
+    if reward is not None and (
+        isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward)
+    ):
+        raise InvalidRequest(f"`reward` must be a number or null, got {str(reward)[:50]}")
+    if not isinstance(by, str) or len(by) > _LONGEST_TAG:
+        raise InvalidRequest(f"`by` must be a text of at most {_LONGEST_TAG} characters")
+    return {"tags": list(dict.fromkeys(tags)), "comment": comment, "reward": reward, "by": by}

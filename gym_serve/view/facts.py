@@ -1,0 +1,438 @@
+"""What the index keeps of a rollout, read from its line without decoding the rest. Pure.
+
+61% of a line with training tokens are token ids, which no table shows. So a line is split into its top-level
+keys first, and of each only what is needed is decoded. Whatever is not of the expected type counts as
+missing: lines come from any program, and hold what a model wrote.
+
+A rollout that `gym_serve` writes has the row's keys before ``response`` and the verifier's after it, so the
+order says whose a key is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import orjson
+
+TEXT_LIMIT = 100_000
+"""How many characters of a rollout can be found by their words."""
+NAME_LIMIT = 100
+"""The longest name of an agent, a tool, a field and so on, in characters; longer ones are cut."""
+PROMPT_LIMIT = 200
+
+_RESERVED = frozenset(
+    {
+        *("responses_create_params", "response", "reward", "reward_components", "verify_reward", "error"),
+        *("failure", "mask_sample", "instance_config", "model_usage", "agent_ref", "branches"),
+        *("captured_input", "captured_context", "prompt", "stopped_by"),
+    }
+)
+_SCALARS = frozenset(b'"-0123456789tf')
+_LONGEST_SCALAR = 1000  # bytes
+_MOST_FIELDS = 64
+
+
+class Facts(msgspec.Struct):
+    """The facts of one rollout; None where it does not say."""
+
+    id: str
+    task: int | str
+    """``_ng_task_index``, else a digest of the prompt."""
+    attempt: int | None = None
+    """Which of the task's rollouts it is, from 0."""
+    agent: str | None = None
+    environment: str | None = None
+    """The server that verified it, by its timeline."""
+    reward: float | None = None
+    """None if it failed."""
+    failure: str | None = None
+    turns: int | None = None
+    """Model calls of the agent."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that were called, in order of their first calls."""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    seconds: float | None = None
+    version: int | str | None = None
+    """Version of the weights at its first model call."""
+    at: float | None = None
+    """When it ended, in Unix seconds."""
+    prompt: str = ""
+    """The beginning of the last user message of its row, in one line."""
+    text: str = ""
+    """What can be searched: prompt and conversation, without instructions."""
+    fields: dict[str, float | int | str] = {}
+    """The verifier's own scalars."""
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str | None = None
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+    summary: list[_Part] | None = None
+    weight_version: str | int | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    calls: int | None = None
+
+
+class _Response(msgspec.Struct):
+    output: list[_Item] = []
+    usage: _Usage | None = None
+    created_at: float | None = None
+
+
+class _Params(msgspec.Struct):
+    input: str | list[_Item] | None = None
+
+
+class _Step(msgspec.Struct):
+    kind: str | None = None
+    server: int | None = None
+    stage: str | None = None
+    version: str | int | None = None
+
+
+class _Timeline(msgspec.Struct):
+    began: float | None = None
+    dur: float | None = None
+    servers: list[str] = []
+    steps: list[_Step] = []
+
+
+class _AgentRef(msgspec.Struct):
+    name: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    kind: str | None = None
+    detail: str | None = None
+
+
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANY = msgspec.json.Decoder()
+_Nested = dict[str, dict[str, _Usage]]
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (_Response, _Params, _Timeline, _AgentRef, _Failure, _Nested)
+}
+
+
+def facts_of(line: bytes) -> Facts:
+    """The facts of a line.
+
+    Raises:
+        ValueError: it is no JSON object; the message says why.
+    """
+    top = _top(line)
+    facts = Facts("", 0)
+    response = _read(top, "response", _Response) or _Response()
+    params = _read(top, "responses_create_params", _Params) or _Params()
+    facts.agent = _name((_read(top, "agent_ref", _AgentRef) or _AgentRef()).name)
+    _identify(facts, top)
+    _judge(facts, top)
+    _measure(facts, top, response)
+    _converse(facts, top, params, response)
+    facts.fields = _fields(top)
+    return facts
+
+
+def top_level(line: bytes) -> dict[str, Any]:
+    """A rollout, of any line that `facts_of` accepts. Numbers that are not finite are None.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        found = _odd(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"a rollout must be a JSON object, got {_kind(found)}")
+    return found
+
+
+def is_of_the_verifier(key: str) -> bool:
+    """Whether a key that stands after the response is one of the verifier's own."""
+    return key not in _RESERVED and not key.startswith("_ng_")
+
+
+def _top(line: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _TOP.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = top_level(line)
+    return _TOP.decode(orjson.dumps(found))
+
+
+def _odd(line: bytes) -> Any:
+    """JSON that orjson refuses: NaN, integers without end, half of a surrogate pair, broken UTF-8."""
+    try:
+        text = line.decode("utf-8-sig", errors="replace")
+        found = json.loads(text, parse_constant=lambda name: None, parse_int=_integer, parse_float=_float)
+        text = json.dumps(found, ensure_ascii=False).encode("utf-8", errors="replace").decode()
+        return orjson.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg}, at character {error.pos}") from None
+
+
+def _integer(digits: str) -> int | float | None:
+    if len(digits) < 19:
+        return int(digits)
+    return _float(digits)
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _read(top: Mapping[str, msgspec.Raw], key: str, kind: type[Any]) -> Any:
+    """The value of a key as ``kind``; None if it is absent or something else."""
+    raw = top.get(key)
+    if raw is None:
+        return None
+    try:
+        return _DECODERS[kind].decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return _lenient(kind, top_level(b'{"":%b}' % bytes(raw))[""])
+    except ValueError:
+        return None
+
+
+def _lenient(kind: Any, value: Any) -> Any:
+    """As much of a value as has the right types."""
+    if kind is _Nested:
+        stages = value.items() if isinstance(value, dict) else ()
+        return {
+            stage: {name: _lenient(_Usage, usage) for name, usage in of.items() if isinstance(usage, dict)}
+            for stage, of in stages
+            if isinstance(of, dict)
+        }
+    made = kind()
+    for name in kind.__struct_fields__ if isinstance(value, dict) else ():
+        given = value.get(name)
+        if name == "prompt_token_ids":
+            made.prompt_token_ids = msgspec.Raw(b"[..]" if given else b"")
+        elif name in ("content", "output", "input", "summary", "steps", "servers") and isinstance(
+            given, list
+        ):
+            inner = {"input": _Item, "steps": _Step, "servers": str}.get(name, _Part)
+            if kind is _Response:
+                inner = _Item
+            made_of = [_lenient(inner, i) if inner is not str else str(i) for i in given]
+            setattr(made, name, made_of)
+        elif name == "usage":
+            made.usage = _lenient(_Usage, given) if isinstance(given, dict) else None
+        elif _fits(kind, name, given):
+            setattr(made, name, given)
+    return made
+
+
+def _fits(kind: Any, name: str, value: Any) -> bool:
+    if name in ("calls", "input_tokens", "output_tokens") or (kind is _Step and name == "server"):
+        return type(value) is int
+    if name in ("created_at", "began", "dur"):
+        return type(value) in (int, float)
+    if kind is _Response or name in ("summary", "steps", "servers"):
+        return False
+    return isinstance(value, str)
+
+
+def _identify(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
+    task = _scalar(top.get("_ng_task_index"))
+    if type(task) is int or (isinstance(task, str) and task):
+        facts.task = _name(task) if isinstance(task, str) else task
+    else:
+        prompt = top.get("responses_create_params") or top.get("prompt") or b""
+        facts.task = hashlib.blake2b(bytes(prompt), digest_size=8).hexdigest()
+    attempt = _scalar(top.get("_ng_rollout_index"))
+    facts.attempt = attempt if type(attempt) is int else None
+    given = _scalar(top.get("_ng_rollout_id"))
+    facts.id = _name(given) if isinstance(given, str) and given else f"{facts.task}-{facts.attempt or 0}"
+
+
+def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
+    kind = _scalar(top.get("_ng_failure_class"))
+    failure = _read(top, "failure", _Failure)
+    if kind or failure is not None:
+        told = failure.kind if failure is not None else None
+        facts.failure = _name(kind if isinstance(kind, str) else told) or "unknown"
+        return
+    reward = _scalar(top.get("reward"))
+    if isinstance(reward, int | float) and math.isfinite(reward):
+        facts.reward = float(reward)
+
+
+def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) -> None:
+    timeline: _Timeline = _read(top, "_ng_timeline", _Timeline) or _Timeline()
+    own = [step for step in timeline.steps if step.kind == "model" and step.stage is None]
+    facts.turns = len(own) or None
+    facts.version = next((_version(step.version) for step in own if step.version is not None), None)
+    for step in timeline.steps:
+        place = -1 if step.server is None else step.server
+        if step.kind in ("verify", "seed") and 0 <= place < len(timeline.servers):
+            facts.environment = _name(timeline.servers[place].partition("/")[0])
+    usages = [*(_read(top, "model_usage", _Nested) or {}).get("model", {}).values()]
+    if not usages and response.usage is not None:
+        usages = [response.usage]
+    if usages:
+        facts.input_tokens = _small(sum(_count(usage.input_tokens) for usage in usages))
+        facts.output_tokens = _small(sum(_count(usage.output_tokens) for usage in usages))
+        facts.turns = facts.turns or sum(_count(usage.calls) for usage in usages) or None
+    latency = _scalar(top.get("_ng_latency_s"))
+    if isinstance(latency, int | float) and not isinstance(latency, bool):
+        facts.seconds = float(latency)
+    elif timeline.dur is not None:
+        facts.seconds = timeline.dur / 1e6
+    if timeline.began is not None:
+        facts.at = timeline.began + (timeline.dur or 0.0) / 1e6
+    else:
+        facts.at = response.created_at
+
+
+def _converse(facts: Facts, top: Mapping[str, msgspec.Raw], params: _Params, response: _Response) -> None:
+    texts: list[str] = []
+    given = params.input
+    if isinstance(given, str):
+        facts.prompt = given
+        texts.append(given)
+    else:
+        for item in given or ():
+            if item.role in ("system", "developer"):
+                continue
+            said = " ".join(_texts(item))
+            texts.append(said)
+            if item.role == "user":
+                facts.prompt = said
+    facts.prompt = " ".join(facts.prompt[: 4 * PROMPT_LIMIT].split())[:PROMPT_LIMIT]
+    tools: dict[str, None] = {}
+    calls = 0
+    for item in response.output:
+        if item.type is not None and item.type.endswith("_call"):
+            tools[_one_line(item.name or item.type)] = None
+        calls += len(item.prompt_token_ids) > 2
+        if facts.version is None and item.weight_version is not None:
+            facts.version = _version(item.weight_version)
+        texts.extend(_texts(item))
+    facts.tools = tuple(tools)[:_MOST_FIELDS]
+    if facts.turns is None:
+        facts.turns = calls or _runs_of_the_assistant(response.output) or None
+    failure = _read(top, "failure", _Failure) if facts.failure else None
+    if failure is not None and failure.detail:
+        texts.append(failure.detail)
+    facts.text = _joined(texts)
+
+
+def _texts(item: _Item) -> Iterator[str]:
+    for given in (item.content, item.summary, item.output):
+        if isinstance(given, str):
+            yield given
+        else:
+            for part in given or ():
+                yield part.text or part.refusal or ""
+    if item.name:
+        yield item.name
+    if item.arguments:
+        yield item.arguments
+
+
+def _joined(texts: Iterable[str]) -> str:
+    left, kept = TEXT_LIMIT, []
+    for text in texts:
+        if left <= 0:
+            break
+        kept.append(text[:left])
+        left -= len(text)
+    return "\n".join(kept)
+
+
+def _runs_of_the_assistant(output: Iterable[_Item]) -> int:
+    runs, before = 0, False
+    for item in output:
+        said = item.role == "assistant" or item.type in ("reasoning", "function_call")
+        runs += said and not before
+        before = said
+    return runs
+
+
+def _fields(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
+    found: dict[str, float | int | str] = {}
+    own = False
+    for key, raw in top.items():
+        own = own or key == "response"
+        if own and is_of_the_verifier(key) and len(found) < _MOST_FIELDS:
+            value = _scalar(raw)
+            if isinstance(value, bool):
+                found[key[:NAME_LIMIT]] = int(value)
+            elif isinstance(value, str):
+                found[key[:NAME_LIMIT]] = value[:PROMPT_LIMIT]
+            elif value is not None:
+                found[key[:NAME_LIMIT]] = value
+    return found
+
+
+def _scalar(raw: msgspec.Raw | None) -> Any:
+    """A text, a number or a boolean; None for all else, and for what is too long for a table."""
+    if raw is None:
+        return None
+    data = bytes(raw)
+    if not data or data[0] not in _SCALARS:
+        return None
+    if len(data) > _LONGEST_SCALAR:
+        return _ANY.decode(data)[:_LONGEST_SCALAR] if data[0] == ord('"') else None
+    try:
+        value = _ANY.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return float(value)
+    return value
+
+
+def _version(value: str | int | None) -> int | str | None:
+    """A version: a number where it is one, so that versions are in order."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 18 else _name(value)
+    return None if value is None else _small(value)
+
+
+def _name(value: str | None) -> Any:
+    return value[:NAME_LIMIT] if value else None
+
+
+def _one_line(value: str) -> str:
+    return " ".join(value[:NAME_LIMIT].split()) or "?"
+
+
+def _count(value: int | None) -> int:
+    return value if value is not None and value >= 0 else 0
+
+
+def _small(value: int) -> int:
+    return min(value, (1 << 63) - 1)

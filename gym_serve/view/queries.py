@@ -1,0 +1,304 @@
+"""The table of rollouts, the table of tasks, and facets, over several runs.
+
+Every run has its own index. A page of one run is a query; of several, each gives its first rows, which are
+merged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, TypedDict, cast
+
+from gym_serve.view.expression import BadExpression, Node, parse
+from gym_serve.view.runs import Reading, Run
+
+MOST_ROWS = 1000
+"""The most rows of a page."""
+_MOST_FACETS = 200
+_SHOWN_ATTEMPTS = 64
+_TASK_SORTS = ("task", "attempts", "solved", "mean_reward", "spread", "longest", "rate")
+_ROW = (
+    *("n", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
+    *("input_tokens", "output_tokens", "seconds", "version"),
+)
+
+
+class RolloutRow(TypedDict):
+    """A rollout as a row of the table."""
+
+    run: str
+    """Id of its run; `View.runs` has their names."""
+    n: int
+    """Its number in the run."""
+    id: str
+    """``_ng_rollout_id``."""
+    task: str
+    attempt: int | None
+    """Which of the task's rollouts it is, from 0."""
+    agent: str | None
+    environment: str | None
+    reward: float | None
+    """None if it failed."""
+    failure: str | None
+    """Why it failed; None if it did not."""
+    turns: int | None
+    """Model calls of the agent."""
+    tools: list[str]
+    """Names of the tools that were called."""
+    tokens: int | None
+    """``input_tokens`` and ``output_tokens`` together, of all model calls of the agent."""
+    input_tokens: int | None
+    output_tokens: int | None
+    seconds: float | None
+    version: str | None
+    """Version of the weights at its first model call."""
+    prompt: str
+    """The first 200 characters of the last user message of the row."""
+    marks: list[str]
+    """Tags that people gave it."""
+    fields: dict[str, Any]
+    """The verifier's own scalars."""
+
+
+class _Key:
+    """A place in a sort; what is missing comes last."""
+
+    __slots__ = ("down", "value")
+
+    def __init__(self, value: Any, down: bool) -> None:
+        self.value = (value is None, isinstance(value, str), value)
+        self.down = down
+
+    def __lt__(self, other: _Key) -> bool:
+        if self.value[0] or other.value[0]:
+            return bool(self.value[0] < other.value[0])
+        mine, its = self.value[1:], other.value[1:]
+        return bool(its < mine if self.down else mine < its)
+
+
+def read_rollouts(
+    runs: Sequence[Run], where: str = "", sort: str | None = None, offset: int = 0, limit: int = 100
+) -> dict[str, Any]:
+    """A page of the table.
+
+    Raises:
+        BadExpression: the filter or the sort cannot be understood.
+    """
+    node = parse(where)
+    with ExitStack() as stack:
+        readings = [stack.enter_context(run.reading()) for run in runs]
+        total = sum(reading.count(node) for reading in readings)
+        rows = _page(readings, node, sort, offset, limit)
+        columns: dict[str, bool] = {}
+        for reading in readings:
+            for name, column in reading.fields.items():
+                columns[name] = columns.get(name, True) and column in reading.numeric
+    shown = [{"name": name, "type": "number" if n else "text"} for name, n in columns.items()]
+    return {"total": total, "columns": shown, "rows": rows}
+
+
+def table_row(reading: Reading, n: int) -> dict[str, Any]:
+    """One row of the table."""
+    return next(iter(_rows(reading, [n])))
+
+
+def each_rollout(run: Run, where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
+    """All rows of a run that a filter selects, a thousand at a time.
+
+    Raises:
+        BadExpression: the filter or the sort cannot be understood.
+    """
+    node = parse(where)
+    with run.reading() as reading:
+        condition, values = reading.where(node)
+        query = f"SELECT n FROM rollouts WHERE {condition} ORDER BY {reading.order(sort)[1]}"
+        found = [n for (n,) in reading.sql(query, values)]
+        for at in range(0, len(found), MOST_ROWS):
+            yield from cast(Iterator[RolloutRow], _rows(reading, found[at : at + MOST_ROWS]))
+
+
+def _page(
+    readings: Sequence[Reading], node: Node | None, sort: str | None, offset: int, limit: int
+) -> list[dict[str, Any]]:
+    if len(readings) == 1:
+        reading = readings[0]
+        where, values = reading.where(node)
+        query = f"SELECT n FROM rollouts WHERE {where} ORDER BY {reading.order(sort)[1]} LIMIT ? OFFSET ?"
+        return list(_rows(reading, [n for (n,) in reading.sql(query, (*values, limit, offset))]))
+    down = bool(sort and sort.startswith("-"))
+    streams = []
+    for place, reading in enumerate(readings):
+        where, values = reading.where(node)
+        key, order = reading.order(sort)
+        query = f"SELECT {key}, n FROM rollouts WHERE {where} ORDER BY {order} LIMIT ?"
+        streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (*values, offset + limit))])
+    merged = heapq.merge(*streams, key=lambda entry: entry[0]) if sort else (e for s in streams for e in s)
+    chosen = [(place, n) for _, place, n in _slice(merged, offset, limit)]
+    made = {
+        (place, row["n"]): row
+        for place, reading in enumerate(readings)
+        for row in _rows(reading, [n for at, n in chosen if at == place])
+    }
+    return [made[entry] for entry in chosen]
+
+
+def _slice(entries: Iterable[Any], offset: int, limit: int) -> list[Any]:
+    return [entry for at, entry in zip(range(offset + limit), entries, strict=False) if at >= offset]
+
+
+def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    own = list(reading.fields.items())
+    chosen = ", ".join(f"rollouts.{name}" for name in (*_ROW, *(column for _, column in own)))
+    query = (
+        f"SELECT {chosen}, details.id, details.prompt FROM rollouts JOIN details USING (n)"
+        f" WHERE n IN ({', '.join('?' * len(numbers))})"
+    )
+    found = {values[0]: values for values in reading.sql(query, numbers)}
+    for n in numbers:
+        values = found[n]
+        *fields, id_, prompt = values[len(_ROW) :]
+        row = dict(zip(_ROW, values, strict=False))
+        given, made = row.pop("input_tokens"), row.pop("output_tokens")
+        yield {
+            "run": reading.run.id,
+            **row,
+            "id": id_,
+            "task": str(row["task"]),
+            "tools": _names(row["tools"]),
+            "version": None if row["version"] is None else str(row["version"]),
+            "tokens": None if given is None and made is None else (given or 0) + (made or 0),
+            "input_tokens": given,
+            "output_tokens": made,
+            "prompt": prompt,
+            "marks": reading.run.annotations.tags(n, id_),
+            "fields": {
+                name: value for (name, _), value in zip(own, fields, strict=True) if value is not None
+            },
+        }
+
+
+def read_tasks(
+    runs: Sequence[Run], where: str = "", sort: str | None = None, offset: int = 0, limit: int = 100
+) -> dict[str, Any]:
+    """A page of the table of tasks: the attempts at a task stand beside one another.
+
+    Raises:
+        BadExpression: the filter or the sort cannot be understood.
+    """
+    node = parse(where)
+    name = (sort or "task").removeprefix("-")
+    if name not in _TASK_SORTS:
+        raise BadExpression(f"tasks are sorted by {', '.join(_TASK_SORTS)}, not {name[:40]!r}", 0)
+    with ExitStack() as stack:
+        readings = [stack.enter_context(run.reading()) for run in runs]
+        tasks = _tasks(readings, node)
+        down = bool(sort and sort.startswith("-"))
+        names = list(tasks)
+        place = _TASK_SORTS.index(name)
+        names.sort(key=lambda task: _Key(tasks[task][place], down))
+        rows = [_task_row(readings, node, tasks[task]) for task in names[offset : offset + limit]]
+    return {"total": len(names), "rows": rows}
+
+
+_Task = tuple[int | str, int, int, float | None, float | None, float | None, float]
+
+
+def _tasks(readings: Sequence[Reading], node: Node | None) -> dict[int | str, _Task]:
+    """Of each task what `_TASK_SORTS` says, in that order."""
+    found: dict[int | str, list[Any]] = {}
+    for reading in readings:
+        key = ("tasks", node)
+        rows = reading.run.kept(key, reading.revision)
+        if rows is None:
+            where, values = reading.where(node)
+            rows = reading.sql(
+                "SELECT task, count(*), total(reward >= 1), count(reward), total(reward), min(reward),"
+                " max(reward), max(ifnull(input_tokens, 0) + ifnull(output_tokens, 0))"
+                f" FROM rollouts WHERE {where} GROUP BY task",
+                values,
+            )
+            reading.run.keep(key, reading.revision, rows)
+        for task, *numbers in rows:
+            known = found.get(task)
+            if known is None:
+                found[task] = numbers
+            else:
+                known[:4] = [a + b for a, b in zip(known[:4], numbers[:4], strict=True)]
+                known[4] = min((v for v in (known[4], numbers[4]) if v is not None), default=None)
+                known[5] = max((v for v in (known[5], numbers[5]) if v is not None), default=None)
+                known[6] = max(known[6], numbers[6])
+    return {
+        task: (
+            task,
+            attempts,
+            int(solved),
+            total / scored if scored else None,
+            high - low if scored else None,
+            longest,
+            solved / attempts,
+        )
+        for task, (attempts, solved, scored, total, low, high, longest) in found.items()
+    }
+
+
+def _task_row(readings: Sequence[Reading], node: Node | None, task: _Task) -> dict[str, Any]:
+    attempts: list[dict[str, Any]] = []
+    prompt = ""
+    for reading in readings:
+        where, values = reading.where(node)
+        rows = reading.sql(
+            "SELECT n, reward, failure, details.prompt FROM rollouts JOIN details USING (n)"
+            f" WHERE task = ? AND {where}"
+            " ORDER BY attempt, n LIMIT ?",
+            (task[0], *values, _SHOWN_ATTEMPTS),
+        )
+        for n, reward, failure, text in rows:
+            prompt = prompt or text
+            attempts.append({"run": reading.run.id, "n": n, "reward": reward, "failure": failure})
+    name, count, solved, mean, spread, longest, _ = task
+    return {
+        "task": str(name),
+        "attempts": count,
+        "solved": solved,
+        "mean_reward": mean,
+        "spread": spread,
+        "longest": longest,
+        "prompt": prompt,
+        "rollouts": attempts[:_SHOWN_ATTEMPTS],
+    }
+
+
+def _names(tools: str) -> list[str]:
+    return tools.strip("\n").split("\n") if tools else []
+
+
+def facets(readings: Sequence[Reading], node: Node | None) -> dict[str, dict[str, int]]:
+    """How many rollouts have each agent, environment, failure, tool and version; the commonest of them."""
+    found: dict[str, Counter[str]] = {}
+    for reading in readings:
+        for name, counts in _facets_of(reading, node).items():
+            found.setdefault(name, Counter()).update(counts)
+    return {name: dict(counts.most_common(_MOST_FACETS)) for name, counts in found.items()}
+
+
+def _facets_of(reading: Reading, node: Node | None) -> dict[str, Counter[str]]:
+    where, values = reading.where(node)
+    rows = reading.sql(
+        "SELECT agent, environment, failure, version, tools, count(*) FROM rollouts"
+        f" WHERE {where} GROUP BY 1, 2, 3, 4, 5",
+        values,
+    )
+    found: dict[str, Counter[str]] = {
+        name: Counter() for name in ("agent", "environment", "failure", "version", "tool")
+    }
+    for agent, environment, failure, version, tools, count in rows:
+        pairs = (("agent", agent), ("environment", environment), ("failure", failure), ("version", version))
+        for name, value in pairs:
+            if value is not None:
+                found[name][str(value)] += count
+        for tool in _names(tools):
+            found["tool"][tool] += count
+    return found

@@ -1,0 +1,236 @@
+"""`Run`: the index and the lines of a run, read."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import orjson
+
+from gym_serve.types.errors import InvalidRequest, NotFound
+from gym_serve.view.annotations import Annotations
+from gym_serve.view.expression import Node, Schema, column, condition
+from gym_serve.view.facts import top_level
+from gym_serve.view.index import FAILURES, database_of
+from gym_serve.view.sources import RunFiles, cache_folder
+
+_KEPT = 64  # results
+_POOL = 4  # connections
+
+
+class Run:
+    """A run, as far as it is indexed.
+
+    Args:
+        files: the run.
+        cache: where its index is.
+    """
+
+    def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
+        self.files = files
+        self.folder = (cache or cache_folder()) / files.id
+        self.annotations = Annotations(files.annotations)
+        self._free: list[sqlite3.Connection] = []
+        self._lock = Lock()
+        self._kept: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()
+
+    @property
+    def id(self) -> str:
+        return self.files.id
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """The index as it is now: what is read meanwhile is of one state."""
+        with self._lock:
+            connection = self._free.pop() if self._free else None
+        if connection is None:
+            connection = self._connect()
+        indexed = False
+        try:
+            connection.execute("BEGIN")
+            reading = Reading(self, connection)
+            indexed = not reading.empty
+            yield reading
+        finally:
+            connection.rollback()
+            with self._lock:
+                keep = indexed and len(self._free) < _POOL
+                if keep:
+                    self._free.append(connection)
+            if not keep:
+                connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        path = database_of(self.folder)
+        if not path.exists():  # the indexer has not come to it yet
+            return sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+        )
+        connection.execute("PRAGMA mmap_size = 1073741824")
+        connection.execute("PRAGMA query_only = 1")
+        return connection
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        with self._lock:
+            while self._free:
+                self._free.pop().close()
+
+    def kept(self, key: Hashable, revision: int) -> Any:
+        """A result that was kept; None if the index has changed since."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None or found[0] != revision:
+                return None
+            self._kept.move_to_end(key)
+            return found[1]
+
+    def keep(self, key: Hashable, revision: int, result: Any) -> None:
+        """Keep a result for as long as the index does not change."""
+        with self._lock:
+            self._kept[key] = (revision, result)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+
+
+class Reading:
+    """One state of a run's index.
+
+    Args:
+        run: the run.
+        connection: in a transaction.
+    """
+
+    def __init__(self, run: Run, connection: sqlite3.Connection) -> None:
+        self.run = run
+        self._connection = connection
+        try:
+            self.state: dict[str, Any] = dict(connection.execute("SELECT key, value FROM state"))
+            found = list(connection.execute("SELECT name, number, numeric FROM fields ORDER BY number"))
+        except sqlite3.OperationalError:  # there is no index yet
+            self.state, found = {}, []
+        self.fields = {name: f"f{number}" for name, number, _ in found}
+        numeric = frozenset(f"f{number}" for _, number, is_numeric in found if is_numeric)
+        self.numeric = numeric
+        self.schema = Schema(self.fields, numeric, self._tagged)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is indexed yet."""
+        return not self.state
+
+    @property
+    def revision(self) -> int:
+        """Changes with the index, and with the annotations."""
+        annotated = self.run.annotations.revision
+        return (
+            int(self.state.get("revision", 0)) + (annotated << 32) + (int(self.state.get("epoch", 0)) << 48)
+        )
+
+    def sql(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
+        """The rows of a query; none if there is no index yet.
+
+        Raises:
+            InvalidRequest: the words of a search cannot be searched for.
+        """
+        if self.empty:
+            return []
+        try:
+            return self._connection.execute(query, tuple(values)).fetchall()
+        except sqlite3.OperationalError as error:
+            if "fts5" in str(error):
+                raise InvalidRequest(f"these words cannot be searched for: {error}") from None
+            raise
+
+    def where(self, node: Node | None) -> tuple[str, tuple[Any, ...]]:
+        """The condition of a filter."""
+        return condition(node, self.schema)
+
+    def order(self, sort: str | None) -> tuple[str, str]:
+        """What to sort by, for ``name`` or ``-name``, and the whole order: what a rollout lacks comes last,
+        and ties are as in the file.
+
+        Raises:
+            BadExpression: there is no such name.
+        """
+        if not sort:
+            return "NULL", "n"
+        key = column(sort.removeprefix("-"), self.schema)
+        return key, f"({key}) IS NULL, {key} {'DESC' if sort.startswith('-') else 'ASC'}, n"
+
+    def count(self, node: Node | None) -> int:
+        """How many rollouts a filter selects."""
+        key = ("count", node)
+        found = self.run.kept(key, self.revision)
+        if found is None:
+            where, values = self.where(node)
+            rows = self.sql(f"SELECT count(*) FROM rollouts WHERE {where}", values)
+            found = rows[0][0] if rows else 0
+            self.run.keep(key, self.revision, found)
+        counted: int = found
+        return counted
+
+    def problems(self) -> list[dict[str, Any]]:
+        """The lines that could not be read; the first of them."""
+        rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
+        found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
+        if self.state.get("error"):
+            found.insert(0, {"line": None, "message": str(self.state["error"])})
+        if self.state.get("torn"):
+            told = f"the last line is not complete yet ({self.state['torn']:,} bytes)"
+            found.insert(0, {"line": None, "message": told})
+        return found
+
+    def line(self, n: int) -> bytes:
+        """A rollout's line, as it is stored.
+
+        Raises:
+            NotFound: there is no such rollout, or no longer.
+        """
+        rows = self.sql("SELECT start, size FROM rollouts WHERE n = ?", (n,))
+        if not rows:
+            raise NotFound(f"{self.run.files.name} has no rollout {n}")
+        key = "main" if n < FAILURES else "failures"
+        path = self.run.files.main if n < FAILURES else self.run.files.failures
+        if path.suffix in (".gz", ".zst"):
+            path = self.run.folder / f"{key}.jsonl"
+        start, size = rows[0]
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                line = _read_all(descriptor, size, start)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise NotFound(f"cannot read {path.name}: {error.strerror}") from None
+        return line.rstrip(b"\r\n")
+
+    def rollout(self, n: int) -> dict[str, Any]:
+        """A rollout.
+
+        Raises:
+            NotFound: there is no such rollout, or no longer.
+        """
+        try:
+            return top_level(self.line(n))
+        except ValueError as error:
+            raise NotFound(f"the file has changed: {error}") from None
+
+    def _tagged(self, tag: str) -> str:
+        return orjson.dumps(self.run.annotations.tagged(tag)).decode()
+
+
+def _read_all(descriptor: int, size: int, start: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0 and (part := os.pread(descriptor, size, start)):
+        parts.append(part)
+        start += len(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,263 @@
+"""The viewer's HTTP API and page. It only reads, except annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, TooLarge
+from gym_serve.view.conversation import read_rollout
+from gym_serve.view.expression import NAMES, BadExpression
+from gym_serve.view.queries import MOST_ROWS, read_rollouts, read_tasks
+from gym_serve.view.runs import Reading
+from gym_serve.view.security import Guard, error_answer
+from gym_serve.view.statistics import compare_runs, read_summary
+from gym_serve.view.tokens import read_tokens
+from gym_serve.view.view import View
+
+STATIC = Path(__file__).parent / "static"
+_LARGEST_BODY = 1 << 20
+
+_Handler = Callable[[View, Request], Any]
+
+
+def application(view: View, token: str | None = None) -> Guard:
+    """The viewer as an ASGI application.
+
+    Args:
+        view: what is shown.
+        token: what requests must bear; None for a viewer that only this machine reaches.
+    """
+    routes: list[BaseRoute] = [
+        *(Route(f"/api/{path}", _answering(view, handler)) for path, handler in _HANDLERS.items()),
+        Route("/api/annotations/{run}/{n:int}", _annotating(view), methods=["GET", "PUT"]),
+        Route("/", _page),
+    ]
+    if STATIC.is_dir():
+        routes.append(Mount("/static", StaticFiles(directory=STATIC)))
+    handlers: dict[Any, Any] = {HTTPException: _refused, Exception: _failed}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+def runs_json(view: View) -> dict[str, Any]:
+    """The runs and how far they are indexed."""
+    view.find()
+    found = []
+    for run in view.runs.values():
+        with run.reading() as reading:
+            state = reading.state
+            rows = reading.sql("SELECT count(*) FROM rollouts")
+            extra = bool(state.get("torn")) + bool(state.get("error"))
+            found.append(
+                {
+                    "id": run.id,
+                    "name": run.files.name,
+                    "path": str(run.files.main),
+                    "bytes": state.get("bytes", 0),
+                    "indexed_bytes": state.get("indexed", 0),
+                    "rollouts": rows[0][0] if rows else 0,
+                    "done": bool(state.get("done")),
+                    "problems": reading.problems(),
+                    "problem_count": state.get("problems", 0) + extra,
+                }
+            )
+    return {"runs": found, "live": False}
+
+
+def _runs(view: View, request: Request) -> Any:
+    return runs_json(view)
+
+
+def _summary(view: View, request: Request) -> Any:
+    return read_summary(view.chosen(request.query_params.getlist("run")), _where(request))
+
+
+def _rollouts(view: View, request: Request) -> Any:
+    offset, limit = _span(request)
+    runs = view.chosen(request.query_params.getlist("run"))
+    return read_rollouts(runs, _where(request), request.query_params.get("sort"), offset, limit)
+
+
+def _tasks(view: View, request: Request) -> Any:
+    offset, limit = _span(request)
+    runs = view.chosen(request.query_params.getlist("run"))
+    return read_tasks(runs, _where(request), request.query_params.get("sort"), offset, limit)
+
+
+def _rollout(view: View, request: Request) -> Any:
+    with _reading(view, request) as reading:
+        return read_rollout(reading, _n(request), _number(request, "from"), _number(request, "to"))
+
+
+def _raw(view: View, request: Request) -> Any:
+    with _reading(view, request) as reading:
+        return Response(reading.line(_n(request)), media_type="text/plain; charset=utf-8")
+
+
+def _tokens(view: View, request: Request) -> Any:
+    with _reading(view, request) as reading:
+        return read_tokens(reading, _n(request), _number(request, "from") or 0, _number(request, "to"))
+
+
+def _compare(view: View, request: Request) -> Any:
+    asked = request.query_params
+    left, right = view.run(asked.get("left", "")), view.run(asked.get("right", ""))
+    return compare_runs(
+        left, right, _where(request), asked.get("left_where", ""), asked.get("right_where", "")
+    )
+
+
+def _suggestions(view: View, request: Request) -> Any:
+    prefix = request.query_params.get("prefix", "").lower()
+    return {"names": [name for name in names_of(view) if name.lower().startswith(prefix)]}
+
+
+def names_of(view: View) -> list[str]:
+    """The names that a filter of these runs may have."""
+    fields: dict[str, None] = {}
+    for run in view.runs.values():
+        with run.reading() as reading:
+            fields.update((f"fields.{name}", None) for name in reading.fields)
+    return [*NAMES, *fields]
+
+
+def _exported(view: View, request: Request) -> Any:
+    runs = view.chosen(request.query_params.getlist("run"))
+    lines = [
+        orjson.dumps({"run": run.files.name, **found}, option=orjson.OPT_APPEND_NEWLINE)
+        for run in runs
+        for found in run.annotations.lines()
+    ]
+    headers = {"Content-Disposition": 'attachment; filename="annotations.jsonl"'}
+    return Response(b"".join(lines), media_type="application/jsonl", headers=headers)
+
+
+_HANDLERS: dict[str, _Handler] = {
+    "runs": _runs,
+    "summary": _summary,
+    "rollouts": _rollouts,
+    "tasks": _tasks,
+    "compare": _compare,
+    "suggestions": _suggestions,
+    "annotations.jsonl": _exported,
+    "rollout/{run}/{n:int}": _rollout,
+    "rollout/{run}/{n:int}/raw": _raw,
+    "rollout/{run}/{n:int}/tokens": _tokens,
+}
+
+
+def _answering(view: View, handler: _Handler) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await run_in_threadpool(lambda: _encoded(handler(view, request)))
+        except GymError as error:
+            return _told(error)
+
+    return answer
+
+
+def _annotating(view: View) -> Callable[[Request], Any]:
+    async def annotate(request: Request) -> Response:
+        try:
+            given = None
+            if request.method == "PUT":
+                given = await _body(request)
+            return await run_in_threadpool(lambda: _encoded(_annotation(view, request, given)))
+        except GymError as error:
+            return _told(error)
+
+    return annotate
+
+
+def _annotation(view: View, request: Request, given: Any) -> Any:
+    n = _n(request)
+    with _reading(view, request) as reading:
+        rows = reading.sql("SELECT id FROM details WHERE n = ?", (n,))
+    if not rows:
+        raise NotFound(f"there is no rollout {n}")
+    annotations = reading.run.annotations
+    return annotations.of(n, rows[0][0]) if given is None else annotations.put(n, rows[0][0], given)
+
+
+async def _body(request: Request) -> Any:
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _LARGEST_BODY:
+            raise TooLarge(f"the body must have at most {_LARGEST_BODY:,} bytes")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is no JSON: {error}") from None
+
+
+def _encoded(answer: Any) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def _told(error: GymError) -> Response:
+    if isinstance(error, BadExpression):
+        return error_answer(error, 400, position=error.position)
+    return error_answer(error)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return error_answer(
+        NotFound("there is no such page") if status == 404 else BadRequest(str(error)), status
+    )
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return error_answer(GymError(f"the viewer failed: {error!r}"), 500)
+
+
+async def _page(request: Request) -> Response:
+    page = STATIC / "index.html"
+    if not page.exists():
+        return error_answer(NotFound("the page is not installed; the API is at api/runs"))
+    return FileResponse(page)
+
+
+@contextmanager
+def _reading(view: View, request: Request) -> Iterator[Reading]:
+    with view.reading(request.path_params["run"]) as reading:
+        yield reading
+
+
+def _n(request: Request) -> int:
+    n: int = request.path_params["n"]
+    if n >= 1 << 62:
+        raise NotFound("there is no such rollout")
+    return n
+
+
+def _where(request: Request) -> str:
+    return request.query_params.get("where", "")
+
+
+def _span(request: Request) -> tuple[int, int]:
+    limit = _number(request, "limit")
+    return _number(request, "offset") or 0, min(MOST_ROWS, 100 if limit is None else limit)
+
+
+def _number(request: Request, name: str) -> int | None:
+    given = request.query_params.get(name)
+    if given is None or given == "":
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 15:
+        raise BadRequest(f"`{name}` must be an integer from 0, got {given[:20]!r}")
+    return int(given)

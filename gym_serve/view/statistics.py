@@ -1,0 +1,280 @@
+"""The figures of runs, and what changed between two: as `gym_serve.metrics` computes them, from the index."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
+from gym_serve.view.expression import Node, parse
+from gym_serve.view.queries import facets
+from gym_serve.view.runs import Reading, Run
+
+_BINS = 20
+_MOMENTS = 60
+_SHARE = 0.1  # of the time, at most, that a growing run's figures may take
+_TASKS = 500
+
+
+def read_summary(runs: Sequence[Run], where: str = "") -> dict[str, Any]:
+    """The figures of each run, and the facets of all.
+
+    Raises:
+        BadExpression: the filter cannot be understood.
+    """
+    node = parse(where)
+    found, sides = [], []
+    for run in runs:
+        with run.reading() as reading:
+            summary, side = _kept(reading, node)
+            found.append(summary)
+            sides.append(side)
+    joined: dict[str, dict[str, int]] = {}
+    for side in sides:
+        for name, counts in side.items():
+            into = joined.setdefault(name, {})
+            for value, count in counts.items():
+                into[value] = into.get(value, 0) + count
+    tags = {tag: len(run.annotations.tagged(tag)) for run in runs for tag in run.annotations.all_tags()}
+    return {"runs": found, "facets": {**joined, "tag": tags}}
+
+
+def _kept(reading: Reading, node: Node | None) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """The figures of a run; while it grows, some that are a little old."""
+    key = ("summary", node)
+    kept = reading.run.kept(key, 0)
+    if kept is not None:
+        revision, until, result = kept
+        growing = not reading.state.get("done", True)
+        if revision == reading.revision or (growing and time.monotonic() < until):
+            return result  # type: ignore[no-any-return]
+    began = time.monotonic()
+    result = _summary(reading, node), facets([reading], node)
+    now = time.monotonic()
+    reading.run.keep(key, 0, (reading.revision, now + (now - began) / _SHARE, result))
+    return result
+
+
+def _summary(reading: Reading, node: Node | None) -> dict[str, Any]:
+    where, values = reading.where(node)
+    totals = reading.sql(
+        "SELECT count(*), count(reward), count(failure), total(reward), min(reward), max(reward),"
+        " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), count(seconds),"
+        " min(at), max(at)"
+        f" FROM rollouts WHERE {where}",
+        values,
+    )
+    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, None, None, 0, None, None)]
+    count, scored, failed, total, low, high, given, made, turns, seconds, timed, first, last = totals[0]
+    return {
+        "id": reading.run.id,
+        "rollouts": count,
+        "scored": scored,
+        "failed": failed,
+        "mean_reward": total / scored if scored else None,
+        **_by_task(reading, where, values),
+        "histogram": _histogram(reading, where, values, low, high),
+        "failures": _counts(reading, "failure", where, values),
+        "versions": _counts(reading, "version", where, values),
+        "tokens": {"input": int(given), "output": int(made)},
+        "turns_mean": turns,
+        "seconds": {
+            "mean": seconds,
+            "p50": _quantile(reading, where, values, timed, 0.5),
+            "p90": _quantile(reading, where, values, timed, 0.9),
+        },
+        "over_time": _over_time(reading, where, values, first, last),
+    }
+
+
+def _by_task(reading: Reading, where: str, values: Sequence[Any]) -> dict[str, Any]:
+    """The 95% interval of the mean reward, and pass@k with the reward as the score."""
+    rows = reading.sql(
+        "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1) FROM rollouts"
+        f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
+        values,
+    )
+    if not rows:
+        return {"interval": None, "pass_at_k": {}}
+    clusters = Clusters(len(rows))
+    mean = Figure(clusters)
+    curves: dict[int, list[float]] = {}
+    odd = [task for task, count, _, binary, _ in rows if binary != count]
+    scores = _scores(reading, where, values, odd)
+    sizes = sorted(count for _, count, _, _, _ in rows)
+    most = sizes[len(sizes) // 2]  # what half of the tasks reach
+    wanted = [k for k in (1 << power for power in range(11)) if k <= most]
+    for position, (task, count, total, _, ones) in enumerate(rows):
+        mean.add(clusters.of(position), total, count)
+        given = scores.get(task)
+        curve = pass_curve(given if given is not None else [1.0] * int(ones) + [0.0] * (count - int(ones)))
+        for k in {*wanted, most}:
+            if k <= count:
+                curves.setdefault(k, []).append(curve[k - 1])
+    told = mean.confidence()
+    interval = [told["low"], told["high"]] if "low" in told else None
+    passed = {str(k): math.fsum(found) / len(found) for k, found in sorted(curves.items())}
+    return {"interval": interval, "pass_at_k": passed}
+
+
+def _scores(reading: Reading, where: str, values: Sequence[Any], tasks: list[Any]) -> dict[Any, list[float]]:
+    """The rewards, in order, of tasks that have others than 0 and 1."""
+    if not tasks:
+        return {}
+    chosen = set(tasks)
+    found: dict[Any, list[float]] = {}
+    query = f"SELECT task, reward FROM rollouts WHERE reward IS NOT NULL AND {where} ORDER BY attempt, n"
+    for task, reward in reading.sql(query, values):
+        if task in chosen:
+            found.setdefault(task, []).append(reward)
+    return found
+
+
+def _histogram(
+    reading: Reading, where: str, values: Sequence[Any], low: float | None, high: float | None
+) -> dict[str, Any]:
+    """Rollouts by reward: from 0 to 1, or farther if rewards are outside of it."""
+    start, end = min(low or 0.0, 0.0), max(high or 0.0, 1.0)
+    width = (end - start) / _BINS
+    counts = [0] * _BINS
+    query = (
+        "SELECT min(max(CAST((reward - ?) / ? AS INTEGER), 0), ?), count(*) FROM rollouts"
+        f" WHERE reward IS NOT NULL AND {where} GROUP BY 1"
+    )
+    if math.isfinite(width):
+        for place, count in reading.sql(query, (start, width, _BINS - 1, *values)):
+            counts[place] = count
+    else:
+        width = end / _BINS - start / _BINS
+    return {"edges": [start + width * step for step in range(_BINS)] + [end], "counts": counts}
+
+
+def _counts(reading: Reading, column: str, where: str, values: Sequence[Any]) -> dict[str, int]:
+    query = (
+        f"SELECT {column}, count(*) FROM rollouts WHERE {column} IS NOT NULL AND {where}"
+        f" GROUP BY 1 ORDER BY {'count(*) DESC' if column == 'failure' else '1'} LIMIT 500"
+    )
+    return {str(value): count for value, count in reading.sql(query, values)}
+
+
+def _quantile(reading: Reading, where: str, values: Sequence[Any], count: int, share: float) -> float | None:
+    if not count:
+        return None
+    query = f"SELECT seconds FROM rollouts WHERE seconds IS NOT NULL AND {where} ORDER BY 1 LIMIT 1 OFFSET ?"
+    rows = reading.sql(query, (*values, min(int(share * count), count - 1)))
+    return rows[0][0] if rows else None
+
+
+def _over_time(
+    reading: Reading, where: str, values: Sequence[Any], first: float | None, last: float | None
+) -> list[dict[str, Any]]:
+    """Rollouts, mean reward and failures up to each of some moments; without times, in the file's order."""
+    timed = first is not None and last is not None and last > first
+    if timed:
+        place, bounds = "CAST((at - ?) / ? * ? AS INTEGER)", (first, last - first, _MOMENTS)  # type: ignore[operator]
+        condition = "at IS NOT NULL"
+    else:
+        most = reading.sql("SELECT max(n) FROM rollouts WHERE n < 1000000000")
+        place, bounds = "n * ? / ?", (_MOMENTS, 1 + ((most[0][0] if most else 0) or 0))  # type: ignore[assignment]
+        condition = "n < 1000000000"
+    rows = reading.sql(
+        f"SELECT {place}, count(*), count(reward), total(reward), count(failure) FROM rollouts"
+        f" WHERE {condition} AND {where} GROUP BY 1 ORDER BY 1",
+        (*bounds, *values),
+    )
+    found: list[dict[str, Any]] = []
+    count, scored, total, failed = 0, 0, 0.0, 0
+    for at, some, rewarded, sum_, lost in rows:
+        count, scored, total, failed = count + some, scored + rewarded, total + sum_, failed + lost
+        moment = first + (last - first) * min(at + 1, _MOMENTS) / _MOMENTS if timed else None  # type: ignore[operator]
+        mean = total / scored if scored else None
+        found.append({"at": moment, "rollouts": count, "mean_reward": mean, "failed": failed})
+    return found
+
+
+def compare_runs(
+    left: Run, right: Run, where: str = "", left_where: str = "", right_where: str = ""
+) -> dict[str, Any]:
+    """Two runs, task by task; every task that both have scored has the same weight.
+
+    A run solves a task if more than half of its rollouts have a reward of 1 or more; a task is flipped if one
+    run solves it and the other does not.
+
+    Args:
+        where: of both sides.
+        left_where, right_where: of one, to compare two versions in a run.
+
+    Raises:
+        BadExpression: a filter cannot be understood.
+    """
+    sides = []
+    for run, own in ((left, left_where), (right, right_where)):
+        with run.reading() as reading:
+            sides.append(_sides(reading, [parse(where), parse(own)]))
+    both = [task for task in sides[0] if task in sides[1]]
+    counts = {"better": 0, "worse": 0, "same": 0}
+    clusters = Clusters(len(both)) if both else None
+    difference = Figure(clusters) if clusters is not None else None
+    tasks = []
+    for position, task in enumerate(both):
+        (n, mean, solved), (m, other, passed) = sides[0][task], sides[1][task]
+        flipped = None
+        if (2 * solved > n) != (2 * passed > m):
+            flipped = "better" if 2 * passed > m else "worse"
+        counts[flipped or "same"] += 1
+        if difference is not None and clusters is not None:
+            difference.add(clusters.of(position), other - mean)
+        tasks.append(
+            {
+                "task": str(task),
+                "left": {"mean": mean, "attempts": n, "solved": int(solved)},
+                "right": {"mean": other, "attempts": m, "solved": int(passed)},
+                "flipped": flipped,
+                "_key": task,
+            }
+        )
+    tasks.sort(key=lambda t: (t["flipped"] is None, -abs(t["right"]["mean"] - t["left"]["mean"])))
+    del tasks[_TASKS:]
+    with left.reading() as reading:
+        for found in tasks:
+            found["prompt"] = _prompt(reading, found.pop("_key"))
+    told = difference.confidence() if difference is not None else {}
+    return {
+        "tasks": tasks,
+        "counts": {
+            **counts,
+            "only_left": len(sides[0]) - len(both),
+            "only_right": len(sides[1]) - len(both),
+        },
+        "difference": {
+            "mean": difference.value if difference is not None else None,
+            "interval": [told["low"], told["high"]] if "low" in told else None,
+        },
+    }
+
+
+def _sides(reading: Reading, nodes: Sequence[Node | None]) -> dict[Any, tuple[int, float, float]]:
+    parts = [reading.where(node) for node in nodes]
+    where = " AND ".join(sql for sql, _ in parts)
+    rows = reading.sql(
+        "SELECT task, count(reward), avg(reward), total(reward >= 1) FROM rollouts"
+        f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
+        [value for _, values in parts for value in values],
+    )
+    return {task: (count, mean, solved) for task, count, mean, solved in rows}
+
+
+def _prompt(reading: Reading, task: Any) -> str:
+    query = "SELECT details.prompt FROM rollouts JOIN details USING (n) WHERE task = ? LIMIT 1"
+    rows = reading.sql(query, (task,))
+    return rows[0][0] if rows else ""
+
+
+def advantage(rewards: Sequence[float], reward: float) -> float | None:
+    """GRPO's advantage of a reward among those of its task; None for a task with one."""
+    if len(rewards) < 2:
+        return None
+    mean = math.fsum(rewards) / len(rewards)
+    return (reward - mean) / (stdev(rewards) + 1e-4)

@@ -1,0 +1,248 @@
+"""The viewer as people start it: a process, its index, and its API over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from view.made import failed, rollout, until_indexed, viewer, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("view")
+    write(folder / "one.jsonl", [rollout(task, index) for task in range(3) for index in range(4)])
+    write(folder / "one_failures.jsonl", [failed(2, 4)])
+    write(folder / "two.jsonl", [rollout(task, index, reward=1.0) for task in range(3) for index in range(2)])
+    write(folder.parent / "secret.jsonl", [rollout(9, 9)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with viewer(folder, cache=tmp_path_factory.mktemp("cache")) as client:
+        until_indexed(client, 19)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def runs(client: httpx.Client) -> dict[str, str]:
+    """Ids of the runs by name."""
+    return {run["name"]: run["id"] for run in get(client, "api/runs")["runs"]}
+
+
+def get(client: httpx.Client, path: str, **query: Any) -> Any:
+    return client.get(path, params=query).raise_for_status().json()
+
+
+def test_runs_have_their_failures_with_them(client: httpx.Client, folder: Path) -> None:
+    runs = get(client, "api/runs")["runs"]
+    assert [(run["name"], run["rollouts"], run["problems"]) for run in runs] == [
+        ("one.jsonl", 13, []),
+        ("two.jsonl", 6, []),
+    ]
+    sizes = [(folder / name).stat().st_size for name in ("one.jsonl", "one_failures.jsonl")]
+    assert runs[0]["bytes"] == runs[0]["indexed_bytes"] == sum(sizes)
+
+
+def test_a_row_of_the_table(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, "api/rollouts", run=runs["one.jsonl"], where="task = 2 and attempt = 3")
+    assert found["columns"] == [{"name": "score", "type": "number"}, {"name": "extracted", "type": "text"}]
+    assert found["total"] == 1
+    assert found["rows"] == [
+        {
+            **{"run": runs["one.jsonl"], "n": 11, "id": "2-3", "task": "2", "attempt": 3},
+            **{"agent": "weather_agent", "environment": "weather", "reward": 1.0, "failure": None},
+            **{"turns": 2, "tools": ["get_weather"], "tokens": 23, "input_tokens": 20, "output_tokens": 3},
+            **{"seconds": 2.5, "version": "17", "prompt": "Question 2: rain?", "marks": []},
+            "fields": {"score": 0.5, "extracted": "answer 3"},
+        }
+    ]
+
+
+def test_sorts_over_several_runs_are_merged(client: httpx.Client) -> None:
+    whole = get(client, "api/rollouts", sort="-seconds", limit=1000)
+    assert [row["seconds"] for row in whole["rows"]] == sorted(
+        (row["seconds"] for row in whole["rows"]), reverse=True
+    )
+    pages = [
+        get(client, "api/rollouts", sort="-seconds", offset=at, limit=5)["rows"] for at in range(0, 20, 5)
+    ]
+    assert [row for page in pages for row in page] == whole["rows"]
+    assert whole["total"] == 19
+
+
+def test_what_is_missing_comes_last(client: httpx.Client) -> None:
+    for sort in ("reward", "-reward"):
+        assert get(client, "api/rollouts", sort=sort)["rows"][-1]["failure"] == "model_timeout"
+
+
+def test_tasks_have_their_attempts_beside_one_another(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, "api/tasks", run=runs["one.jsonl"], sort="-attempts")
+    assert found["total"] == 3
+    first = found["rows"][0]
+    assert (first["task"], first["attempts"], first["solved"], first["mean_reward"]) == ("2", 5, 2, 0.5)
+    assert (first["spread"], first["longest"], first["prompt"]) == (1.0, 24, "Question 2: rain?")
+    assert [(at["n"], at["failure"]) for at in first["rollouts"]][-1] == (10**9, "model_timeout")
+
+
+def test_a_summary(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, "api/summary", run=runs["one.jsonl"])
+    (run,) = found["runs"]
+    assert (run["rollouts"], run["scored"], run["failed"], run["mean_reward"]) == (13, 12, 1, 0.5)
+    assert run["pass_at_k"] == {"1": 0.5, "2": pytest.approx(5 / 6), "4": 1.0}
+    assert run["failures"] == {"model_timeout": 1}
+    assert run["versions"] == {"17": 13}
+    assert sum(run["histogram"]["counts"]) == 12
+    assert run["over_time"][-1] == {"at": 1_795_413_977.4, "rollouts": 13, "mean_reward": 0.5, "failed": 1}
+    assert found["facets"]["tool"] == {"get_weather": 12}
+    assert found["facets"]["environment"] == {"weather": 13}
+
+
+def test_a_comparison(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, "api/compare", left=runs["one.jsonl"], right=runs["two.jsonl"])
+    assert found["counts"] == {"better": 3, "worse": 0, "same": 0, "only_left": 0, "only_right": 0}
+    assert found["difference"] == {"mean": 0.5, "interval": [0.5, 0.5]}
+    assert found["tasks"][0]["flipped"] == "better"
+
+
+def test_a_rollout(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, f"api/rollout/{runs['one.jsonl']}/1")
+    user, call, result, said = found["items"]
+    assert (user["role"], user["kind"], user["text"], user["turn"]) == (
+        *("user", "message", "Question 0: rain?"),
+        None,
+    )
+    assert (call["kind"], call["name"], call["arguments"], call["turn"]) == (
+        *("call", "get_weather", {"city": "Paris"}),
+        0,
+    )
+    assert (result["role"], result["kind"], result["text"], result["call_id"]) == (
+        "tool",
+        "result",
+        "rain",
+        "c1",
+    )
+    assert (said["text"], said["turn"]) == ("It rains in task 0.", 1)
+    assert found["verdict"]["fields"] == {"score": 0.5, "extracted": "answer 1"}
+    assert found["row"] == {"agent_ref": {"name": "weather_agent"}, "own": {"line": 0}}
+    assert found["judge"] == [
+        {"model": "policy", "prompt": "Is it right?", "answer": "Yes.", "seconds": 8e-6}
+    ]
+    assert [step["kind"] for step in found["timeline"]["steps"]][:2] == ["seed", "model"]
+    assert [at["n"] for at in found["neighbours"]["attempts"]] == [0, 1, 2, 3]
+    assert found["branches"] == []
+    assert found["cut"] == []
+
+
+def test_a_failed_rollout_says_why(client: httpx.Client, runs: dict[str, str]) -> None:
+    found = get(client, f"api/rollout/{runs['one.jsonl']}/{10**9}")
+    assert (found["failure"]["class"], found["failure"]["message"]) == ("model_timeout", "too slow")
+    assert found["verdict"]["reward"] is None
+
+
+def test_raw_is_the_line(client: httpx.Client, folder: Path, runs: dict[str, str]) -> None:
+    raw = client.get(f"api/rollout/{runs['one.jsonl']}/2/raw")
+    assert raw.headers["content-type"] == "text/plain; charset=utf-8"
+    assert raw.content == (folder / "one.jsonl").read_bytes().splitlines()[2]
+
+
+def test_tokens_of_each_call(client: httpx.Client, runs: dict[str, str]) -> None:
+    first, second = get(client, f"api/rollout/{runs['one.jsonl']}/1/tokens")["turns"]
+    assert (first["prompt_tokens"], first["reused"], first["drift"]) == (3, 0, 0)
+    assert [token["id"] for token in first["tokens"]] == [4, 5]
+    assert (second["reused"], second["drift"]) == (5, 0)
+    assert second["tokens"] == [
+        {"id": 7, "logprob": -0.3, "trained": True, "version": "17", "text": None, "entropy": None}
+    ]
+    assert second["advantage"] == pytest.approx(0.5 / (3**-0.5 + 1e-4), rel=1e-6)
+
+
+def test_a_bad_filter_says_where(client: httpx.Client) -> None:
+    answer = client.get("api/rollouts", params={"where": "reward >= 0.5 and rewrad = 1"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["position"] == 18
+    assert "did you mean reward?" in answer.json()["error"]["message"]
+
+
+def test_suggestions_have_the_fields_of_the_verifier(client: httpx.Client) -> None:
+    assert get(client, "api/suggestions", prefix="fields.")["names"] == ["fields.score", "fields.extracted"]
+
+
+def test_a_verdict_is_corrected_beside_the_file(
+    client: httpx.Client, folder: Path, runs: dict[str, str]
+) -> None:
+    path = f"api/annotations/{runs['two.jsonl']}/3"
+    empty = {"tags": [], "comment": "", "reward": None, "by": "", "at": None}
+    assert get(client, path) == empty
+    given = {"tags": ["wrong"], "comment": "It did not look.", "reward": 0.0, "by": "Ada"}
+    assert client.put(path, json=given).status_code == 403
+    put = client.put(path, json=given, headers={"X-Gym-Serve": "1"})
+    assert put.status_code == 200, put.text
+    assert {key: put.json()[key] for key in given} == given
+    (line,) = (folder / "two.annotations.jsonl").read_bytes().splitlines()
+    assert orjson.loads(line)["id"] == "1-1"
+    (row,) = get(client, "api/rollouts", where="tag = wrong")["rows"]
+    assert (row["n"], row["marks"]) == (3, ["wrong"])
+    assert get(client, "api/rollouts", where="not tag = wrong")["total"] == 18
+    exported = client.get("api/annotations.jsonl", params={"run": runs["two.jsonl"]})
+    assert orjson.loads(exported.content)["comment"] == "It did not look."
+    bad = client.put(path, json={"reward": "x"}, headers={"X-Gym-Serve": "1"})
+    assert bad.status_code == 422
+
+
+def test_other_sites_and_other_files_are_out_of_reach(client: httpx.Client, runs: dict[str, str]) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1"):
+        assert client.get("api/runs", headers={"Host": host}).status_code == 403, host
+    for host in ("localhost", "127.0.0.1:1", "[::1]:80"):
+        assert client.get("api/runs", headers={"Host": host}).status_code == 200, host
+    one = runs["one.jsonl"]
+    for path in (
+        *("api/rollout/secret/0", "api/rollout/..%2f..%2fsecret.jsonl/0", f"api/rollout/{one}/-1"),
+        *(f"api/rollout/{one}/99", "static/../server.py", "static/%2e%2e/server.py", "static/..%2fserver.py"),
+        *("static//etc/passwd", "nothing", f"api/rollout/{one}/{10**30}", f"api/annotations/{one}/99"),
+    ):
+        assert client.get(path).status_code == 404, path
+
+
+def test_every_answer_has_the_headers(client: httpx.Client) -> None:
+    for path in ("", "api/runs", "nothing", "api/rollouts?where=(", "api/rollout/x/1/raw"):
+        headers = client.get(path).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_elsewhere_a_token_is_needed(folder: Path, tmp_path: Path) -> None:
+    with viewer(folder / "one.jsonl", "--host", "0.0.0.0", cache=tmp_path) as client:
+        port = client.base_url.port
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as stranger:
+            assert stranger.get("api/runs").status_code == 401
+            assert stranger.get("api/runs", headers={"Authorization": "Bearer x"}).status_code == 401
+            told = {"Authorization": client.headers["authorization"]}
+            assert stranger.get("api/runs", headers=told).status_code == 200
+
+
+def test_a_file_is_followed_while_it_is_written(folder: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "grows.jsonl", [rollout(0, 0)])
+    with viewer(path, cache=tmp_path / "cache") as client:
+        until_indexed(client, 1)
+        line = orjson.dumps(rollout(0, 1))
+        with open(path, "ab", buffering=0) as file:
+            file.write(line[:100])
+            run = until_indexed(client, 1)[0]
+            file.write(line[100:] + b"\n")
+            run = until_indexed(client, 2)[0]
+        assert run["problems"] == []
+        write(tmp_path / "grows_failures.jsonl", [failed(0, 2)])
+        until_indexed(client, 3)
+        assert get(client, "api/rollouts", where="failure != ''")["total"] == 1
