@@ -8,6 +8,7 @@
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
+# make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
@@ -32,7 +33,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
+.PHONY: vendor run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -76,6 +77,10 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' $(WITH)
 	touch $@ $(VENV)/.run
+
+# The pins and hashes are in static/vendor; `npm audit` there says whether one of them is known to be unsafe.
+vendor:
+	$(PYTHON) gym_serve/view/vendor.py
 
 # The sdist is packed again, as setuptools writes the time of the build into it.
 dist: $(DIST)/.tools
