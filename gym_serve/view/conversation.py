@@ -27,6 +27,8 @@ _LEAST_TEXT = 1000
 _LONGEST_MEDIA = 8_000_000  # characters of base64
 _LONGEST_FIELD = 65_536  # bytes of JSON
 _MOST_STEPS = 5000
+_MOST_BRANCHES = 200
+_MOST_COMPARED = 2000  # items of a branch
 _MOST_ATTEMPTS = 200
 _DATA_URL = re.compile(r"data:([\w.+/-]{1,100})(?:;[\w=.+-]{1,100})*;base64,", re.ASCII)
 _MEDIA = {
@@ -58,6 +60,8 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
     everything = _Conversation(raw, given, response)
     cut: list[str] = []
     items, omitted = everything.shown(begin, end, cut)
+    if everything.cut:
+        cut.append("branches")
     own, verdict = _keys(raw, cut)
     return {
         "run": reading.run.id,
@@ -108,31 +112,27 @@ class _Conversation:
         self.items = [*asked, *output]
         self.turns = _turns(self.items, len(asked))
         self.branches: list[JSON] = []
-        others = [_object(branch) for branch in raw.get("branches") or () if isinstance(branch, dict)]
+        others = [branch for branch in _list(raw.get("branches")) if isinstance(branch, dict)]
+        self.cut = len(others) > _MOST_BRANCHES
         if others:
-            self._branch(others, list(range(len(self.items))))
+            self._branch(others)
 
-    def _branch(self, others: Sequence[JSON], own: list[int]) -> None:
+    def _branch(self, others: Sequence[JSON]) -> None:
         """Where each branch leaves the conversations before it; what it shares is there once."""
-        self.branches.append({"id": 0, "parent": None, "items": own})
-        for number, branch in enumerate(others[:200], 1):
+        main = list(range(len(self.items)))
+        self.branches.append({"id": 0, "parent": None, "items": main})
+        known = [_prefixes(self.items)]
+        for number, branch in enumerate(others[:_MOST_BRANCHES], 1):
             items = [*_items(branch.get("input")), *_items(_object(branch.get("response")).get("output"))]
-            parent, shared = self._parent(items)
+            own = _prefixes(items)
+            parent, end = _common(own, known)
+            shared = [] if parent is None else self.branches[parent]["items"][:end]
             begin = len(self.items)
             self.items += items[len(shared) :]
             self.turns += _turns(items, 0)[len(shared) :]
             indices = [*shared, *range(begin, len(self.items))]
             self.branches.append({"id": number, "parent": parent, "items": indices})
-
-    def _parent(self, items: list[JSON]) -> tuple[int | None, list[int]]:
-        best: tuple[int | None, list[int]] = (None, [])
-        own = {digest: end for end, digest in _prefixes(items)}
-        for branch in self.branches:
-            indices = branch["items"]
-            for end, digest in _prefixes([self.items[i] for i in indices]):
-                if own.get(digest) == end and end > len(best[1]):
-                    best = (branch["id"], indices[:end])
-        return best
+            known.append(own)
 
     def shown(self, begin: int | None, end: int | None, cut: list[str]) -> tuple[list[JSON], int]:
         """Items for the page, and how many in the middle are left out."""
@@ -158,11 +158,22 @@ class _Conversation:
         return made, 0 if begin is not None or end is not None else count - len(chosen)
 
 
-def _prefixes(items: list[JSON]) -> list[tuple[int, bytes]]:
+def _common(own: dict[bytes, int], known: Sequence[dict[bytes, int]]) -> tuple[int | None, int]:
+    """Which of some conversations shares the most items with another one at its beginning, and how many."""
+    best: tuple[int | None, int] = (None, 0)
+    for number, prefixes_ in enumerate(known):
+        end = max((end for digest, end in own.items() if prefixes_.get(digest) == end), default=0)
+        if end > best[1]:
+            best = (number, end)
+    return best
+
+
+def _prefixes(items: list[JSON]) -> dict[bytes, int]:
+    """Digests of the beginnings of a conversation, and where each ends."""
     try:
-        return prefixes(items)
+        return {digest: end for end, digest in prefixes(items[:_MOST_COMPARED])}
     except Exception:  # items of any form; a branch without a known parent is shown whole
-        return []
+        return {}
 
 
 def _items(given: Any) -> list[JSON]:
@@ -235,7 +246,7 @@ def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
         content = item.get("content")
     else:
         content = None
-    parts = [_part(part, allowed, cut, index) for part in _parts(content)]
+    parts = [_part(part, cut, index) for part in _parts(content)]
     arguments: Any = item.get("arguments")
     text = "".join(part.get("text") or "" for part in parts)
     if kind == "call" and arguments is None:
@@ -252,7 +263,7 @@ def _shown(item: JSON, allowed: int, cut: list[str], index: int) -> JSON:
         "role": role,
         "kind": kind,
         "text": text[:allowed],
-        "parts": parts,
+        "parts": list(_cut_parts(parts, allowed)),
         "name": str(name)[:1000] if name is not None else (item.get("type") if kind == "call" else None),
         "call_id": str(item["call_id"])[:1000] if item.get("call_id") is not None else None,
         "arguments": _json(arguments_text) if arguments_text and len(arguments_text) <= allowed else None,
@@ -269,18 +280,29 @@ def _parts(content: Any) -> Iterator[Any]:
         yield content
 
 
-def _part(part: Any, allowed: int, cut: list[str], index: int) -> JSON:
+def _cut_parts(parts: list[JSON], allowed: int) -> Iterator[JSON]:
+    """Parts whose texts have so many characters together."""
+    for part in parts:
+        text = part.get("text")
+        if text is None:
+            yield part
+        elif allowed > 0:
+            yield {**part, "text": text[:allowed]}
+            allowed -= len(text)
+
+
+def _part(part: Any, cut: list[str], index: int) -> JSON:
     if isinstance(part, str):
-        return {"type": "text", "text": part[:allowed]}
+        return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        return {"type": "text", "text": _text(part)[:allowed]}
+        return {"type": "text", "text": _text(part)}
     kind = part.get("type")
     if kind == "refusal" or (isinstance(part.get("refusal"), str) and "text" not in part):
-        return {"type": "refusal", "text": str(part.get("refusal"))[:allowed]}
+        return {"type": "refusal", "text": _text(part.get("refusal"))}
     if isinstance(kind, str) and kind in _MEDIA:
         return _media(_MEDIA[kind], part, cut, index)
     text = part.get("text")
-    return {"type": "text", "text": (text if isinstance(text, str) else _text(part))[:allowed]}
+    return {"type": "text", "text": text if isinstance(text, str) else _text(part)}
 
 
 def _media(kind: str, part: JSON, cut: list[str], index: int) -> JSON:

@@ -176,7 +176,7 @@ def is_of_the_verifier(key: str) -> bool:
 def _top(line: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _TOP.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = top_level(line)
     return _TOP.decode(orjson.dumps(found))
 
