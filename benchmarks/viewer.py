@@ -3,9 +3,9 @@
     python -m benchmarks.viewer [--rollouts 300000] [--bytes 7000] [--folder DIR] [--inspect PYTHON]
 
 Writes a file of rollouts of about so many bytes each (61% of them token ids, as in a run that trains),
-opens it by ``gym-serve view`` with an empty cache, and asks what the page asks. Every filter and sort is asked once,
-so that no answer was kept; its figure is the median and the slowest. Memory is the peak of the resident set,
-of the server and the process that indexes together.
+opens it by ``gym-serve view`` with an empty cache, and asks what the page asks. Every filter and sort is
+asked once, so that no answer was kept; its figure is the median and the slowest. Memory is the peak of the
+server and the process that indexes together.
 
 With ``--inspect``, the Python of a virtual environment with inspect-ai, the same conversations are also
 written as an Inspect log and read by what its viewer's server calls: the log's headers and summaries, and one

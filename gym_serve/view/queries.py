@@ -7,6 +7,7 @@ merged.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ MOST_ROWS = 1000
 """The most rows of a page."""
 _MOST_FACETS = 200
 _SHOWN_ATTEMPTS = 64
+_FAR = 20_000  # rows
 _TASK_SORTS = ("task", "attempts", "solved", "mean_reward", "spread", "longest", "rate")
 _ROW = (
     *("n", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
@@ -124,10 +126,7 @@ def _page(
     readings: Sequence[Reading], node: Node | None, sort: str | None, offset: int, limit: int
 ) -> list[dict[str, Any]]:
     if len(readings) == 1:
-        reading = readings[0]
-        where, values = reading.where(node)
-        query = f"SELECT n FROM rollouts WHERE {where} ORDER BY {reading.order(sort)[1]} LIMIT ? OFFSET ?"
-        return list(_rows(reading, [n for (n,) in reading.sql(query, (*values, limit, offset))]))
+        return list(_rows(readings[0], _numbers(readings[0], node, sort, offset, limit)))
     down = bool(sort and sort.startswith("-"))
     streams = []
     for place, reading in enumerate(readings):
@@ -143,6 +142,20 @@ def _page(
         for row in _rows(reading, [n for at, n in chosen if at == place])
     }
     return [made[entry] for entry in chosen]
+
+
+def _numbers(reading: Reading, node: Node | None, sort: str | None, offset: int, limit: int) -> Sequence[int]:
+    """The rollouts of a page. Far down a table, its whole order is kept: the next page is there at once."""
+    where, values = reading.where(node)
+    query = f"SELECT n FROM rollouts WHERE {where} ORDER BY {reading.order(sort)[1]}"
+    if offset <= _FAR:
+        return [n for (n,) in reading.sql(f"{query} LIMIT ? OFFSET ?", (*values, limit, offset))]
+    key = ("order", node, sort)
+    found: array[int] | None = reading.run.kept(key, reading.revision)
+    if found is None:
+        found = array("q", (n for (n,) in reading.sql(query, values)))
+        reading.run.keep(key, reading.revision, found)
+    return found[offset : offset + limit]
 
 
 def _slice(entries: Iterable[Any], offset: int, limit: int) -> list[Any]:
@@ -196,9 +209,7 @@ def read_tasks(
         readings = [stack.enter_context(run.reading()) for run in runs]
         tasks = _tasks(readings, node)
         down = bool(sort and sort.startswith("-"))
-        names = list(tasks)
-        place = _TASK_SORTS.index(name)
-        names.sort(key=lambda task: _Key(tasks[task][place], down))
+        names = _in_order(tasks, _TASK_SORTS.index(name), down)
         rows = [_task_row(readings, node, tasks[task]) for task in names[offset : offset + limit]]
     return {"total": len(names), "rows": rows}
 
@@ -242,6 +253,13 @@ def _tasks(readings: Sequence[Reading], node: Node | None) -> dict[int | str, _T
         )
         for task, (attempts, solved, scored, total, low, high, longest) in found.items()
     }
+
+
+def _in_order(tasks: dict[int | str, _Task], place: int, down: bool) -> list[int | str]:
+    """The tasks by one of their figures; those without it come last."""
+    given: list[Any] = [task for task in tasks.values() if task[place] is not None]
+    given.sort(key=lambda task: (isinstance(task[place], str), task[place]), reverse=down)
+    return [task[0] for task in given] + [task[0] for task in tasks.values() if task[place] is None]
 
 
 def _task_row(readings: Sequence[Reading], node: Node | None, task: _Task) -> dict[str, Any]:
