@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import BadRequest, InvalidRequest
+from gym_serve.view.sources import shown
 
 _MOST_TAGS = 50
 _LONGEST_TAG = 100
@@ -88,7 +89,7 @@ class Annotations:
                 finally:
                     os.close(descriptor)
             except OSError as error:
-                raise BadRequest(f"cannot write {self.path}: {error.strerror}") from error
+                raise BadRequest(f"cannot write {shown(self.path)}: {error.strerror}") from error
         return self.of(n, id_)
 
     def _read(self) -> dict[int, dict[str, Any]]:

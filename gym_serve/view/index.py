@@ -30,7 +30,7 @@ import orjson
 
 from gym_serve.rollouts.files import MAX_ROW_BYTES
 from gym_serve.view.facts import Facts, facts_of
-from gym_serve.view.sources import Copy, RunFiles, cache_folder
+from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
 
 FAILURES = 10**9
 """Number of the first failed attempt."""
@@ -130,13 +130,11 @@ class Indexer:
         if any(self._replaced(feed) for feed in self._feeds):
             self._reset()
         ends = time.monotonic() + seconds
-        error, more = None, False
-        try:
-            for feed in self._feeds:
-                more = self._read(feed, ends) or more
-        except (OSError, ValueError) as problem:
-            error = str(problem)
-        self._save(more, error)
+        more = False
+        self._error = None
+        for feed in self._feeds:
+            more = self._read(feed, ends) or more
+        self._save(more)
         return more
 
     def close(self) -> None:
@@ -187,7 +185,7 @@ class Indexer:
         database = self._connected
         database.executescript("BEGIN;" + _TABLES)
         database.execute("INSERT INTO state VALUES ('format', ?)", (_FORMAT,))
-        database.execute("INSERT INTO state VALUES ('path', ?)", (str(self.files.main),))
+        database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
 
     @property
@@ -214,24 +212,34 @@ class Indexer:
         epoch = dict(database.execute("SELECT key, value FROM state")).get("epoch", 0)
         database.executescript("BEGIN;" + "".join(f"DROP TABLE {name};" for name in names) + _TABLES)
         database.execute("INSERT INTO state VALUES ('format', ?), ('epoch', ?)", (_FORMAT, epoch + 1))
-        database.execute("INSERT INTO state VALUES ('path', ?)", (str(self.files.main),))
+        database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
         self._feeds, self._fields, self._problems = self._fresh(), {}, 0
 
     def _read(self, feed: _Feed, ends: float) -> bool:
         """Index lines until the time is over; whether there may be more."""
+        copied = False
         try:
             found = feed.path.stat()
+            feed.device, feed.inode = found.st_dev, found.st_ino
+            copied = feed.compressed and self._decompress(feed, ends)
         except FileNotFoundError:
             return False
-        feed.device, feed.inode = found.st_dev, found.st_ino
-        copied = self._decompress(feed, ends) if feed.compressed else False
+        except (OSError, ValueError) as error:  # what came before the damage is shown
+            self._error = str(error)
+        try:
+            return self._read_lines(feed, ends) or copied
+        except OSError as error:
+            self._error = f"cannot read {shown(feed.path)}: {error.strerror}"
+            return False
+
+    def _read_lines(self, feed: _Feed, ends: float) -> bool:
         path = self.plain(feed)
         if not path.exists():
-            return copied
+            return False
         size = path.stat().st_size
         if size == feed.seen:
-            return copied
+            return False
         more = True
         with open(path, "rb") as file:
             file.seek(feed.offset)
@@ -240,7 +248,7 @@ class Indexer:
         if not feed.compressed:
             feed.head, feed.tail = _ends(feed.path, feed.offset)
         feed.seen = -1 if more else size
-        return more or copied
+        return more
 
     def _batch(self, feed: _Feed, file: BinaryIO, ends: float) -> bool:
         """Index some lines; whether there are more."""
@@ -313,7 +321,7 @@ class Indexer:
         self._problems += 1
         if self._problems <= KEPT_PROBLEMS:
             self._begin()
-            values = (feed.path.name, line + 1, message[:300])
+            values = (shown(Path(feed.path.name)), line + 1, message[:300])
             self._connected.execute("INSERT INTO problems VALUES (?, ?, ?)", values)
 
     def _begin(self) -> None:
@@ -373,7 +381,7 @@ class Indexer:
             self._connected.execute("UPDATE fields SET numeric = 0 WHERE name = ?", (name,))
             self._fields[name] = (known[0], False)
 
-    def _save(self, more: bool, error: str | None) -> None:
+    def _save(self, more: bool) -> None:
         database = self._connected
         torn = sum(feed.torn for feed in self._feeds)
         done = not more
@@ -382,7 +390,7 @@ class Indexer:
             "problems": self._problems,
             "done": done,
             "torn": torn,
-            "error": error,
+            "error": self._error,
             "bytes": sum(_size(self.plain(feed)) for feed in self._feeds),
             "indexed": sum(feed.offset for feed in self._feeds),
         }
@@ -423,7 +431,7 @@ def drop_stale(cache: Path) -> None:
                 database.close()
         except sqlite3.DatabaseError:
             continue
-        if found and not Path(found[0]).parent.exists():
+        if found and not Path(os.fsdecode(found[0])).parent.exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 

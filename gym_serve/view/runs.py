@@ -18,7 +18,7 @@ from gym_serve.view.annotations import Annotations
 from gym_serve.view.expression import Node, Schema, column, condition
 from gym_serve.view.facts import top_level
 from gym_serve.view.index import FAILURES, database_of
-from gym_serve.view.sources import RunFiles, cache_folder
+from gym_serve.view.sources import RunFiles, cache_folder, shown
 
 _KEPT = 64  # results
 _POOL = 4  # connections
@@ -181,11 +181,11 @@ class Reading:
         """The lines that could not be read; the first of them."""
         rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
         found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
-        if self.state.get("error"):
-            found.insert(0, {"line": None, "message": str(self.state["error"])})
         if self.state.get("torn"):
             told = f"the last line is not complete yet ({self.state['torn']:,} bytes)"
             found.insert(0, {"line": None, "message": told})
+        if self.state.get("error"):
+            found.insert(0, {"line": None, "message": str(self.state["error"])})
         return found
 
     def line(self, n: int) -> bytes:
@@ -209,7 +209,7 @@ class Reading:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise NotFound(f"cannot read {path.name}: {error.strerror}") from None
+            raise NotFound(f"cannot read {shown(path)}: {error.strerror}") from None
         return line.rstrip(b"\r\n")
 
     def rollout(self, n: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from gym_serve.view.expression import NAMES, BadExpression
 from gym_serve.view.queries import MOST_ROWS, read_rollouts, read_tasks
 from gym_serve.view.runs import Reading
 from gym_serve.view.security import Guard, error_answer
+from gym_serve.view.sources import shown
 from gym_serve.view.statistics import compare_runs, read_summary
 from gym_serve.view.tokens import read_tokens
 from gym_serve.view.view import View
@@ -63,7 +64,7 @@ def runs_json(view: View) -> dict[str, Any]:
                 {
                     "id": run.id,
                     "name": run.files.name,
-                    "path": str(run.files.main),
+                    "path": shown(run.files.main),
                     "bytes": state.get("bytes", 0),
                     "indexed_bytes": state.get("indexed", 0),
                     "rollouts": rows[0][0] if rows else 0,

@@ -75,12 +75,17 @@ def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
     return [
         RunFiles(
             hashlib.blake2b(os.fsencode(main), digest_size=6).hexdigest(),
-            os.fsencode(main.relative_to(common)).decode(errors="replace"),
+            shown(main.relative_to(common)),
             main,
             _beside(main, Outputs.of(main).failures),
         )
         for main in sorted(mains)
     ]
+
+
+def shown(path: Path) -> str:
+    """A path as text; a name may be any bytes."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def cache_folder() -> Path:
@@ -162,7 +167,7 @@ class Copy:
                     self._decode(out)
             except CORRUPT as error:
                 raise ValueError(
-                    f"{self.source.name} is damaged after {self.read:,} bytes: {error}"
+                    f"{shown(self.source)} is damaged after {self.read:,} bytes: {error}"
                 ) from error
         return True
 
