@@ -25,6 +25,7 @@ FOREIGN ?= .venv-foreign
 PYTHON312 ?= python3.12
 NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
 SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
+KUBERAY ?= https://github.com/ray-project/kuberay feeaf72facab4881ba2b179248bb67315634e229
 VLLM ?= .venv-vllm
 TRAIN ?= .venv-train
 DIST ?= .venv-dist
@@ -154,6 +155,7 @@ $(INTEROP)/.done:
 	$(INTEROP)/bin/pip install --quiet 'protobuf>=7.35'
 	$(call checkout,nemo_rl,$(NEMO_RL))
 	$(call checkout,slime,$(SLIME))
+	$(call checkout,kuberay,$(KUBERAY))
 	$(INTEROP)/bin/pip install --quiet --no-deps -e .
 	touch $@
 

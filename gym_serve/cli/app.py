@@ -14,6 +14,7 @@ from gym_serve.cli.analysis import calibrate, diff, profile
 from gym_serve.cli.catalog import list_entries, search, show
 from gym_serve.cli.collect import EVAL_HELP, collect
 from gym_serve.cli.dataset import dataset
+from gym_serve.cli.export_k8s import export_k8s
 from gym_serve.cli.fixtures import run_fixtures
 from gym_serve.cli.init import init
 from gym_serve.cli.interop import export, import_nemo_gym
@@ -57,6 +58,7 @@ main.command()(top)
 main.command("profile-server")(profile_server)
 main.command()(down)
 main.command()(logs)
+main.command("export-k8s")(export_k8s)
 main.command()(monitoring)
 
 

@@ -100,6 +100,31 @@ class Variables:
         return ""
 
 
+def variables_of(value: Any) -> dict[str, bool]:
+    """The variables in a graph as it is written, and of each whether the graph needs a value for it.
+
+    It does not need those that have a default wherever they stand, or that stand in a branch of an ``if``,
+    which may not be taken.
+    """
+    found: dict[str, bool] = {}
+
+    def visit(value: Any, needed: bool) -> None:
+        if isinstance(value, Mapping):
+            for key, below in value.items():
+                visit(below, needed and key not in ("then", "else"))
+        elif isinstance(value, list | tuple):
+            for below in value:
+                visit(below, needed)
+        elif isinstance(value, str):
+            for part in _parts(value):
+                if isinstance(part, _Variable):
+                    found[part.name] = found.get(part.name, False) or (needed and part.default is None)
+                    visit(part.default, needed)
+
+    visit(value, True)
+    return found
+
+
 def has_literal(text: str) -> bool:
     """Whether ``text`` has no variable at all, or one whose default is written out."""
     variables = [part for part in _parts(text) if isinstance(part, _Variable)]

@@ -61,6 +61,7 @@ RUN_ELSEWHERE = {
     "make train": "tests/engines/test_trl.py, in a shorter form",
     "python examples/train_async.py": "tests/engines/test_trl.py, in a shorter form",
     "python examples/": "tests/reliability/test_topologies.py",
+    "kubectl": "nowhere, for want of a Kubernetes; tests/interop/test_kuberay.py checks what it applies",
     "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
 """What stands in ``console`` blocks, and where it is run."""
@@ -173,7 +174,7 @@ def check_console(block: Block) -> None:
 
 def gym_serve_commands(text: str) -> Iterator[list[str]]:
     """The words after each ``gym-serve`` in a text, up to the end of the command."""
-    for command in re.findall(r"(?:^|[\s`;|&])gym-serve\b([^`\n;|&#]*)", text):
+    for command in re.findall(r"(?:^|[\s`;|&])gym-serve\b([^`\n;|&#]*)", text.replace("\\\n", " ")):
         yield shlex.split(command)
 
 
