@@ -288,10 +288,19 @@ def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
     )
 
 
+_CORRECTED = "corrected reward"
+
+
 def calibrate(
     rollouts: Annotated[Path, typer.Argument(help="Rollouts with labels, from collect or reverify.")],
     *,
-    label: Annotated[str, typer.Option(help="Field with the human label, e.g. human or metadata.human.")],
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="Field with the human label, e.g. human or metadata.human; by default the verdicts "
+            "that were corrected on the page of gym-serve view."
+        ),
+    ] = None,
     score: Annotated[str, typer.Option(help="Field with the verifier's verdict.")] = "reward",
     at: Annotated[
         float | None,
@@ -302,6 +311,9 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Compare a verifier's verdicts with human labels: agreement, Cohen's kappa, and the counts.
+
+    Labels are a field of the rollouts, or the verdicts that people corrected (or
+    confirmed, by the same reward) on the page of gym-serve view.
 
     Kappa is the agreement beyond chance: 0 for a judge that guesses, 1 for one
     that always agrees with the labels. Rollouts without a label are left out.
@@ -315,11 +327,31 @@ def calibrate(
 
     if not rollouts.exists():
         raise InvalidRequest(f"cannot read {rollouts}: no such file")
-    found = Calibration.of(_labelled(read_records(rollouts), label, score, at))
+    records = read_records(rollouts)
+    if label is None:
+        label, records = _CORRECTED, _corrected(rollouts, records)
+    found = Calibration.of(_labelled(records, label, score, at))
     if as_json:
         print_json({"ok": True, **found.to_json()})
     else:
         _print_calibration(found)
+
+
+def _corrected(rollouts: Path, records: Iterator[JSON]) -> Iterator[JSON]:
+    """The rollouts whose verdicts were corrected, each with the right reward."""
+    from gym_serve.view.annotations import annotations_of, read_annotations
+
+    path = annotations_of(rollouts)
+    noted = {n: note for n, note in read_annotations(path).items() if note["reward"] is not None}
+    if not noted:
+        raise InvalidRequest(
+            f"{path} has no corrected verdict: correct some by `gym-serve view {rollouts}`, or name a field "
+            "of the rollouts by --label"
+        )
+    for n, record in enumerate(records):
+        note = noted.get(n)
+        if note is not None and record.get("_ng_rollout_id", note["id"]) == note["id"]:
+            yield {**record, _CORRECTED: note["reward"]}
 
 
 def _labelled(records: Iterator[JSON], label: str, score: str, at: float | None) -> Iterator[tuple[Any, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from gym_serve.rollouts.files import split_name
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.view.sources import shown
 
@@ -107,6 +108,11 @@ class Annotations:
                 self._known = dict(_records(self.path))
                 self._revision += 1
             return self._known
+
+
+def annotations_of(main: Path) -> Path:
+    """The file of the annotations of a run: ``out.jsonl.gz`` has ``out.annotations.jsonl``."""
+    return main.with_name(f"{split_name(main)[0]}.annotations.jsonl")
 
 
 def read_annotations(path: Path) -> dict[int, dict[str, Any]]:

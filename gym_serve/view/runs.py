@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import InvalidRequest, NotFound
-from gym_serve.view.annotations import Annotations
+from gym_serve.view.annotations import Annotations, annotations_of
 from gym_serve.view.expression import Node, Schema, column, condition
 from gym_serve.view.facts import top_level
 from gym_serve.view.index import FAILURES, database_of
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
         self.files = files
         self.folder = (cache or cache_folder()) / files.id
-        self.annotations = Annotations(files.annotations)
+        self.annotations = Annotations(annotations_of(files.main))
         self._free: list[sqlite3.Connection] = []
         self._lock = Lock()
         self._kept: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()

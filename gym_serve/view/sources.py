@@ -49,11 +49,6 @@ class RunFiles:
     main: Path
     failures: Path
 
-    @property
-    def annotations(self) -> Path:
-        """What people noted beside the file."""
-        return self.main.with_name(f"{split_name(self.main)[0]}.annotations.jsonl")
-
 
 def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
     """The runs of files and folders, by path. Folders are searched with all folders in them.

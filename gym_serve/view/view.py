@@ -101,6 +101,38 @@ class View:
         with self.run(run).reading() as reading:
             return reading.rollout(n)
 
+    def annotate(
+        self,
+        run: str,
+        n: int,
+        *,
+        tags: Sequence[str] = (),
+        comment: str = "",
+        reward: float | None = None,
+        by: str = "",
+    ) -> None:
+        """Note something of a rollout beside its file, in place of what was noted before, as the page does.
+
+        Args:
+            run: id of the run.
+            n: the rollout's number.
+            tags: short labels.
+            comment: any text.
+            reward: the right verdict, where the verifier's is wrong, or the same to confirm it.
+            by: who says so.
+
+        Raises:
+            NotFound: there is no such rollout.
+            InvalidRequest: a value is not what it must be.
+            BadRequest: the file cannot be written.
+        """
+        with self.reading(run) as reading:
+            rows = reading.sql("SELECT id FROM details WHERE n = ?", (n,))
+        if not rows:
+            raise NotFound(f"there is no rollout {n}")
+        note = {"tags": list(tags), "comment": comment, "reward": reward, "by": by}
+        self.run(run).annotations.put(n, rows[0][0], note)
+
     def summary(self, where: str = "") -> dict[str, Any]:
         """Figures of each run: mean reward, pass@k, failures, tokens; and how many rollouts have each agent,
         tool and so on.

@@ -64,3 +64,23 @@ def test_there_is_no_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["calibrate", str(tmp_path / "none.jsonl"), "--label", "human"])
     assert result.exit_code == 1
     assert "no such file" in result.output
+
+
+def test_verdicts_that_were_corrected_in_the_viewer(tmp_path: Path) -> None:
+    noted = [{"n": 0, "id": "0-0", "reward": 1.0}, {"n": 2, "id": "2-0", "reward": 0.0}]
+    noted += [
+        {"n": 2, "id": "2-0", "reward": 1.0},
+        {"n": 3, "id": "other", "reward": 1.0},
+        {"n": 4, "id": "4-0"},
+    ]
+    lines = "".join(json.dumps(note) + "\n" for note in noted)
+    (tmp_path / "out.annotations.jsonl").write_text(lines + '{"torn')
+    rollouts = [{**rollout, "_ng_rollout_id": f"{n}-0"} for n, rollout in enumerate(ROLLOUTS)]
+    found = json.loads(calibrated(tmp_path, rollouts, "--json").stdout)
+    assert (found["rows"], found["agreement"]) == (2, 0.5)
+
+
+def test_without_labels_it_says_how_to_make_some(tmp_path: Path) -> None:
+    result = calibrated(tmp_path, ROLLOUTS)
+    assert result.exit_code == 1
+    assert "has no corrected verdict: correct some by `gym-serve view" in result.output

@@ -128,6 +128,7 @@ def test_code_blocks(
         (tmp_path / linked).symlink_to(ROOT / linked)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     reader = Reader(page, tmp_path, address, capsys)
     with reader.deployed:
         for block in blocks:
