@@ -8,6 +8,7 @@
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
+# make test-browser   the viewer's page in Chromium; a part of make slow
 # make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
@@ -34,7 +35,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: vendor run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
+.PHONY: vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -53,7 +54,16 @@ test-thorough: $(VENV)/.test
 test-ray: $(VENV)/.test
 	$(BIN)/python -m pytest -m "ray and not slow" $(TESTS)
 
-slow: $(VENV)/.test $(VLLM)/.done
+# VIEWER_PICTURES=1 makes it write the pictures of docs/viewer.md.
+test-browser: $(VENV)/.browser
+	$(BIN)/python -m pytest tests/view/test_page_in_a_browser.py $(TESTS)
+
+$(VENV)/.browser: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
+	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
+	touch $@
+
+slow: $(VENV)/.test $(VENV)/.browser $(VLLM)/.done
 	$(BIN)/python -m pytest -m slow $(TESTS)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m slow tests/engines
 

@@ -46,7 +46,7 @@ export function AttemptsPage({ address, runs }) {
   const [onlyDifferent, setOnly] = useState(false);
   const pairs = useMemo(() => (left.data && right.data ? paired(left.data.items.slice(0, ITEMS), right.data.items.slice(0, ITEMS)) : []), [left.data, right.data]);
   const error = left.error ?? right.error;
-  if (error) return html`<${Problem} error=${error} />`;
+  if (error) return html`<h1>Two attempts</h1><${Problem} error=${error} />`;
   if (!left.data || !right.data) return html`<p class="muted pad" role="status">Reading…</p>`;
   const shown = pairs.filter(([, , same]) => !onlyDifferent || !same);
   return html`<h1>Two attempts${left.data.task === right.data.task && html` at task <${Name}>${String(left.data.task)}<//>`}</h1>

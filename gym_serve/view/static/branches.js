@@ -10,7 +10,7 @@ export function Branches({ data, run, n }) {
   const known = new Set(data.branches.map(({ id }) => id));
   const roots = data.branches.filter((one) => !known.has(one.parent));
   const node = (branch, depth) => html`<li><button class=${branch.id === chosen ? "on" : "quiet"} aria-pressed=${branch.id === chosen ? "true" : "false"} onClick=${() => choose(branch.id)}>
-      <${Name} limit=${40}>${String(branch.id)}<//> <span class="muted">${times(branch.items.length, "item")}</span></button>
+      ${branch.id === 0 ? "What was scored" : html`Branch <${Name} limit=${40}>${String(branch.id)}<//>`} <span class="muted">${times(branch.items.length, "item")}</span></button>
     ${depth < 30 && children(branch.id).length > 0 && html`<ul>${children(branch.id).map((one) => node(one, depth + 1))}</ul>`}</li>`;
   const branch = data.branches.find(({ id }) => id === chosen);
   const all = new Map(data.items.map((item, index) => [item.index ?? index, item]));

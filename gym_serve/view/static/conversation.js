@@ -6,7 +6,7 @@ import { useKeys } from "./keys.js";
 import { Markdown } from "./markdown.js";
 import { Part } from "./media.js";
 import { Folded, Name, Plain } from "./text.js";
-import { parsed, Value } from "./values.js";
+import { parsed, Value, widthOf } from "./values.js";
 
 const BATCH = 60; // blocks that are drawn at once
 const WINDOW = 500; // items of a request for those left out
@@ -115,8 +115,8 @@ function Tool({ tool }) {
   const properties = tool.parameters?.properties;
   const isTable = properties && typeof properties === "object" && Object.values(properties).every((one) => one && typeof one === "object");
   const required = Array.isArray(tool.parameters?.required) ? tool.parameters.required : [];
-  return html`<div class="tool"><h4><code><${Name}>${tool.name}<//></code></h4>${tool.description && html`<${Plain} text=${String(tool.description)} of="text" lines=${6} characters=${500} />`}
-    ${isTable ? html`<table class="pairs tight"><tbody>${Object.entries(properties).map(([name, one]) => html`<tr><th scope="row"><${Name}>${name}<//></th>
+  return html`<div class="tool"><p><code><${Name}>${tool.name}<//></code></p>${tool.description && html`<${Plain} text=${String(tool.description)} of="text" lines=${6} characters=${500} />`}
+    ${isTable ? html`<table class="pairs tight"><tbody>${Object.entries(properties).map(([name, one]) => html`<tr><th scope="row" style=${widthOf(Object.entries(properties))}><${Name}>${name}<//></th>
       <td><code>${typeof one.type === "string" ? one.type : JSON.stringify(one.type ?? one.anyOf ?? {})}</code>${required.includes(name) ? "" : html` <span class="muted">optional</span>`}${one.description && html` <${Name} limit=${400}>${String(one.description)}<//>`}</td></tr>`)}</tbody></table>`
       : tool.parameters && html`<${Value} value=${tool.parameters} depth=${2} />`}</div>`;
 }
@@ -167,8 +167,8 @@ function Call({ call, result, more }) {
   return html`<section class="block call" tabindex="-1" aria-label="Call of ${call.name}">
     <header><span class="who">Call</span> <code class="callee"><${Name} limit=${80}>${call.name}<//></code>${failed && html` <span class="reward bad">error</span>`}
       <span class="muted right">${result ? bytes(result.bytes ?? result.text?.length) : "no result"}</span></header>
-    <div class="arguments"><h4 class="hidden">Arguments</h4><${Cut} item=${call} more=${more}>${(whole) => html`<${Arguments} call=${whole} />`}<//></div>
-    ${result && html`<div class="result"><h4 class="muted">Result</h4><${Output} item=${result} more=${more} /></div>`}
+    <div class="arguments"><p class="hidden">Arguments</p><${Cut} item=${call} more=${more}>${(whole) => html`<${Arguments} call=${whole} />`}<//></div>
+    ${result && html`<div class="result"><p class="small-title">Result</p><${Output} item=${result} more=${more} /></div>`}
   </section>`;
 }
 

@@ -84,7 +84,7 @@ function App() {
       </div>
     </header>
     <main id="main" ref=${main} tabindex="-1">
-      ${state.error ? html`<${Problem} error=${state.error} />`
+      ${state.error ? html`<h1>Viewer</h1><${Problem} error=${state.error} />`
         : state.runs === null ? html`<p class="muted pad" role="status">Reading…</p>`
           : html`
             ${page.only !== PAGES.live.only && !["rollout", "attempts", "compare"].includes(address.page) &&

@@ -94,7 +94,7 @@ function wrapped(token, children) {
   if (token.type === "link_open") return html`<${Link} to=${token.attrGet("href")}>${children}<//>`;
   if (token.type === "table_open") return html`<div class="wide"><table>${children}</table></div>`;
   const properties = /^h[1-6]$/.test(token.tag) ? { class: `heading ${token.tag}` } : {};
-  if (token.tag === "ol") properties.start = token.attrGet("start");
+  if (token.attrGet("start") !== null) properties.start = token.attrGet("start");
   if (token.tag === "li" || token.tag === "p" || token.tag === "td") properties.dir = "auto";
   return h(tagOf(token), properties, children);
 }

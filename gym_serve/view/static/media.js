@@ -2,7 +2,7 @@
 import { html } from "./dom.js";
 import { Link } from "./link.js";
 import { bytes } from "./format.js";
-import { Name } from "./text.js";
+import { Name, visible } from "./text.js";
 
 const IMAGE = /^data:image\/(png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]+$/i; // no SVG: it is a program
 const SOUND = /^data:audio\/[a-z0-9.+-]+;base64,[A-Za-z0-9+/=\s]+$/i;
@@ -30,9 +30,11 @@ export function Sound({ source, name }) {
 
 /** A part of a message that is no text: {type, data, media_type}; `data` is a data: URL, base64, or an address. */
 export function Part({ part }) {
-  const { type, data = "", media_type: media } = part;
+  const { type, name, media_type: media } = part;
+  const data = part.data ?? "";
+  if (!data && part.bytes) return html`<span class="elsewhere">${type} of ${bytes(part.bytes)}, too large to be shown</span>`;
   const source = media && data && !/^[a-z]+:/i.test(data) ? `data:${media};base64,${data}` : data;
-  if (type === "image") return html`<${Picture} source=${source} />`;
-  if (type === "audio") return html`<${Sound} source=${source} />`;
-  return html`<span class="elsewhere">${type} <${Name} limit=${80}>${part.text ?? source}<//></span>`;
+  if (type === "image") return html`<${Picture} source=${source} name=${name && visible(name)} />`;
+  if (type === "audio") return html`<${Sound} source=${source} name=${name && visible(name)} />`;
+  return html`<span class="elsewhere">${type} <${Name} limit=${80}>${name ?? part.text ?? source}<//></span>`;
 }

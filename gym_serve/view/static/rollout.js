@@ -43,7 +43,7 @@ export function RolloutPage({ address, runs, version }) {
     u: { does: "back to the list", run: () => go(back) },
     ...Object.fromEntries(Object.keys(VIEWS).map((name, index) => [String(index + 1), { does: VIEWS[name].title.toLowerCase(), run: () => setView(name) }])),
   });
-  if (error) return html`<${Problem} error=${error} />`;
+  if (error) return html`<h1>Rollout</h1><${Problem} error=${error} />`;
   if (!data || stale) return html`<p class="muted pad" role="status">Reading…</p>`;
   const shown = VIEWS[view] && (VIEWS[view].has?.(data) ?? true) ? view : "conversation";
   const Shown = VIEWS[shown].shows;

@@ -31,7 +31,7 @@ export function RolloutsPage({ address, runs, version }) {
     { key: "task", name: "task", sort: "task", width: "72px", cell: (row) => html`<${Name} limit=${20}>${String(row.task)}<//><span class="muted"> · ${row.attempt ?? 0}</span>` },
     ...(several ? [{ key: "run", name: "run", width: "120px", cell: (row) => html`<${Name} limit=${40}>${nameOf(runs, row.run)}<//>` }] : []),
     { key: "prompt", name: "prompt", width: "minmax(220px, 1fr)", least: 220, cell: (row) => html`<${Name} limit=${200}>${row.prompt}<//>${marks(row)}` },
-    { key: "environment", name: "environment", sort: "environment", width: "132px", cell: (row) => html`<${Name} limit=${40}>${row.environment ?? row.agent}<//>` },
+    ...(Object.keys(summary.data?.facets?.environment ?? {}).length === 1 ? [] : [{ key: "environment", name: "environment", sort: "environment", width: "132px", cell: (row) => html`<${Name} limit=${40}>${row.environment ?? row.agent}<//>` }]),
     { key: "turns", name: "turns", sort: "turns", width: "58px", number: true, cell: (row) => count(row.turns) },
     ...(Object.keys(summary.data?.facets?.tool ?? {}).length === 0 ? [] : [{ key: "tools", name: "tools", width: "130px", cell: (row) => html`<${Name} limit=${60}>${row.tools?.join(", ") || "–"}<//>` }]),
     { key: "tokens", name: "tokens", sort: "tokens", width: "70px", number: true, cell: (row) => short(row.tokens) },

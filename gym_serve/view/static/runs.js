@@ -1,5 +1,5 @@
 // Runs side by side: a column each.
-import { changed, go, link } from "./address.js";
+import { go, link } from "./address.js";
 import { useAnswer } from "./api.js";
 import { Histogram, Lines } from "./charts.js";
 import { html } from "./dom.js";
@@ -24,9 +24,8 @@ export function RunsPage({ address, runs, version }) {
       <div class=${loading ? "loading" : ""}>
         <div class="cards">${shown.map((one) => html`<${Card} key=${one.id} summary=${one}
           run=${runs.find(({ id }) => id === one.id)} colour=${colour(one.id)} where=${where} />`)}</div>
-        <${Comparison} shown=${shown} runs=${runs} colour=${colour} />
-        <${OverTime} shown=${shown} runs=${runs} colour=${colour} />
-        <${PassAtK} shown=${shown} runs=${runs} colour=${colour} />
+        <div class=${shown.length <= 3 ? "beside" : ""}><${Comparison} shown=${shown} runs=${runs} colour=${colour} />
+          <div><${OverTime} shown=${shown} runs=${runs} colour=${colour} /><${PassAtK} shown=${shown} runs=${runs} colour=${colour} /></div></div>
       </div>`}`;
 }
 

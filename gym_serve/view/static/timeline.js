@@ -33,7 +33,7 @@ function Step({ step, whole }) {
     step.version !== null && step.version !== undefined && `version ${step.version}`, step.retries > 0 && `${step.retries} retried`,
     step.status && step.status !== 200 && `status ${step.status}`,
   ].filter(Boolean).join(" · ");
-  return html`<tr><th scope="row">${step.kind} ${step.name && html`<code><${Name} limit=${30}>${step.name}<//></code>`}<span class="muted facts-line">${visible(facts)}</span></th>
+  return html`<tr><th scope="row">${step.kind}${step.stage && ` for ${step.stage}`} ${step.name && html`<code><${Name} limit=${30}>${step.name}<//></code>`}<span class="muted facts-line">${visible(facts)}</span></th>
     <td class="number">${duration(step.duration)}</td>
     <td class="track" aria-hidden="true"><span class="span" title=${visible(facts)} style=${{ left: at(step.start), width: `max(2px, ${at(step.duration)})`, background: colour(step.kind) }}>
       ${step.queued > 0 && html`<span class="queued" style=${{ width: `${Math.min(100, (step.queued / (step.duration || 1)) * 100)}%` }}></span>`}</span></td></tr>`;

@@ -31,8 +31,8 @@ export function Tokens({ run, n }) {
   const [here, setHere] = useState(null); // {turn, index}
   const load = async (from) => {
     try {
-      const { turns } = await get(`rollout/${run}/${n}/tokens`, { from, to: from + TURNS });
-      set((before) => ({ turns: [...(from > 0 ? before.turns : []), ...turns], error: null, all: turns.length < TURNS }));
+      const { turns, total, problem } = await get(`rollout/${run}/${n}/tokens`, { from, to: from + TURNS });
+      set((before) => ({ turns: [...(from > 0 ? before.turns : []), ...turns], error: null, problem, all: from + turns.length >= (total ?? 0) || turns.length === 0 }));
     } catch (error) {
       set((before) => ({ ...before, error }));
     }
@@ -42,6 +42,8 @@ export function Tokens({ run, n }) {
   if (error) return html`<${Problem} error=${error} />`;
   if (turns === null) return html`<p class="muted pad" role="status">Reading…</p>`;
   const tokens = turns.flatMap((turn) => turn.tokens);
+  if (tokens.length === 0 && state.problem)
+    return html`<${Empty} title="These tokens cannot be read"><${Name} limit=${400}>${state.problem}<//><//>`;
   if (tokens.length === 0)
     return html`<${Empty} title="This rollout has no token ids">Engines in the graph report them; a <code>chat_model</code> does with <code>return_token_ids: true</code>.<//>`;
   const has = (name) => turns.some((turn) => turn.tokens.some((token) => SCALES[name].of(token, turn) !== null && SCALES[name].of(token, turn) !== undefined));
@@ -55,7 +57,7 @@ export function Tokens({ run, n }) {
       ${scales.map((name) => html`<option value=${name} selected=${name === scale}>${SCALES[name].title}</option>`)}</select>
       <${Legend} scale=${scale} versions=${versions} /></div>
     <p class="muted small">${times(tokens.length, "token")}${!all && " so far"}, ${count(trained)} trained on${logprobs.length > 0 && `, mean log-probability ${number(logprobs.reduce((a, b) => a + b, 0) / logprobs.length)}`}.
-${" "}<span class="token untrained">Struck</span> tokens are masked.</p>
+${trained < tokens.length && html` <span class="token untrained">Struck</span> tokens are masked.`}</p>
     <${Detail} here=${here} turns=${turns} />
     ${turns.map((turn, index) => html`<${TokenTurn} key=${turn.turn} turn=${turn} scale=${scale} versions=${versions} active=${here?.turn === index ? here.index : -1} choose=${(at) => setHere({ turn: index, index: at })} />`)}
     ${!all && html`<button class="more" onClick=${() => load(turns.length)}>Show more model calls</button>`}

@@ -53,6 +53,9 @@ function keysOfAll(list) {
   return same && keys.length > 0 && keys.length <= 8 ? keys : null;
 }
 
+/** The style of a column of names: as wide as the longest one, within reason. */
+export const widthOf = (entries) => ({ minWidth: `${Math.min(24, Math.max(...entries.slice(0, 500).map(([key]) => String(key).length)) + 3)}ch` });
+
 export function Value({ value, depth = 0 }) {
   if (isScalar(value)) return html`<${Scalar} value=${value} />`;
   const entries = Array.isArray(value) ? value.map((one, at) => [at, one]) : Object.entries(value);
@@ -64,9 +67,8 @@ export function Value({ value, depth = 0 }) {
       <tbody><${Rows} entries=${value} render=${(one) => html`<tr>${keys.map((key) => html`<td><${Scalar} value=${one[key]} /></td>`)}</tr>`} /></tbody></table></div>`;
   if (Array.isArray(value) && value.every((one) => isScalar(one) && String(one).length < 40) && value.length <= 60)
     return html`<span class="list">${value.map((one) => html`<code class="scalar"><bdi>${visible(typeof one === "string" ? one : JSON.stringify(one))}</bdi></code>`)}</span>`;
-  const widest = `${Math.min(24, Math.max(...entries.slice(0, 500).map(([key]) => String(key).length)) + 1)}ch`;
   const table = html`<table class="pairs"><tbody><${Rows} entries=${entries}
-    render=${([key, one]) => html`<tr><th scope="row" style=${{ minWidth: widest }}><${Name}>${String(key)}<//></th><td><${Value} value=${one} depth=${depth + 1} /></td></tr>`} /></tbody></table>`;
+    render=${([key, one]) => html`<tr><th scope="row" style=${widthOf(entries)}><${Name}>${String(key)}<//></th><td><${Value} value=${one} depth=${depth + 1} /></td></tr>`} /></tbody></table>`;
   if (depth < 2) return table;
   return html`<details><summary>${Array.isArray(value) ? times(value.length, "entry", "entries") : times(entries.length, "key")}</summary>${table}</details>`;
 }

@@ -1,0 +1,335 @@
+"""The page in Chromium, as people use it: nothing it shows, loads or logs is wrong, and everyone can use it.
+
+Slow, because a browser draws some hundred pages, and nothing else needs playwright and Chromium, which
+`make test-browser` installs. With VIEWER_PICTURES=1 it writes the pictures of docs/viewer.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("playwright", reason="make test-browser installs it")
+pytest.importorskip("axe_playwright_python", reason="make test-browser installs it")
+
+import orjson
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect, sync_playwright
+from view.browser import NARROW, WIDE, Visit, chromium, visit
+from view.hostile import write_hostile
+from view.made import rollout, until_indexed, viewer, write
+from view.showcase import showcase
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+VIEWS = ["conversation", "timeline", "tokens", "judge", "branches", "raw"]
+GRAPHS = [
+    *("blackjack", "cliff_walking", "code_gen", "equivalence_llm_judge", "frozen_lake", "genrm_compare"),
+    *(
+        "google_search",
+        "instruction_following",
+        "math",
+        "math_with_code",
+        "mcp",
+        "mcqa",
+        "multi_step_synonyms",
+    ),
+    *("reasoning_gym", "refinement_agent", "session_counter", "single_turn_agent", "string_match"),
+    *("structured_outputs", "text_to_sql", "tool_argument_comparison", "tool_call_multireward", "weather"),
+    *("workplace_assistant", "xlam_fc"),
+]
+SIZES = [("wide", WIDE), ("narrow", NARROW)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        program = chromium(playwright)
+        yield program
+        program.close()
+
+
+class Site:
+    """A viewer that runs: where, and the ids of its runs by name."""
+
+    def __init__(self, client: httpx.Client, rollouts: int) -> None:
+        self.base = str(client.base_url)
+        self.runs = {run["name"].removesuffix(".jsonl"): run["id"] for run in until_indexed(client, rollouts)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("showcase")
+    showcase(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with viewer(folder, cache=tmp_path_factory.mktemp("cache")) as client:
+        yield Site(client, 394)
+
+
+def pages_of(site: Site) -> dict[str, str]:
+    """Every page, with the runs of the showcase."""
+    old, new = site.runs["step-100"], site.runs["step-200"]
+    return {
+        "runs": "#/runs",
+        "tasks": f"#/tasks?run={new}",
+        "rollouts": f"#/rollouts?run={new}",
+        "compare": "#/compare",
+        "attempts": f"#/attempts/{new}/3/{new}/2",
+        "picture": f"#/rollout/{new}/16",
+        "filter": "#/rollouts?where=reward%20%3E%3D%200.8%20and%20tool%20%3D%20run_python&sort=-seconds",
+        "nothing": "#/rollouts?where=reward%20%3E%205",
+        **{view: f"#/rollout/{old}/3?run={old}&at=3&view={view}" for view in VIEWS if view != "branches"},
+        "branches": f"#/rollout/{new}/191?view=branches",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
+    browser: Browser, shown: Site, name: str, size: tuple[int, int], scheme: str
+) -> None:
+    with visit(browser, shown.base, size, scheme) as visited:
+        for page, fragment in pages_of(shown).items():
+            visited.go(fragment)
+            found = Axe().run(visited.page).response["violations"]
+            assert not [
+                (page, one["id"], [(node["target"], node.get("failureSummary")) for node in one["nodes"]])
+                for one in found
+            ]
+            assert visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
+            assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), page
+            if (scheme == "light") == (page not in ("tokens", "timeline")):
+                visited.picture(page if name == "wide" else f"{page}-narrow")
+        assert visited.complaints == []
+
+
+def test_pages_of_every_environment(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("environments")
+    for graph in GRAPHS:
+        command = ["collect", graph, "-o", str(folder / f"{graph}.jsonl"), "--no-ray", "--repeats", "2"]
+        program = [sys.executable, "-c", "from gym_serve.cli import main; main()", *command, "--limit", "4"]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (graph, done.stdout, done.stderr)
+    with viewer(folder, cache=tmp_path_factory.mktemp("cache")) as client:
+        site = Site(client, 8 * len(GRAPHS))
+        with visit(browser, site.base) as visited:
+            for graph in GRAPHS:
+                run = site.runs[graph]
+                for page in ("runs", "tasks", "rollouts"):
+                    visited.go(f"#/{page}?run={run}")
+                    expect(visited.page.locator("main h1")).not_to_have_text(re.compile("^0 "))
+                for n in (0, 7):
+                    for view in VIEWS:
+                        visited.go(f"#/rollout/{run}/{n}?view={view}")
+                        assert not re.search(r"undefined|\[object", visited.text()), (graph, n, view)
+                assert visited.complaints == [], graph
+
+
+def test_hostile_rollouts_do_nothing(browser: Browser, tmp_path: Path) -> None:
+    names = write_hostile(tmp_path / "hostile.jsonl")
+    with viewer(tmp_path / "hostile.jsonl", cache=tmp_path / "cache") as client:
+        site = Site(client, len(names))
+        (run,) = site.runs.values()
+        rows = client.get("api/rollouts", params={"limit": 200}).json()["rows"]
+        with visit(browser, site.base) as visited:
+            for fragment in ("#/runs", "#/tasks", "#/rollouts"):
+                visited.go(fragment)
+            for row in rows:
+                for view in VIEWS:
+                    visited.go(f"#/rollout/{run}/{row['n']}?view={view}")
+                    visited.page.keyboard.press("e")
+                    assert visited.page.evaluate("window.attacked") is None, (row, view)
+                    assert visited.page.url.startswith(site.base), (row, view)
+                assert visited.complaints == [], row
+
+
+def test_links_are_asked_about_and_scripts_are_no_links(browser: Browser, tmp_path: Path) -> None:
+    text = "[safe](https://example.com/a?b) [script](javascript:window.attacked=1) <b>bold</b>"
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    write(tmp_path / "run.jsonl", [rollout(0, 0, response={"output": [said]})])
+    with viewer(tmp_path, cache=tmp_path / "cache") as client:
+        site = Site(client, 1)
+        (run,) = site.runs.values()
+        with visit(browser, site.base) as visited:
+            visited.go(f"#/rollout/{run}/0")
+            page = visited.page
+            assert "<b>bold</b>" in visited.text()
+            page.get_by_role("button", name="safe").click()
+            question = page.get_by_role("dialog", name="Leave the viewer?")
+            expect(question).to_contain_text("example.com")
+            link = question.get_by_role("link", name="Open in a new tab")
+            assert link.get_attribute("href") == "https://example.com/a?b"
+            assert link.get_attribute("rel") == "noopener noreferrer"
+            question.get_by_role("button", name="Stay").click()
+            page.get_by_role("button", name="script").click()
+            refused = page.get_by_role("dialog", name="This link cannot be opened")
+            expect(refused).to_be_visible()
+            expect(refused.get_by_role("link")).to_have_count(0)
+            assert page.evaluate("window.attacked") is None
+            assert visited.complaints == []
+
+
+def test_a_hundred_thousand_rollouts_scroll(browser: Browser, tmp_path: Path) -> None:
+    line = {"response": {"output": []}, "responses_create_params": {"input": "Q"}, "reward": 1.0}
+    with (tmp_path / "many.jsonl").open("wb") as file:
+        for n in range(100_000):
+            file.write(orjson.dumps({**line, "_ng_task_index": n // 8, "_ng_rollout_index": n % 8}) + b"\n")
+    with viewer(tmp_path, cache=tmp_path / "cache") as client:
+        site = Site(client, 100_000)
+        with visit(browser, site.base) as visited:
+            visited.go("#/rollouts")
+            page = visited.page
+            expect(page.locator("main h1")).to_have_text("100,000 rollouts")
+            page.keyboard.press("G")  # the last row
+            expect(page.locator('[aria-rowindex="100001"]')).to_contain_text("12499")
+            assert page.locator("[role=row]").count() < 100
+            page.keyboard.press("g")
+            page.keyboard.press("g")
+            expect(page.locator('[aria-rowindex="2"]')).to_contain_text("0")
+            assert visited.complaints == []
+
+
+def test_keys_lead_everywhere(browser: Browser, shown: Site) -> None:
+    with visit(browser, shown.base) as visited:
+        visited.go("#/runs")
+        page = visited.page
+
+        def press(keys: str) -> None:
+            for key in keys.split():
+                page.keyboard.press(key)
+
+        press("g t")
+        expect(page.locator("h1")).to_have_text("24 tasks")
+        press("g o")
+        expect(page.locator("h1")).to_have_text("394 rollouts")
+        press("j j j k Enter")
+        expect(page.get_by_role("heading", name="Rollout 0-1")).to_be_visible()
+        press("]")
+        expect(page.get_by_role("heading", name="Rollout 0-2")).to_be_visible()
+        press("3")
+        expect(page.get_by_label("Colour", exact=True)).to_be_visible()
+        press("u /")
+        expect(page.locator("#filter")).to_be_focused()
+        press("Escape ?")
+        expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        visited.picture("keys")
+        press("Escape d d")
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        assert visited.complaints == []
+
+
+def test_what_is_shown_stands_in_the_url(browser: Browser, shown: Site) -> None:
+    run = shown.runs["step-200"]
+    with visit(browser, shown.base) as visited:
+        visited.go(f"#/rollouts?run={run}")
+        page = visited.page
+        page.get_by_label("Filter", exact=True).fill("reward < 1 and computed")
+        page.keyboard.press("Enter")
+        visited.settled()
+        page.get_by_role("columnheader", name="tokens").get_by_role("button").click()
+        page.get_by_text("Columns", exact=True).click()
+        page.get_by_label("edit_distance").uncheck()
+        visited.settled()
+        before = page.inner_text(".scroller")
+        assert "edit_distance" not in before
+        visited.go(page.url.removeprefix(visited.base))
+        assert page.inner_text(".scroller") == before
+        page.get_by_label("Filter", exact=True).fill("reward >")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_be_visible()
+        expect(page.get_by_label("Filter", exact=True)).to_have_attribute("aria-invalid", "true")
+        visited.complaints.clear()  # Chromium logs that the server refused the filter
+
+
+def test_values_are_clicked_into_the_filter(browser: Browser, shown: Site) -> None:
+    with visit(browser, shown.base) as visited:
+        visited.go("#/rollouts")
+        page = visited.page
+        page.get_by_role("button", name=re.compile("^model_timeout")).click()
+        expect(page.locator("#filter")).to_have_value("failure = model_timeout")
+        visited.settled()
+        expect(page.locator("[role=row] .reward").first).to_have_text("failed")
+        page.get_by_role("button", name=re.compile("^model_timeout")).click()
+        expect(page.locator("#filter")).to_have_value("")
+        assert visited.complaints == []
+
+
+def test_an_annotation_is_kept(browser: Browser, shown: Site) -> None:
+    fragment = f"#/rollout/{shown.runs['step-100']}/5"
+    with visit(browser, shown.base) as visited:
+        visited.go(fragment)
+        page = visited.page
+        page.keyboard.press("a")
+        page.keyboard.type("The judge is wrong.")
+        page.get_by_label("Tags").first.fill("judge, look again")
+        page.get_by_label("Right reward").first.fill("0.5")
+        page.get_by_role("button", name="Save").first.click()
+        expect(page.get_by_text("Saved.").first).to_be_visible()
+        visited.go(fragment)
+        expect(page.get_by_label("Comment").first).to_have_value("The judge is wrong.")
+        visited.go('#/rollouts?where=tag%20%3D%20"look%20again"')
+        expect(page.locator("h1")).to_have_text("1 rollout")
+        assert visited.complaints == []
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_small_files(browser: Browser, tmp_path: Path, lines: int) -> None:
+    write(tmp_path / "small.jsonl", [rollout(0, 0)] * lines)
+    with viewer(tmp_path, cache=tmp_path / "cache") as client:
+        site = Site(client, lines)
+        with visit(browser, site.base) as visited:
+            for page in ("runs", "tasks", "rollouts", "compare"):
+                visited.go(f"#/{page}")
+                assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), page
+                visited.page.screenshot(path=tmp_path / f"{page}.png")
+            assert visited.complaints == []
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_an_export_needs_no_server_of_ours(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from gym_serve.cli import main; main()"]
+    subprocess.run([*program, "view", str(folder), "--export", str(tmp_path / "site")], check=True)
+    handler = functools.partial(_Quiet, directory=str(tmp_path / "site"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with visit(browser, f"http://127.0.0.1:{server.server_port}/") as visited:
+            visited.go("#/rollouts?where=reward%20%3C%201%20and%20tool%20%3D%20run_python&sort=-tokens")
+            expect(visited.page.locator("h1")).not_to_have_text("0 rollouts")
+            read_every_page(visited)
+            assert visited.complaints == []
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def read_every_page(visited: Visit) -> None:
+    """Follow the links from page to page, as a reader without the API's ids does."""
+    for page in ("runs", "tasks", "rollouts", "compare"):
+        visited.go(f"#/{page}")
+        assert not re.search(r"undefined|\bNaN\b|\[object|not in this export", visited.text()), page
+    visited.go("#/rollouts")
+    visited.page.locator("[role=row] a").first.click()
+    visited.settled()
+    fragment = visited.page.url.removeprefix(visited.base)
+    for view in VIEWS:
+        visited.go(f"{fragment}&view={view}" if "?" in fragment else f"{fragment}?view={view}")
+        assert "not in this export" not in visited.text(), view
