@@ -35,8 +35,9 @@ from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
 FAILURES = 10**9
 """Number of the first failed attempt."""
 KEPT_PROBLEMS = 1000
+FORMAT = 1
+"""Of the tables: another number makes all indices anew."""
 
-_FORMAT = 1  # of the tables: another number makes all indices anew
 _BATCH = 2000  # rollouts
 _BATCH_SECONDS = 0.5
 _ENDS = 4096  # bytes at both ends of what was read, by which a replaced file is told
@@ -132,7 +133,7 @@ class Indexer:
         ends = time.monotonic() + seconds
         more = False
         self._error = None
-        for feed in self._feeds:
+        for feed in reversed(self._feeds):  # failures first: they are few
             more = self._read(feed, ends) or more
         self._save(more)
         return more
@@ -166,7 +167,7 @@ class Indexer:
         if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
             self._create()
         state = dict(database.execute("SELECT key, value FROM state"))
-        if state.get("format") != _FORMAT:
+        if state.get("format") != FORMAT:
             raise sqlite3.DatabaseError("it is of another version")
         for feed in self._feeds:
             for key, value in orjson.loads(state.get(feed.key, b"{}")).items():
@@ -184,7 +185,7 @@ class Indexer:
     def _create(self) -> None:
         database = self._connected
         database.executescript("BEGIN;" + _TABLES)
-        database.execute("INSERT INTO state VALUES ('format', ?)", (_FORMAT,))
+        database.execute("INSERT INTO state VALUES ('format', ?)", (FORMAT,))
         database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
 
@@ -211,7 +212,7 @@ class Indexer:
         names = ("rollouts", "details", "words", "fields", "problems", "state")
         epoch = dict(database.execute("SELECT key, value FROM state")).get("epoch", 0)
         database.executescript("BEGIN;" + "".join(f"DROP TABLE {name};" for name in names) + _TABLES)
-        database.execute("INSERT INTO state VALUES ('format', ?), ('epoch', ?)", (_FORMAT, epoch + 1))
+        database.execute("INSERT INTO state VALUES ('format', ?), ('epoch', ?)", (FORMAT, epoch + 1))
         database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
         self._feeds, self._fields, self._problems = self._fresh(), {}, 0

@@ -6,7 +6,7 @@ import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,7 +17,7 @@ from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.view.annotations import Annotations, annotations_of
 from gym_serve.view.expression import Node, Schema, column, condition
 from gym_serve.view.facts import top_level
-from gym_serve.view.index import FAILURES, database_of
+from gym_serve.view.index import FAILURES, FORMAT, database_of
 from gym_serve.view.sources import RunFiles, cache_folder, shown
 
 _KEPT = 64  # results
@@ -53,12 +53,14 @@ class Run:
             connection = self._connect()
         indexed = False
         try:
-            connection.execute("BEGIN")
+            with suppress(sqlite3.DatabaseError):
+                connection.execute("BEGIN")
             reading = Reading(self, connection)
             indexed = not reading.empty
             yield reading
         finally:
-            connection.rollback()
+            with suppress(sqlite3.DatabaseError):
+                connection.rollback()
             with self._lock:
                 keep = indexed and len(self._free) < _POOL
                 if keep:
@@ -114,7 +116,9 @@ class Reading:
         try:
             self.state: dict[str, Any] = dict(connection.execute("SELECT key, value FROM state"))
             found = list(connection.execute("SELECT name, number, numeric FROM fields ORDER BY number"))
-        except sqlite3.OperationalError:  # there is no index yet
+        except sqlite3.DatabaseError:  # there is no index yet, or the indexer will make it anew
+            self.state, found = {}, []
+        if self.state.get("format") != FORMAT:
             self.state, found = {}, []
         self.fields = {name: f"f{number}" for name, number, _ in found}
         numeric = frozenset(f"f{number}" for _, number, is_numeric in found if is_numeric)

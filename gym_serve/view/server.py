@@ -53,7 +53,6 @@ def application(view: View, token: str | None = None) -> Guard:
 
 def runs_json(view: View) -> dict[str, Any]:
     """The runs and how far they are indexed."""
-    view.find()
     found = []
     for run in view.runs.values():
         with run.reading() as reading:
@@ -77,6 +76,7 @@ def runs_json(view: View) -> dict[str, Any]:
 
 
 def _runs(view: View, request: Request) -> Any:
+    view.find()
     return runs_json(view)
 
 

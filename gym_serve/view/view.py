@@ -48,7 +48,8 @@ class View:
         Raises:
             InvalidRequest: a path does not exist, or is a file of another kind.
         """
-        for files in find_runs(self._paths):
+        there = [path for path in self._paths if path.exists()] if self._runs else self._paths
+        for files in find_runs(there):
             if files.id in self._runs:
                 self._runs[files.id].files = files
             else:

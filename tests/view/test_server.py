@@ -246,3 +246,14 @@ def test_a_file_is_followed_while_it_is_written(folder: Path, tmp_path: Path) ->
         write(tmp_path / "grows_failures.jsonl", [failed(0, 2)])
         until_indexed(client, 3)
         assert get(client, "api/rollouts", where="failure != ''")["total"] == 1
+
+
+def test_a_viewer_lives_on_when_a_file_goes(tmp_path: Path) -> None:
+    kept = write(tmp_path / "kept.jsonl", [rollout(0, 0)])
+    gone = write(tmp_path / "gone.jsonl", [rollout(0, 0)])
+    with viewer(kept, gone, cache=tmp_path / "cache") as client:
+        until_indexed(client, 2)
+        gone.unlink()
+        names = {run["name"]: run["id"] for run in get(client, "api/runs")["runs"]}
+        assert client.get(f"api/rollout/{names['gone.jsonl']}/0").status_code == 404
+        assert client.get(f"api/rollout/{names['kept.jsonl']}/0").status_code == 200
