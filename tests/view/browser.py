@@ -80,9 +80,12 @@ def visit(
         if url.scheme not in ("data", "blob", "about") and url.netloc != host:
             complain(f"asks for {request.url[:200]}")
 
+    def answered(request: Any) -> None:  # playwright takes no builtin
+        visited.asking.discard(request)
+
     page.on("request", requested)
-    for ended in ("requestfinished", "requestfailed"):
-        page.on(ended, lambda request: visited.asking.discard(request))
+    page.on("requestfinished", answered)
+    page.on("requestfailed", answered)
     page.on("pageerror", lambda error: complain(f"error: {error}"))
     page.on("console", lambda told: complain(f"console: {told.text}") if told.type == "error" else None)
     page.on("dialog", lambda dialog: (complain(f"dialog: {dialog.message}"), dialog.dismiss()))
