@@ -153,7 +153,7 @@ $(INTEROP)/.done:
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/pip install --quiet torch==2.13.0 'transformers>=5.5.3,<5.11' datasets==5.2.0 pyarrow \
 	    verifiers==0.4.0 'tensordict>=0.8,<=0.10,!=0.9' ray==2.60.0 accelerate torchdata hydra-core codetiming \
-	    dill cachetools fastapi pylatexenc pillow TransferQueue==0.1.11 pyzmq
+	    dill cachetools fastapi pylatexenc pillow TransferQueue==0.1.11 pyzmq peft tensorboard
 	$(INTEROP)/bin/pip install --quiet --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
 	$(INTEROP)/bin/pip install --quiet 'ray[serve]==2.60.0' msgspec backports.zstd python-dotenv httpx-aiohttp \

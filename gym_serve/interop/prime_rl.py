@@ -4,12 +4,17 @@
 
 It answers as the env server of verifiers 0.4 does: ``run``, ``health`` and ``cancel``, each a message of
 the frames request id, method and MessagePack. A run brings its task, and the client of the model: an
-endpoint of its own for every run. The task is a row; its own keys, or those in ``data``, are the row's. The
-answer holds a verifiers episode. A rollout that failed is an episode that is not ``ok``, with its error.
+endpoint of its own for every run. The task is a row; its own keys, or those in ``row``, are the row's. A
+rollout that failed is an episode that is not ``ok``, with its error.
+
+An answer has the frames request id, ``reply`` and MessagePack. Before that of a run, each trace of its
+episode is sent as one ``delta``; the reply has the rest of the episode, and the size of each trace. (The
+protocol lets a server send a trace in many deltas, turn by turn. Here a failed attempt is tried again, and
+only the last one counts.)
 
 The model of the graph's agents is the endpoint of the run, by Chat Completions with token ids (vLLM).
 
-Source: verifiers 0.4, ``v1/serve/{types,client,server}.py`` and ``v1/configs/client.py``.
+Source: verifiers 0.4, ``v1/serve/{types,client,server,delta}.py`` and ``v1/configs/client.py``.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ __all__ = ["EnvServer", "main"]
 
 logger = logging.getLogger("gym_serve")
 
+_HEADER = ("version", "id", "verifiers", "task")
+_LISTS = ("nodes", "calls", "errors", "extra_usage")
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
 
 
@@ -106,17 +113,25 @@ class EnvServer:
         try:
             body = msgspec.msgpack.decode(payload)
             if method == b"run":
-                answer["episode"] = await self._run(body)
+                episode = await self._run(body)
+                traces = episode.pop("traces")
+                for trace in traces:
+                    delta = msgspec.msgpack.encode(_delta(trace))
+                    await self._socket.send_multipart([client, request, b"delta", delta])
+                answer["head"] = episode
+                answer["traces"] = [
+                    {"id": t["id"], "nodes": len(t["nodes"]), "calls": len(t["calls"])} for t in traces
+                ]
             elif method == b"cancel":
                 answer["cancelled"] = self._cancel(client, str(body.get("request_id")).encode())
             elif method != b"health":
                 raise InvalidRequest(f"unknown method {method[:40]!r}; there are run, health and cancel")
         except asyncio.CancelledError:
-            answer = {"success": False, "error": "the run was cancelled", "episode": None}
+            answer = {"success": False, "error": "the run was cancelled"}
         except Exception as error:  # of one request: the others go on
             logger.warning("a request of prime-rl failed: %s", error)
             answer = {"success": False, "error": f"{type(error).__name__}: {error}"}
-        await self._socket.send_multipart([client, request, msgspec.msgpack.encode(answer)])
+        await self._socket.send_multipart([client, request, b"reply", msgspec.msgpack.encode(answer)])
 
     def _forget(self, run: tuple[bytes, bytes], work: asyncio.Task[None]) -> None:
         self._running.pop(run, None)
@@ -145,6 +160,16 @@ class EnvServer:
             [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
         )
         return verifiers_episode(Rollout.read(dict(rollout)))
+
+
+def _delta(trace: JSON) -> JSON:
+    """A whole trace as the only delta of it."""
+    return {
+        "trace": trace["id"],
+        "open": {key: trace[key] for key in _HEADER},
+        **{key: trace[key] for key in _LISTS},
+        "set": {key: value for key, value in trace.items() if key not in (*_HEADER, *_LISTS)},
+    }
 
 
 def row_of(task: Mapping[str, Any]) -> JSON:

@@ -94,7 +94,8 @@ async def play(environment, agent, turns, row, **settings):
     await host.start()
     policy = Policy(*turns)
     try:
-        server = agent(model=policy, resources=EnvironmentClient(InlineTransport(host)), **settings)
+        client = EnvironmentClient(InlineTransport(host))
+        server = agent(model=policy, resources=client, timeline=False, **settings)
         return (await ServerRunner(server).dispatch(Call("run", json.dumps(row).encode()))).json()
     finally:
         await host.stop()

@@ -35,7 +35,7 @@ REFUSED = (  # what NeMo Gym itself would not start without more configs, and wh
     ": there is no server '",
     ": the name of the server is left open",
     ": a required setting is missing",
-    "is a resources server, but must be a model",
+    ": must be a model, got '",
     "resources_servers.ns_tools_",  # NeMo Gym 0.4.0 has no such servers
 )
 

@@ -40,13 +40,20 @@ class Client:
         self.context = zmq.asyncio.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.connect(address)
+        self.deltas: dict[bytes, list[Any]] = {}
 
     async def send(self, id_: str, method: str, **body: Any) -> None:
         await self.socket.send_multipart([id_.encode(), method.encode(), msgspec.msgpack.encode(body)])
 
     async def answer(self) -> tuple[str, Any]:
-        id_, payload = await self.socket.recv_multipart()
-        return id_.decode(), msgspec.msgpack.decode(payload)
+        """The next reply, with the deltas of its traces before it."""
+        while True:
+            id_, kind, payload = await self.socket.recv_multipart()
+            decoded = msgspec.msgpack.decode(payload)
+            if kind == b"reply":
+                return id_.decode(), {**decoded, "deltas": self.deltas.pop(id_, [])}
+            assert kind == b"delta"
+            self.deltas.setdefault(id_, []).append(decoded)
 
     def close(self) -> None:
         self.socket.close(0)
@@ -71,18 +78,21 @@ async def test_runs_health_and_what_cannot_be_run(url: str) -> None:
     sampling = {"temperature": 1.0, "max_tokens": 300, "top_k": 5, "top_p": None}
     async with serving() as client:
         await client.send("h", "health")
-        assert await client.answer() == ("h", {"success": True, "error": None})
+        assert await client.answer() == ("h", {"success": True, "error": None, "deltas": []})
         for word in ("ring", "refuse", "break"):
             await client.send(word, "run", task_data={"prompt": word}, sampling=sampling, **given)
         await client.send("none", "run", task_data={"idx": 3}, sampling={}, **given)
         await client.send("what", "dance")
         found = dict([await client.answer() for _ in range(5)])
-    assert [found[word]["episode"]["ok"] for word in ("ring", "refuse", "break")] == [True, True, False]
-    trace = found["ring"]["episode"]["traces"][0]
+    assert [found[word]["head"]["ok"] for word in ("ring", "refuse", "break")] == [True, True, False]
+    (trace,) = found["ring"]["deltas"]
+    sizes = {"id": trace["trace"], "nodes": len(trace["nodes"]), "calls": len(trace["calls"])}
+    assert found["ring"]["traces"] == [sizes]
+    assert trace["set"]["rewards"] == {"reward": {"score": 1.0}}
     sampled = [node for node in trace["nodes"] if node.get("sampled")]
     assert len(sampled) == 2
     assert all(len(node["logprobs"]) == sum(node["mask"]) > 0 for node in sampled)
-    assert "the bell is broken" in str(found["break"]["episode"]["traces"][0]["errors"])
+    assert "the bell is broken" in str(found["break"]["deltas"][0]["errors"])
     assert not found["none"]["success"]
     assert "prompt" in found["none"]["error"]
     assert "dance" in found["what"]["error"]

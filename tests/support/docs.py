@@ -57,6 +57,8 @@ RUN_ELSEWHERE = {
     "python -m verl.trainer.main_ppo": "tests/interop/test_trainers.py, by verl's workers",
     "python -m gym_serve.interop.nemo_gym.nemo_rl": "tests/interop/test_trainers.py, by NeMo RL's actor",
     "python -m skyrl.train": "tests/interop/test_trainers.py, by SkyRL's trainer",
+    "pip install 'gym-serve[prime-rl]'": "the extra `test` has it",
+    "python -m gym_serve.interop.prime_rl": "tests/interop/test_trainers.py, by verifiers' client",
     "python -m openrlhf.cli.train_ppo_ray": "tests/interop/test_trainers.py, by OpenRLHF's executors",
     "make train": "tests/engines/test_trl.py, in a shorter form",
     "python examples/train_async.py": "tests/engines/test_trl.py, in a shorter form",
