@@ -102,11 +102,11 @@ def _rollout(
         "generation_log_probs": logprobs[half:],
     }
     steps = [
-        {"kind": "seed", "ts": 1, "dur": 90, "server": 0},
-        {"kind": "model", "ts": 100, "dur": 800_000, "server": 1, "version": str(task // 500)},
-        {"kind": "tool", "ts": 800_200, "dur": 300, "server": 0, "name": f"tool_{task % 12}"},
-        {"kind": "model", "ts": 800_600, "dur": 900_000, "server": 1, "version": str(task // 500)},
-        {"kind": "verify", "ts": 1_700_700, "dur": 500, "server": 0},
+        ["seed", 1, 90, 0, 0],
+        ["model", 100, 800_000, 0, 1, None, None, None, None, {"version": str(task // 500)}],
+        ["tool", 800_200, 300, 0, 0, f"tool_{task % 12}", None, None],
+        ["model", 800_600, 900_000, 0, 1, None, None, None, None, {"version": str(task // 500)}],
+        ["verify", 1_700_700, 500, 0, 0],
     ]
     usage = {"calls": 2, "input_tokens": len(ids) + rng.randrange(500), "output_tokens": rng.randrange(2000)}
     return {

@@ -1,6 +1,6 @@
 """`Recorder`: records the timeline of a rollout while it runs (docs/formats.md, Timeline).
 
-It costs a clock reading and a small dict per step: what a step holds is known when it ends, and is written as
+It costs a clock reading and a small list per step: what a step holds is known when it ends, and is written as
 the rollout has it. An agent has a recorder for each episode. An environment has one for each session, for the
 calls of judges and other models, and hands its steps to the agent with each reply (`take`, `take_notes`). A
 server tells with each reply what only it knows (its replica, the endpoint), in `Reply.notes`.
@@ -48,7 +48,9 @@ USAGE = "usage"
 MODEL_CALLS = "model_calls"
 """Note of an environment: the model calls that it made; see `Recorder.take`."""
 
-_NOTES = (QUEUED, TTFT, RETRIES)
+_BEGINS_AT, _SERVER_AT = 1, 4
+"""Positions in a step."""
+_NO_TOKENS = (None, None, None)
 _FINISH = {"max_output_tokens": "length"}
 _LONGEST = 64  # characters of a name that a backend wrote
 _LONGEST_TEXT = 100_000  # characters of a prompt or an answer
@@ -67,32 +69,46 @@ class Recorder:
         texts: whether the steps of model calls have the prompt and the answer.
 
     Attributes:
-        steps: the steps so far, as a rollout has them.
+        steps: the steps so far, as a rollout has them (docs/formats.md).
     """
 
     __slots__ = ("_began", "_endpoints", "_queued", "_servers", "_texts", "steps")
 
     def __init__(self, began: float = 0.0, *, texts: bool = False) -> None:
-        self.steps: list[Json] = []
+        self.steps: list[list[Any]] = []
         self._texts = texts
         self._began = began
         self._queued = 0
         self._servers: dict[str, int] = {}
         self._endpoints: dict[str, int] = {}
 
-    def add(self, kind: str, begun: float, server: str, replica: str | None, details: Json) -> None:
-        """Record a step that ends now.
+    def add(
+        self, kind: str, begun: float, place: str, columns: tuple[Any, ...] = (), status: int = 200
+    ) -> None:
+        """Record a step that ends now, other than a model call.
 
         Args:
             kind: what it was.
             begun: `time.monotonic` moment of its beginning.
-            server, replica: where it ran; a replica that is unknown is None.
-            details: further keys.
+            place: the server, with the replica after ``/`` if that is known.
+            columns: what steps of this kind have on top.
+            status: HTTP status of the answer.
         """
-        step = self._step(kind, begun, server, replica)
-        if self._queued:
-            step[QUEUED], self._queued = self._queued, 0
-        step |= details
+        ended, servers = time.monotonic(), self._servers
+        index = servers.get(place)
+        if index is None:
+            index = servers[place] = len(servers)
+        step = [
+            kind,
+            int((begun - self._began) * 1e6),
+            int((ended - begun) * 1e6),
+            self._queued,
+            index,
+            *columns,
+        ]
+        self._queued = 0
+        if status != 200:
+            step.append({"status": status})
         self.steps.append(step)
 
     def add_model_call(
@@ -118,25 +134,42 @@ class Recorder:
             tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
             notes: of the reply.
         """
-        step = self._step("model", begun, server, None if notes is None else notes.get(REPLICA))
-        if stage != "model":
-            step["stage"] = stage
-        if status != 200:
-            step["status"] = status
-        if tokens is not None:
-            step["in"], step["cached"], step["out"] = tokens
-        if isinstance(answer, dict):
-            _describe(step, answer)
-        if notes is not None:
-            for key in _NOTES:
-                if key in notes:
-                    step[key] = notes[key]
+        ended, servers = time.monotonic(), self._servers
+        place, queued = server, 0
+        more: Json = {}
+        if notes:
+            queued = notes.get(QUEUED, 0)
+            if REPLICA in notes:
+                place = f"{server}/{notes[REPLICA]}"
             if ENDPOINT in notes:
-                step[ENDPOINT] = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
+                more[ENDPOINT] = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
+            if TTFT in notes:
+                more[TTFT] = notes[TTFT]
+            if RETRIES in notes:
+                more[RETRIES] = notes[RETRIES]
+        if stage != "model":
+            more["stage"] = stage
+        if status != 200:
+            more["status"] = status
+        finish = _ending(answer, more) if isinstance(answer, dict) else None
         if self._texts:
-            step["prompt"] = _kept(_prompt_of(asked))
+            more["prompt"] = _kept(_prompt_of(asked))
             if answer is not None:
-                step["answer"] = _kept(_answer_of(answer))
+                more["answer"] = _kept(_answer_of(answer))
+        index = servers.get(place)
+        if index is None:
+            index = servers[place] = len(servers)
+        step = [
+            "model",
+            int((begun - self._began) * 1e6),
+            int((ended - begun) * 1e6),
+            queued,
+            index,
+            *(tokens or _NO_TOKENS),
+            finish,
+        ]
+        if more:
+            step.append(more)
         self.steps.append(step)
 
     def take(self) -> Json:
@@ -162,10 +195,11 @@ class Recorder:
         servers = [self._servers.setdefault(name, len(self._servers)) for name in taken["servers"]]
         endpoints = [self._endpoints.setdefault(name, len(self._endpoints)) for name in taken["endpoints"]]
         for step in taken["steps"]:
-            step["ts"] += shift
-            step["server"] = servers[step["server"]]
-            if ENDPOINT in step:
-                step[ENDPOINT] = endpoints[step[ENDPOINT]]
+            step[_BEGINS_AT] += shift
+            step[_SERVER_AT] = servers[step[_SERVER_AT]]
+            more = step[-1]
+            if type(more) is dict and ENDPOINT in more:
+                more[ENDPOINT] = endpoints[more[ENDPOINT]]
             self.steps.append(step)
 
     def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
@@ -191,23 +225,10 @@ class Recorder:
             made["endpoints"] = list(self._endpoints)
         return made
 
-    def _step(self, kind: str, begun: float, server: str, replica: str | None) -> Json:
-        place = f"{server}/{replica}" if replica else server
-        began, servers = self._began, self._servers
-        index = servers.get(place)
-        if index is None:
-            index = servers[place] = len(servers)
-        return {
-            "kind": kind,
-            "ts": int((begun - began) * 1e6),
-            "dur": int((time.monotonic() - begun) * 1e6),
-            "server": index,
-        }
 
-
-def _describe(step: Json, answer: Json) -> None:
-    """Why a model stopped, and the version of its weights, as far as its answer tells."""
-    choices, output = answer.get("choices"), answer.get("output")
+def _ending(answer: Json, more: Json) -> str | None:
+    """Why a model stopped; the version of its weights, as far as its answer tells, goes into ``more``."""
+    output = answer.get("output")
     finish: Any = None
     version: Any = answer.get("weight_version")
     if isinstance(output, list):
@@ -224,12 +245,13 @@ def _describe(step: Json, answer: Json) -> None:
                 if isinstance(item, dict) and item.get("type") == "function_call":
                     finish = "tool_calls"
                     break
-    elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        finish = choices[0].get("finish_reason")
-    if isinstance(finish, str):
-        step["finish"] = finish[:_LONGEST]
+    else:
+        choices = answer.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            finish = choices[0].get("finish_reason")
     if version is not None:
-        step["version"] = str(version)[:_LONGEST]
+        more["version"] = str(version)[:_LONGEST]
+    return finish[:_LONGEST] if isinstance(finish, str) else None
 
 
 def _prompt_of(asked: Any) -> str:

@@ -305,13 +305,13 @@ class Episode:
         if session is not None:
             await self.stage("close", lambda: self._resources.close_session(session))
 
-    async def stage(self, name: str, work: Callable[[], Awaitable[T]], details: JSON | None = None) -> T:
+    async def stage(self, name: str, work: Callable[[], Awaitable[T]], details: tuple[Any, ...] = ()) -> T:
         """Run ``work`` as the stage ``name``, within its deadline and the episode's.
 
         Args:
             name: ``seed``, ``model``, ``tool``, ``verify`` or ``close``.
             work: what to run.
-            details: further keys of its step in the timeline.
+            details: of a tool, for its step in the timeline: its name, and the bytes of its arguments.
 
         Raises:
             DeadlineExceeded: it took too long.
@@ -336,22 +336,25 @@ class Episode:
         return result
 
     def _add_step(
-        self, kind: str, begun: float, result: Any, details: JSON | None, status: int = 200
+        self, kind: str, begun: float, result: Any, details: tuple[Any, ...], status: int = 200
     ) -> None:
         """Record a call of the environment. Model calls are recorded by their client."""
         recorder = self.meter.recorder
         if recorder is None or kind in ("model", "close"):
             return
-        session, details = self.session, details or {}
-        if isinstance(result, Reply):
-            status, session = result.status, result.session or session
-            details["result"] = len(result.body)
+        session, columns = self.session, details
+        if kind == "tool":
+            name, arguments = details or (None, None)
+            answered = isinstance(result, Reply)
+            if answered:
+                status, session = result.status, result.session or session
+            columns = (name, arguments, len(result.body) if answered else None)
         elif kind == "seed" and result is not None:
             session = result[0]
-        if status != 200:
-            details["status"] = status
-        replica = replica_of(session) if session else ""
-        recorder.add(kind, begun, self._environment, None if replica in _NOWHERE else replica, details)
+        place, replica = self._environment, replica_of(session) if session else ""
+        if replica not in _NOWHERE:
+            place = f"{place}/{replica}"
+        recorder.add(kind, begun, place, columns, status)
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"
@@ -390,7 +393,7 @@ class Episode:
             return self._refused(name, _WRONG, f"{problem}expected a JSON object, got {got}")
         try:
             call = lambda: self._call_tool(name, values)  # noqa: E731
-            reply: Reply = await self.stage("tool", call, {"name": name, "args": size})
+            reply: Reply = await self.stage("tool", call, (name, size))
         except RecursionError:  # JSON that can be decoded may be too deep to be encoded
             return self._refused(name, _WRONG, f"{problem}nested too deeply")
         return reply.body.decode("utf-8", "replace")

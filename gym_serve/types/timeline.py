@@ -1,7 +1,7 @@
 """The timeline of a rollout: when its model calls, tool calls and stages ran, and where (docs/formats.md).
 
-In a rollout it is plain JSON, kept small. `Timeline` reads that: names in place of indices, seconds in place
-of microseconds.
+In a rollout it is plain JSON, and small, as every process that a rollout passes reads or writes it: a step is
+an array. `Timeline` reads that: names in place of positions and indices, seconds in place of microseconds.
 """
 
 from __future__ import annotations
@@ -112,27 +112,47 @@ _Microseconds = Annotated[float, msgspec.Meta(ge=-1e13, le=1e13)]  # up to four 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _RawStep(msgspec.Struct):
-    kind: StepKind
-    ts: _Microseconds
-    dur: _Microseconds
-    server: _Index
+class _More(msgspec.Struct, frozen=True):
+    """What few steps have."""
+
     status: int = 200
-    queued: _Microseconds = 0
     stage: str | None = None
-    name: str | None = None
-    args: int | None = None
-    result: int | None = None
-    given: int | None = msgspec.field(default=None, name="in")
-    cached: int | None = None
-    out: int | None = None
-    finish: str | None = None
     endpoint: _Index | None = None
     version: str | None = None
     ttft: _Microseconds | None = None
     retries: int = 0
     prompt: str | None = None
     answer: str | None = None
+
+
+class _RawStep(msgspec.Struct, array_like=True):
+    ts: _Microseconds
+    dur: _Microseconds
+    queued: _Microseconds
+    server: _Index
+
+
+class _Seed(_RawStep, tag="seed"):
+    more: _More = _More()
+
+
+class _Verify(_RawStep, tag="verify"):
+    more: _More = _More()
+
+
+class _Tool(_RawStep, tag="tool"):
+    name: str | None
+    args: int | None
+    result: int | None
+    more: _More = _More()
+
+
+class _Model(_RawStep, tag="model"):
+    given: int | None
+    cached: int | None
+    out: int | None
+    finish: str | None
+    more: _More = _More()
 
 
 class _RawTimeline(msgspec.Struct):
@@ -142,36 +162,43 @@ class _RawTimeline(msgspec.Struct):
     dur: _Microseconds
     agent: str
     servers: list[str]
-    steps: list[_RawStep]
+    steps: list[_Seed | _Model | _Tool | _Verify]
     queued: _Microseconds = 0
     endpoints: list[str] = []
 
 
-def _step(given: _RawStep, servers: list[str], endpoints: list[str]) -> Step:
+def _step(given: _Seed | _Model | _Tool | _Verify, servers: list[str], endpoints: list[str]) -> Step:
     server, replica = _place(servers[given.server])
+    more = given.more
+    tool = given if isinstance(given, _Tool) else _NO_TOOL
+    model = given if isinstance(given, _Model) else _NO_MODEL
     return Step(
-        kind=given.kind,
+        kind=given.__struct_config__.tag,  # type: ignore[arg-type]  # one of StepKind
         start=given.ts / _MICROSECONDS,
         duration=given.dur / _MICROSECONDS,
         server=server,
         replica=replica,
-        status=given.status,
+        status=more.status,
         queued=given.queued / _MICROSECONDS,
-        stage=given.stage,
-        name=given.name,
-        argument_bytes=given.args,
-        result_bytes=given.result,
-        input_tokens=given.given,
-        cached_tokens=given.cached,
-        output_tokens=given.out,
-        finish_reason=given.finish,
-        endpoint=None if given.endpoint is None else endpoints[given.endpoint],
-        version=given.version,
-        time_to_first_token=None if given.ttft is None else given.ttft / _MICROSECONDS,
-        retries=given.retries,
-        prompt=given.prompt,
-        answer=given.answer,
+        stage=more.stage,
+        name=tool.name,
+        argument_bytes=tool.args,
+        result_bytes=tool.result,
+        input_tokens=model.given,
+        cached_tokens=model.cached,
+        output_tokens=model.out,
+        finish_reason=model.finish,
+        endpoint=None if more.endpoint is None else endpoints[more.endpoint],
+        version=more.version,
+        time_to_first_token=None if more.ttft is None else more.ttft / _MICROSECONDS,
+        retries=more.retries,
+        prompt=more.prompt,
+        answer=more.answer,
     )
+
+
+_NO_TOOL = _Tool(0, 0, 0, 0, None, None, None)
+_NO_MODEL = _Model(0, 0, 0, 0, None, None, None, None)
 
 
 def _place(name: str) -> tuple[str, str | None]:

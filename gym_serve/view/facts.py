@@ -103,18 +103,11 @@ class _Params(msgspec.Struct):
     input: str | list[_Item] | None = None
 
 
-class _Step(msgspec.Struct):
-    kind: str | None = None
-    server: int | None = None
-    stage: str | None = None
-    version: str | int | None = None
-
-
 class _Timeline(msgspec.Struct):
     began: float | None = None
     dur: float | None = None
     servers: list[str] = []
-    steps: list[_Step] = []
+    steps: list[list[Any]] = []
 
 
 class _AgentRef(msgspec.Struct):
@@ -242,10 +235,11 @@ def _lenient(kind: Any, value: Any) -> Any:
         elif name in ("content", "output", "input", "summary", "steps", "servers") and isinstance(
             given, list
         ):
-            inner = {"input": _Item, "steps": _Step, "servers": str}.get(name, _Part)
-            if kind is _Response:
-                inner = _Item
-            made_of = [_lenient(inner, i) if inner is not str else str(i) for i in given]
+            if kind is _Timeline:
+                made_of = [str(i) if name == "servers" else i if isinstance(i, list) else [] for i in given]
+            else:
+                inner = _Item if kind is _Response or name == "input" else _Part
+                made_of = [_lenient(inner, i) for i in given]
             setattr(made, name, made_of)
         elif name == "usage":
             made.usage = _lenient(_Usage, given) if isinstance(given, dict) else None
@@ -255,7 +249,7 @@ def _lenient(kind: Any, value: Any) -> Any:
 
 
 def _fits(kind: Any, name: str, value: Any) -> bool:
-    if name in ("calls", "input_tokens", "output_tokens") or (kind is _Step and name == "server"):
+    if name in ("calls", "input_tokens", "output_tokens"):
         return type(value) is int
     if name in ("created_at", "began", "dur"):
         return type(value) in (int, float)
@@ -291,13 +285,8 @@ def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
 
 def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) -> None:
     timeline: _Timeline = _read(top, "_ng_timeline", _Timeline) or _Timeline()
-    own = [step for step in timeline.steps if step.kind == "model" and step.stage is None]
-    facts.turns = len(own) or None
-    facts.version = next((_version(step.version) for step in own if step.version is not None), None)
     for step in timeline.steps:
-        place = -1 if step.server is None else step.server
-        if step.kind in ("verify", "seed") and 0 <= place < len(timeline.servers):
-            facts.environment = _name(timeline.servers[place].partition("/")[0])
+        _take_step(facts, step, timeline.servers)
     usages = [*(_read(top, "model_usage", _Nested) or {}).get("model", {}).values()]
     if not usages and response.usage is not None:
         usages = [response.usage]
@@ -314,6 +303,20 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
         facts.at = timeline.began + (timeline.dur or 0.0) / 1e6
     else:
         facts.at = response.created_at
+
+
+def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
+    """A step of a timeline (docs/formats.md): its first items are kind, ts, dur, queued and server."""
+    kind, server = step[0] if step else None, step[4] if len(step) > 4 else None
+    if kind == "model":
+        more = step[-1] if isinstance(step[-1], dict) else {}
+        if more.get("stage") is None:
+            facts.turns = (facts.turns or 0) + 1
+            version = more.get("version")
+            if facts.version is None and isinstance(version, str | int):
+                facts.version = _version(version)
+    elif kind in ("verify", "seed") and isinstance(server, int) and 0 <= server < len(servers):
+        facts.environment = _name(servers[server].partition("/")[0])
 
 
 def _converse(facts: Facts, top: Mapping[str, msgspec.Raw], params: _Params, response: _Response) -> None:

@@ -253,7 +253,7 @@ def test_a_timeline_gives_a_trace_its_times_and_usage():
         },
         "scoring": {"start": BEGAN + 8, "end": BEGAN + 10},
     }
-    assert found["info"]["rollout"]["_ng_timeline"]["steps"][5]["answer"] == "yes"
+    assert found["info"]["rollout"]["_ng_timeline"]["steps"][5][-1]["answer"] == "yes"
 
 
 @pytest.mark.parametrize("raw", [timed(episode(), calls=3), timed(captured(SUBAGENT))])
@@ -271,7 +271,8 @@ def test_calls_that_could_belong_to_several_messages_give_no_times(raw):
         {"began": 1e300, "dur": 1, "agent": "a", "servers": [], "steps": []},
         {"began": 1.0, "dur": 1e300, "agent": "a", "servers": [], "steps": []},
         {"began": 1.0, "dur": 10**400, "agent": "a", "servers": [], "steps": []},
-        {"began": 1.0, "dur": 1, "agent": "a", "servers": [], "steps": [{"kind": "model"}]},
+        {"began": 1.0, "dur": 1, "agent": "a", "servers": [], "steps": [["model"]]},
+        {"began": 1.0, "dur": 1, "agent": "a", "servers": [], "steps": [["seed", 0, 1, 0, 0]]},
     ],
 )
 def test_a_timeline_that_cannot_be_is_as_none(line):

@@ -202,7 +202,7 @@ def test_a_step_has_less_than_150_bytes() -> None:
     answer = {"output": [{"type": "function_call", "weight_version": "1234"}]}
     tokens = (31_234, 30_000, 1_024)
     recorder.add_model_call("model", begun, "policy", answer, tokens=tokens, notes=notes)
-    recorder.add("tool", begun, "env", "p3n8t5ub", {"name": "get_weather", "args": 120, "result": 4096})
+    recorder.add("tool", begun, "env/p3n8t5ub", ("get_weather", 120, 4096))
     assert len(json.dumps(recorder.steps, separators=(",", ":"))) < 2 * 150
 
 
@@ -214,7 +214,17 @@ JSONS = st.recursive(
 KEYS = st.sampled_from(["began", "dur", "agent", "servers", "endpoints", "steps", "kind", "ts", "server"])
 
 
-@given(st.dictionaries(KEYS, JSONS | st.lists(st.dictionaries(KEYS, JSONS), max_size=2)))
+NUMBERS = st.just(0) | JSONS
+STEPS = st.tuples(
+    st.sampled_from(["seed", "model", "tool", "verify", "other"]), st.lists(NUMBERS, min_size=4, max_size=10)
+).map(lambda step: [step[0], *step[1]])
+LINE = {"began": 1.0, "dur": 1, "agent": "a/b", "servers": ["s"]}
+
+
+@given(
+    st.dictionaries(KEYS, JSONS | st.lists(st.dictionaries(KEYS, JSONS), max_size=2))
+    | st.lists(STEPS, max_size=2).map(lambda steps: {**LINE, "steps": steps})
+)
 def test_no_foreign_timeline_breaks_a_reader(given_: dict[str, Any]) -> None:
     timeline = Timeline.of({TIMELINE_FIELD: given_})
     assert timeline is None or all(isinstance(step, Step) for step in timeline.steps)
@@ -224,7 +234,7 @@ def test_no_foreign_timeline_breaks_a_reader(given_: dict[str, Any]) -> None:
 def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
     recorder = Recorder(texts=True)
     recorder.add_model_call("verify", 0.0, "policy", answer, asked=answer)
-    assert recorder.steps[0]["kind"] == "model"
+    assert recorder.steps[0][0] == "model"
 
 
 @pytest.mark.parametrize(
@@ -240,4 +250,5 @@ def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
 def test_what_a_judge_was_asked_is_kept_as_text(asked: Any, prompt: str) -> None:
     recorder = Recorder(texts=True)
     recorder.add_model_call("verify", 0.0, "judge", {"data": [{"score": 0.5}]}, asked=asked)
-    assert (recorder.steps[0]["prompt"], recorder.steps[0]["answer"]) == (prompt, '{"data":[{"score":0.5}]}')
+    more = recorder.steps[0][-1]
+    assert (more["prompt"], more["answer"]) == (prompt, '{"data":[{"score":0.5}]}')

@@ -95,31 +95,15 @@ def failed(**fields):
 def timed(raw, *, calls=2, **fields):
     """The same with a timeline: of 10 s with a failed call, ``calls`` others, a tool and a judge."""
     second = 1_000_000
-    answered = {
-        "kind": "model",
-        "dur": second,
-        "server": 1,
-        "in": 20,
-        "cached": 4,
-        "out": 9,
-        "finish": "stop",
-    }
+    answered = (second, 0, 1, 20, 4, 9, "stop", {"version": "7", "endpoint": 0})
+    judged = {"stage": "verify", "prompt": "Right?", "answer": "yes"}
     steps = [
-        {"kind": "seed", "ts": 0, "dur": second, "server": 0},
-        {"kind": "model", "ts": second, "dur": second, "server": 1, "status": 503},
-        *({**answered, "ts": (2 + i) * second, "version": "7", "endpoint": 0} for i in range(calls)),
-        {"kind": "tool", "ts": 6 * second, "dur": second // 2, "server": 0, "name": "weather", "args": 16},
-        {
-            "kind": "model",
-            "stage": "verify",
-            "ts": 8 * second,
-            "dur": second,
-            "server": 2,
-            "in": 5,
-            "cached": 0,
-        }
-        | {"out": 1, "prompt": "Right?", "answer": "yes"},
-        {"kind": "verify", "ts": 8 * second, "dur": 2 * second, "server": 0},
+        ["seed", 0, second, 0, 0],
+        ["model", second, second, 0, 1, None, None, None, None, {"status": 503}],
+        *(["model", (2 + i) * second, *answered] for i in range(calls)),
+        ["tool", 6 * second, second // 2, 0, 0, "weather", 16, None],
+        ["model", 8 * second, second, 0, 2, 5, 0, 1, None, judged],
+        ["verify", 8 * second, 2 * second, 0, 0],
     ]
     line = {"began": 1_800_000_000.5, "dur": 10 * second, "agent": "weather_agent/a1", "steps": steps}
     places = {"servers": ["weather/e1", "policy/p1", "judge"], "endpoints": ["http://host/v1"]}

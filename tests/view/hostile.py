@@ -172,12 +172,12 @@ def _fields() -> Iterator[tuple[str, JSON]]:
             failure={"kind": MIXED, "detail": MIXED, "stage": MIXED, "server": MIXED, "trace": MIXED},
         ),
     )
-    steps = [
-        {"kind": "model", "stage": "verify", "ts": 0, "dur": 1, "server": 0, "prompt": MIXED, "answer": MIXED}
+    texts = {"stage": "verify", "version": MIXED, "prompt": MIXED, "answer": MIXED}
+    steps: list[list[Any]] = [
+        ["model", 0, 1, 0, 0, None, None, None, MIXED, texts],
+        ["model", 0, 1, 0, 0, None, None, None, MIXED, {"version": MIXED}],
+        ["tool", 1, 1, 0, 0, MIXED, None, None],
     ]
-    steps.append(
-        {"kind": "tool", "ts": 1, "dur": 1, "server": 0, "name": MIXED, "version": MIXED, "finish": MIXED}
-    )
     timeline = {"began": 1.8e9, "dur": 9, "agent": MIXED, "servers": [MIXED], "steps": steps}
     yield "script in the timeline", _rollout(_ng_timeline=timeline)
     yield (
@@ -186,7 +186,7 @@ def _fields() -> Iterator[tuple[str, JSON]]:
             _ng_timeline={
                 **timeline,
                 "dur": -1,
-                "steps": [{**steps[1], "ts": -1e13, "dur": 1e13}, {**steps[1], "server": 99}],
+                "steps": [["tool", -1e13, 1e13, 0, 0, MIXED, 0, 0], ["tool", 1, 1, 0, 99, MIXED, 0, 0]],
             }
         ),
     )
