@@ -174,20 +174,18 @@ def attempt(dice: random.Random, task: int, index: int, skill: float, version: i
 def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, str]) -> dict[str, Any]:
     whole = int(seconds * 1e6)
 
-    def step(kind: str, server: int, start: float, length: float, **more: Any) -> dict[str, Any]:
-        return {
-            **{"kind": kind, "server": server, "ts": int(whole * start), "dur": int(whole * length)},
-            **{key: int(whole * value) if key == "queued" else value for key, value in more.items()},
-        }
+    def step(kind: str, server: int, start: float, length: float, *columns: Any, queued: float = 0.0) -> Any:
+        return [kind, *(int(whole * share) for share in (start, length, queued)), server, *columns]
 
     policy = {"version": str(version)}
     prompt, answer = exchange
+    judged = {"stage": "verify", "prompt": prompt, "answer": answer}
     steps = [
         step("seed", 0, 0.0, 0.01),
-        step("model", 1, 0.01, 0.31, queued=0.05, out=38, finish="tool_calls", **policy, **{"in": 412}),
-        step("tool", 0, 0.33, 0.14, name="run_python"),
-        step("model", 1, 0.48, 0.38, queued=0.02, out=97, finish="stop", retries=1, **policy, **{"in": 588}),
-        step("model", 2, 0.87, 0.11, stage="verify", out=12, prompt=prompt, answer=answer, **{"in": 240}),
+        step("model", 1, 0.01, 0.31, 412, None, 38, "tool_calls", policy, queued=0.05),
+        step("tool", 0, 0.33, 0.14, "run_python", None, None),
+        step("model", 1, 0.48, 0.38, 588, None, 97, "stop", policy | {"retries": 1}, queued=0.02),
+        step("model", 2, 0.87, 0.11, 240, None, 12, None, judged),
         step("verify", 0, 0.865, 0.125),
     ]
     return {
