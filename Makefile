@@ -161,7 +161,7 @@ $(INTEROP)/.done:
 	$(INTEROP)/bin/pip install --quiet --no-deps skyrl==0.3.0 skyrl-gym==0.4.0 areal==1.0.4
 	$(INTEROP)/bin/pip install --quiet loguru jaxtyping func_timeout cloudpathlib polars s3fs \
 	    wandb nvidia-ml-py mlflow-skinny swanlab matplotlib soundfile scipy \
-	    colorlog json5 math-verify tenacity flask lark numba einops aiofiles
+	    colorlog json5 math-verify tenacity flask lark numba einops aiofiles litellm==1.83.0
 	$(INTEROP)/bin/pip install --quiet 'protobuf>=7.35'
 	$(call checkout,nemo_rl,$(NEMO_RL))
 	$(call checkout,slime,$(SLIME))

@@ -261,7 +261,7 @@ def _extras(server: type[Server]) -> list[str]:
     installed = _installed()
     imported = {
         _distribution(name)
-        for module in _imports(folder) | set(server.requires)
+        for module in _imports(inspect.getfile(server)) | set(server.requires)
         for name in installed.get(module, [])
     }
     return sorted(extra for extra, names in extras.items() if names & imported - base and extra != "test")
@@ -273,11 +273,12 @@ def _installed() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def _imports(folder: Path) -> set[str]:
-    """Top-level modules that the modules of a folder import."""
+def _imports(file: str) -> set[str]:
+    """Top-level modules that a server's file imports, and the others of its folder if it is a package."""
+    path = Path(file)
     names: set[str] = set()
-    for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for module in path.parent.glob("*.py") if path.name == "__init__.py" else [path]:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module)
             elif isinstance(node, ast.Import):

@@ -225,6 +225,19 @@ def test_slime_fills_its_samples_with_what_the_engine_sampled(slime: Any) -> Non
     assert sorted(sample["reward"] for sample in slime["samples"][3:6]) == [0.0, 0.5, 1.0]
 
 
+def test_areal_keeps_the_tokens_of_an_episode_and_its_reward(tmp_path: Path) -> None:
+    areal = run("run_areal.py", tmp_path)
+    call, done = areal["ring"]
+    # Half of a reward goes on to the turn before it, by the workflow's discount.
+    assert (call["rewards"], done["rewards"], areal["refuse"][0]["rewards"]) == (0.5, 1.0, 0.0)
+    for turn in (call, done, *areal["refuse"]):
+        (asked,) = [a for a in areal["asked"] if a["prompt"] + a["generation"] == turn["input_ids"]]
+        empty = [0] * len(asked["prompt"])
+        assert turn["loss_mask"] == [*empty, *(1 for _ in asked["generation"])]
+        assert turn["logprobs"] == pytest.approx([*empty, *asked["logprobs"]], abs=1e-6)
+    assert areal["break"] == "RolloutFailed: unavailable: the bell is broken"
+
+
 def test_prime_rls_client_runs_cancels_and_outlives_its_server(tmp_path: Path) -> None:
     found = run("run_prime_rl.py", tmp_path)
     assert (found["runs"], found["ok"]) == (500, 375)
