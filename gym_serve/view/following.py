@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gym_serve.view.index import Indexer
-from gym_serve.view.sources import find_runs
+from gym_serve.view.sources import find_runs, shown
 
 _IDLE = 0.5  # seconds between two looks at files that do not grow
 
@@ -37,11 +39,23 @@ def follow(paths: list[Path], cache: Path) -> None:
                 if files.id not in indexers:
                     indexers[files.id] = Indexer(files, cache)
             looked = time.monotonic()
-        busy = [indexer.step() for indexer in indexers.values()]
+        busy = [_step(indexer) for indexer in indexers.values()]
         readable, _, _ = select.select([sys.stdin], [], [], 0.0 if any(busy) else _IDLE)
         if readable and not os.read(sys.stdin.fileno(), 1):
             return
 
 
+def _step(indexer: Indexer) -> bool:
+    """Index a run for a moment. A full disk does not end it: the next step tries again."""
+    try:
+        return indexer.step()
+    except (OSError, sqlite3.Error) as error:
+        name = shown(indexer.files.main)
+        sys.stderr.write(f"gym-serve view cannot index {name} in {indexer.folder}: {error}\n")
+        indexer.close()
+        return False
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the server, which ends this
     follow([Path(name) for name in sys.argv[2:]], Path(sys.argv[1]))

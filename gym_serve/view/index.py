@@ -102,7 +102,6 @@ class Indexer:
     def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
         self.files = files
         self.folder = (cache or cache_folder()) / files.id
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock: BinaryIO | None = None
         self._database: sqlite3.Connection | None = None
         self._feeds: list[_Feed] = []
@@ -114,6 +113,7 @@ class Indexer:
         """Become the only writer of this index, if nobody is; whether that is so."""
         if self._lock is not None:
             return True
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = open(self.folder / "lock", "wb")  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -42,7 +43,7 @@ def serve(
 
     Raises:
         InvalidRequest: a path does not exist, or is a file of another kind.
-        BadRequest: the port is taken.
+        BadRequest: the port is taken, or the index cannot be kept.
     """
     cache = cache_folder()
     view = View(paths, cache)
@@ -61,7 +62,8 @@ def serve(
             if browser:
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-        _Server(application(view, token), answering).run(sockets=[listening])
+        with suppress(KeyboardInterrupt):
+            _Server(application(view, token), answering).run(sockets=[listening])
     finally:
         listening.close()
         view.close()

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from gym_serve.rollouts.files import CORRUPT, split_name
 from gym_serve.rollouts.journal import Outputs
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.errors import BadRequest, InvalidRequest
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -84,9 +84,20 @@ def shown(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``."""
+    """Where indices are kept: ``$XDG_CACHE_HOME/gym-serve/view``, by default below ``~/.cache``.
+
+    Raises:
+        BadRequest: it cannot be made.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "gym-serve" / "view"
+    folder = Path(home) / "gym-serve" / "view"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(
+            f"cannot make {folder} for the index: {error.strerror}; name another folder by XDG_CACHE_HOME"
+        ) from error
+    return folder
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:

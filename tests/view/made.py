@@ -89,20 +89,29 @@ def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
     return path
 
 
-@contextmanager
-def viewer(*arguments: str | Path, cache: Path) -> Iterator[httpx.Client]:
-    """`gym-serve view` in a process of its own, and a client of it."""
+def start(*arguments: str | Path, cache: Path, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """`gym-serve view` in a process and a process group of its own."""
     program = "from gym_serve.cli import main; main()"
     command = [sys.executable, "-c", program, "view", "--no-browser", "--json", "--port", "0"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, env=environment)
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def viewer(*arguments: str | Path, cache: Path) -> Iterator[httpx.Client]:
+    """A viewer as people start it, and a client of it."""
+    process = start(*arguments, cache=cache)
     assert process.stdout is not None
     try:
         ready, _, _ = select.select([process.stdout], [], [], 60)
         assert ready, "the viewer printed no URL"
-        url, _, token = orjson.loads(b"".join(iter(process.stdout.readline, b"}\n")) + b"}")["url"].partition(
-            "#token="
-        )
+        told = orjson.loads(b"".join(iter(process.stdout.readline, b"}\n")) + b"}")
+        url, _, token = told["url"].partition("#token=")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
             yield client

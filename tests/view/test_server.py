@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from view.made import failed, rollout, until_indexed, viewer, write
+from view.made import failed, rollout, start, until_indexed, viewer, write
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +249,28 @@ def test_a_file_is_followed_while_it_is_written(folder: Path, tmp_path: Path) ->
         write(tmp_path / "grows_failures.jsonl", [failed(0, 2)])
         until_indexed(client, 3)
         assert get(client, "api/rollouts", where="failure != ''")["total"] == 1
+
+
+def test_ctrl_c_ends_it_and_what_it_started(tmp_path: Path) -> None:
+    path = write(tmp_path / "out.jsonl", [rollout(0, 0)])
+    with start(path, cache=tmp_path / "cache", stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"http://127.0.0.1" in process.stdout.read(40)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+        _, told = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert told == b""
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+
+
+def test_an_index_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "out.jsonl", [rollout(0, 0)])
+    (tmp_path / "file").touch()
+    with start(path, cache=tmp_path / "file", stderr=subprocess.PIPE) as process:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert b"name another folder by XDG_CACHE_HOME" in told
 
 
 def test_a_viewer_lives_on_when_a_file_goes(tmp_path: Path) -> None:
