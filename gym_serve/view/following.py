@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,7 +24,8 @@ _IDLE = 0.5  # seconds between two looks at files that do not grow
 def start_following(paths: Iterable[Path], cache: Path) -> subprocess.Popen[bytes]:
     """Begin to index the runs below some paths, and follow them. To end it, close its ``stdin``."""
     command = [sys.executable, "-m", "gym_serve.view.following", str(cache), *map(str, paths)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
+    # In a session of its own: Ctrl-C is for the server, which then ends it.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def follow(paths: list[Path], cache: Path) -> None:
@@ -57,5 +57,4 @@ def _step(indexer: Indexer) -> bool:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the server, which ends this
     follow([Path(name) for name in sys.argv[2:]], Path(sys.argv[1]))

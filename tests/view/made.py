@@ -89,36 +89,43 @@ def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
     return path
 
 
-def start(*arguments: str | Path, cache: Path, stderr: int | None = None) -> subprocess.Popen[bytes]:
+@contextmanager
+def start(
+    *arguments: str | Path, cache: Path, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """`gym-serve view` in a process and a process group of its own."""
     program = "from gym_serve.cli import main; main()"
     command = [sys.executable, "-c", program, "view", "--no-browser", "--json", "--port", "0"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*command, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=stderr,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def url_of(process: subprocess.Popen[bytes]) -> str:
+    """Where a viewer answers, once it does."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    assert ready, "the viewer printed no URL"
+    url: str = orjson.loads(b"".join(iter(process.stdout.readline, b"}\n")) + b"}")["url"]
+    return url
 
 
 @contextmanager
 def viewer(*arguments: str | Path, cache: Path) -> Iterator[httpx.Client]:
     """A viewer as people start it, and a client of it."""
-    process = start(*arguments, cache=cache)
-    assert process.stdout is not None
-    try:
-        ready, _, _ = select.select([process.stdout], [], [], 60)
-        assert ready, "the viewer printed no URL"
-        told = orjson.loads(b"".join(iter(process.stdout.readline, b"}\n")) + b"}")
-        url, _, token = told["url"].partition("#token=")
+    with start(*arguments, cache=cache) as process:
+        url, _, token = url_of(process).partition("#token=")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
             yield client
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 def until_indexed(client: httpx.Client, rollouts: int) -> list[dict[str, Any]]:
