@@ -123,6 +123,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.in_flight
 	$(BIN)/python -m benchmarks.long_episodes
 	$(BIN)/python -m benchmarks.idle
+	$(BIN)/python -m benchmarks.trainer_process
 	$(BIN)/python -m benchmarks.startup
 
 # One thread of OpenMP: two on two busy cores are ten times slower.
