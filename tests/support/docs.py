@@ -64,6 +64,7 @@ RUN_ELSEWHERE = {
     "python examples/train_async.py": "tests/engines/test_trl.py, in a shorter form",
     "python examples/": "tests/reliability/test_topologies.py",
     "kubectl": "nowhere, for want of a Kubernetes; tests/interop/test_kuberay.py checks what it applies",
+    "sbatch": "tests/cli/test_slurm.py, with a Slurm of one machine",
     "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
 """What stands in ``console`` blocks, and where it is run."""
