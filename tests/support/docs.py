@@ -52,6 +52,7 @@ BIN = Path(sys.executable).parent
 RUN_ELSEWHERE = {
     "serve": "tests/serve_cli",
     "gym-serve up": "tests/cli/test_up.py",
+    "gym-serve view": "tests/view/test_server.py",
     "pip install gym_serve-": "tests/cli/test_first_run.py, from a wheel of its own",
     "python examples/quickstart.py": "make run, which CI runs",
     "python -m verl.trainer.main_ppo": "tests/interop/test_trainers.py, by verl's workers",

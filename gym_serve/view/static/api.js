@@ -81,17 +81,17 @@ export function useAnswer(path, params = {}, version = 0) {
 
 /** The runs, asked again while files grow. `version` grows with what is indexed. */
 export function useRuns() {
-  const [state, set] = useState({ runs: null, live: false, error: null });
+  const [state, set] = useState({ runs: null, error: null });
   const timer = useRef();
   useEffect(() => {
     let ended = false;
     const ask = async () => {
       let next;
       try {
-        const { runs, live } = await get("runs");
-        next = { runs, live, error: null };
+        const { runs } = await get("runs");
+        next = { runs, error: null };
       } catch (error) {
-        next = { runs: null, live: false, error };
+        next = { runs: null, error };
       }
       if (ended) return;
       set((before) => (JSON.stringify(before) === JSON.stringify(next) && !next.error ? before : next));

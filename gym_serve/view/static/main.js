@@ -5,7 +5,6 @@ import { ComparePage } from "./compare.js";
 import { html, render, useEffect, useRef, useState } from "./dom.js";
 import { Help, showHelp, useKeys } from "./keys.js";
 import { LinkQuestion } from "./link.js";
-import { LivePage } from "./live.js";
 import { AttemptsPage } from "./attempts.js";
 import { Problem, RunPicker } from "./parts.js";
 import { RolloutPage } from "./rollout.js";
@@ -18,7 +17,6 @@ const PAGES = {
   tasks: { title: "Tasks", shows: TasksPage, key: "t" },
   rollouts: { title: "Rollouts", shows: RolloutsPage, key: "o" },
   compare: { title: "Compare", shows: ComparePage, key: "c" },
-  live: { title: "Live", shows: LivePage, key: "l", only: ({ live }) => live },
   rollout: { title: "Rollout", shows: RolloutPage, under: "rollouts" },
   attempts: { title: "Two attempts", shows: AttemptsPage, under: "compare" },
 };
@@ -53,7 +51,7 @@ function App() {
   const page = PAGES[address.page] ?? PAGES.runs;
   const query = shared(address.query);
   const open = (name) => go(link(name, query));
-  const tabs = Object.entries(PAGES).filter(([, one]) => one.key && (one.only?.(state) ?? true));
+  const tabs = Object.entries(PAGES).filter(([, one]) => one.key);
   useKeys({
     ...Object.fromEntries(tabs.map(([name, one]) => [`g ${one.key}`, { does: `go to ${one.title}`, run: () => open(name) }])),
     "g g": { does: "go to the top", run: () => scrollTo({ top: 0 }) },
@@ -87,7 +85,7 @@ function App() {
       ${state.error ? html`<h1>Viewer</h1><${Problem} error=${state.error} />`
         : state.runs === null ? html`<p class="muted pad" role="status">Reading…</p>`
           : html`
-            ${page.only !== PAGES.live.only && !["rollout", "attempts", "compare"].includes(address.page) &&
+            ${!["rollout", "attempts", "compare"].includes(address.page) &&
             state.runs.length > 1 && html`<${RunPicker} runs=${state.runs} chosen=${query.run}
               choose=${(run) => go(link([address.page, ...address.parts], changed(address.query, { run })))} />`}
             <${page.shows} key=${at} address=${address} runs=${state.runs} version=${state.version} />`}

@@ -101,5 +101,6 @@ function TokenTurn({ turn, scale, versions, active, choose }) {
       ${turn.advantage !== null && turn.advantage !== undefined && html`<span class="muted right">advantage ${number(turn.advantage)}</span>`}</header>
     <div class="token-text" dir="auto" tabindex="0" role="group" aria-label="Tokens of model call ${turn.turn + 1}" onMouseOver=${chosen} onClick=${chosen} onKeyDown=${onKeyDown}>
       ${tokens.slice(0, limit).map((token, index) => html`<span key=${index} data-index=${index} class="token ${classOf(scale, token, turn, versions)} ${token.trained ? "" : "untrained"} ${index === active ? "active" : ""} ${token.text === null ? "id" : ""}">${token.text === null || token.text === undefined ? token.id : visible(token.text)}</span>`)}</div>
-    ${tokens.length > limit && html`<button class="more" onClick=${() => setLimit(limit + 10 * TOKENS)}>Show more <span class="muted">${count(tokens.length - limit)} tokens are folded</span></button>`}</section>`;
+    ${tokens.length > limit && html`<button class="more" onClick=${() => setLimit(limit + 10 * TOKENS)}>Show more <span class="muted">${count(tokens.length - limit)} tokens are folded</span></button>`}
+    ${turn.generated > tokens.length && html`<p class="muted small">The other ${count(turn.generated - tokens.length)} tokens of this call are in the JSON.</p>`}</section>`;
 }
