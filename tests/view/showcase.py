@@ -198,9 +198,9 @@ def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, s
     }
 
 
-def failed_attempt(dice: random.Random, task: int, index: int) -> dict[str, Any]:
+def failed_attempt(dice: random.Random, task: int, index: int, version: int) -> dict[str, Any]:
     """An attempt that a machine spoiled."""
-    made = attempt(dice, task, index, 0.0, 17)
+    made = attempt(dice, task, index, 0.0, version)
     for key in ("response", "reward_components", "extracted_answer", "judge_agrees", "edit_distance"):
         made.pop(key)
     kind, told = dice.choice(
@@ -225,7 +225,7 @@ def failed_attempt(dice: random.Random, task: int, index: int) -> dict[str, Any]
 
 def branched(dice: random.Random) -> dict[str, Any]:
     """A rollout whose agent rewrote its history once."""
-    made = attempt(dice, 6, 3, 1.0, 18)
+    made = attempt(dice, 6, 3, 1.0, 43)
     asked = made["responses_create_params"]["input"]
     said = [
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Heron: 84."}]}
@@ -257,6 +257,7 @@ def showcase(folder: Path) -> tuple[Path, Path]:
             }
         paths.append(write(folder / f"{name}.jsonl", made))
         write(
-            folder / f"{name}_failures.jsonl", [failed_attempt(dice, task, 8) for task in (3, 9, 11, 14, 20)]
+            folder / f"{name}_failures.jsonl",
+            [failed_attempt(dice, task, 8, version + task // 8) for task in (3, 9, 11, 14, 20)],
         )
     return paths[0], paths[1]

@@ -48,6 +48,12 @@ GRAPHS = [
     *("structured_outputs", "text_to_sql", "tool_argument_comparison", "tool_call_multireward", "weather"),
     *("workplace_assistant", "xlam_fc"),
 ]
+PICTURES = [
+    *((page, "wide", "light") for page in ("runs", "tasks", "rollouts", "picture", "timeline", "attempts")),
+    ("tokens", "wide", "dark"),
+    ("conversation", "narrow", "dark"),
+]
+"""The pages that docs/viewer.md shows, with width and colours."""
 SIZES = [("wide", WIDE), ("narrow", NARROW)]
 
 
@@ -112,8 +118,8 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
             ]
             assert visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
             assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), page
-            if (scheme == "light") == (page not in ("tokens", "timeline")):
-                visited.picture(page if name == "wide" else f"{page}-narrow")
+            if (page, name, scheme) in PICTURES:
+                visited.picture(page)
         assert visited.complaints == []
 
 
@@ -222,11 +228,12 @@ def test_keys_lead_everywhere(browser: Browser, shown: Site) -> None:
         expect(page.get_by_role("heading", name="Rollout 0-2")).to_be_visible()
         press("3")
         expect(page.get_by_label("Colour", exact=True)).to_be_visible()
-        press("u /")
+        press("u")
+        expect(page.locator("h1")).to_have_text("394 rollouts")
+        press("/")
         expect(page.locator("#filter")).to_be_focused()
         press("Escape ?")
         expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-        visited.picture("keys")
         press("Escape d d")
         assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
         assert visited.complaints == []

@@ -5,12 +5,13 @@ import { html, useMemo, useState } from "./dom.js";
 import { duration, number, short } from "./format.js";
 import { nameOf, Problem, Reward } from "./parts.js";
 import { foldAt, Name, visible } from "./text.js";
+import { asText } from "./values.js";
 import differences from "./vendor/diff.js";
 
 const ITEMS = 400; // of each attempt
 const TEXT = 20_000; // characters of an item; longer ones are compared as a whole
 
-const textOf = (item) => (item.kind === "call" ? `${item.name}(${item.arguments_text ?? JSON.stringify(item.arguments)})` : item.text ?? "");
+const textOf = (item) => (item.kind === "call" ? `${item.name}(${item.arguments_text ?? asText(item.arguments)})` : item.text ?? "");
 const titleOf = (item) => ({ call: "call", result: "result", reasoning: "reasoning" })[item.kind] ?? item.role ?? "item";
 const isSame = (one, other) => titleOf(one) === titleOf(other) && textOf(one) === textOf(other);
 
@@ -86,7 +87,7 @@ function Pair({ a, b, same }) {
 function Fields({ left, right }) {
   const [a, b] = [left, right].map(({ verdict }) => ({ reward: verdict?.reward, ...verdict?.reward_components, ...verdict?.fields }));
   const names = [...new Set([...Object.keys(a), ...Object.keys(b)])].slice(0, 100);
-  const text = (value) => (value === undefined ? "–" : typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
+  const text = (value) => (value === undefined ? "–" : typeof value === "number" ? number(value) : typeof value === "string" ? value : asText(value));
   return html`<section class="block"><h2>Verdicts</h2><div class="wide" tabindex="0" role="region" aria-label="Fields of both verdicts"><table class="grid"><thead><tr><th scope="col">field</th><th scope="col">left</th><th scope="col">right</th></tr></thead>
     <tbody>${names.map((name) => html`<tr class=${text(a[name]) === text(b[name]) ? "" : "differs"}><th scope="row"><${Name} limit=${60}>${name}<//></th><td><${Name} limit=${300}>${text(a[name])}<//></td><td><${Name} limit=${300}>${text(b[name])}<//></td></tr>`)}</tbody></table></div></section>`;
 }

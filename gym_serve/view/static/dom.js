@@ -4,7 +4,7 @@ import { Fragment, h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 
 export { Fragment, h, render };
-export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+export { useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 export const html = htm.bind(h);
 
 /** Class names of those that hold: classes("row", {chosen: true}) is "row chosen". */

@@ -67,7 +67,7 @@ export function FilterBox({ address, error, facets = null }) {
   const position = error?.position;
   return html`<form class="filter" role="search" onSubmit=${(event) => { event.preventDefault(); apply(text); }}>
     <label for="filter" class="hidden">Filter</label>
-    <input id="filter" ref=${input} type="search" autocomplete="off" spellcheck="false" dir="ltr" role="combobox"
+    <input id="filter" ref=${input} type="search" autocomplete="off" spellcheck=${false} dir="ltr" role="combobox"
       placeholder='reward < 1 and tool = get_weather and "words"' value=${text}
       aria-expanded=${options.length > 0 ? "true" : "false"} aria-controls="suggestions" aria-autocomplete="list"
       aria-activedescendant=${active >= 0 ? `suggestion-${active}` : null} aria-invalid=${error ? "true" : null} aria-describedby=${error ? "filter-error" : null}

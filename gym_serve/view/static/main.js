@@ -2,7 +2,7 @@
 import { changed, go, link, shared, useAddress } from "./address.js";
 import { isStatic, takeToken, useRuns } from "./api.js";
 import { ComparePage } from "./compare.js";
-import { html, render, useEffect, useRef, useState } from "./dom.js";
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./dom.js";
 import { Help, showHelp, useKeys } from "./keys.js";
 import { LinkQuestion } from "./link.js";
 import { AttemptsPage } from "./attempts.js";
@@ -31,6 +31,12 @@ function useTheme() {
     localStorage.setItem("gym-serve-theme", next);
     set(next);
   }];
+}
+
+/** A page that cannot draw itself says so, and the others stay. */
+function Guarded({ children }) {
+  const [error] = useErrorBoundary((thrown) => console.error(thrown));
+  return error ? html`<h1>Viewer</h1><${Problem} error=${{ message: `The page has failed: ${error.message}` }} />` : children;
 }
 
 function Indexing({ runs }) {
@@ -88,7 +94,7 @@ function App() {
             ${!["rollout", "attempts", "compare"].includes(address.page) &&
             state.runs.length > 1 && html`<${RunPicker} runs=${state.runs} chosen=${query.run}
               choose=${(run) => go(link([address.page, ...address.parts], changed(address.query, { run })))} />`}
-            <${page.shows} key=${at} address=${address} runs=${state.runs} version=${state.version} />`}
+            <${Guarded} key=${at}><${page.shows} address=${address} runs=${state.runs} version=${state.version} /><//>`}
     </main>
     <${LinkQuestion} /><${Help} />`;
 }

@@ -4,7 +4,7 @@ import { count, number } from "./format.js";
 import { Name, visible } from "./text.js";
 
 export function Problem({ error }) {
-  return html`<div class="problem" role="alert"><strong>${error.status ? `Error ${error.status}` : "No answer"}</strong>
+  return html`<div class="problem" role="alert"><strong>${error.status ? `Error ${error.status}` : "This does not work"}</strong>
     <p>${visible(error.message)}</p></div>`;
 }
 

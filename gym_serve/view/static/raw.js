@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "./dom.js";
 import { bytes } from "./format.js";
 import { Problem } from "./parts.js";
 import { Plain } from "./text.js";
-import { Value } from "./values.js";
+import { asText, Value } from "./values.js";
 
 const PARSED = 2_000_000; // characters; a longer line is shown as its text
 
@@ -29,5 +29,5 @@ export function Raw({ data, run, n }) {
       <button class="quiet" aria-pressed=${asTree ? "false" : "true"} onClick=${() => setTree(false)}>Text</button>
       <button class="quiet" onClick=${() => navigator.clipboard.writeText(text)}>Copy</button><span class="muted">${bytes(text.length)}</span></div>
     ${asTree && value !== undefined ? html`<div class="raw"><${Value} value=${value} /></div>`
-      : html`<${Plain} text=${value === undefined ? text : JSON.stringify(value, null, 2)} of="line" lines=${200} characters=${20000} code />`}`;
+      : html`<${Plain} text=${value === undefined ? text : asText(value, 2)} of="line" lines=${200} characters=${20000} code />`}`;
 }

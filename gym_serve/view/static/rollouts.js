@@ -9,6 +9,7 @@ import { useKeys } from "./keys.js";
 import { Empty, nameOf, Reward } from "./parts.js";
 import { Table } from "./table.js";
 import { Name } from "./text.js";
+import { asText } from "./values.js";
 
 const CHOSEN = 4; // columns of the verifier that are shown unless the reader chooses
 
@@ -72,7 +73,7 @@ function fieldCell(value) {
   if (value === null || value === undefined) return html`<span class="muted">–</span>`;
   if (typeof value === "number") return number(value, 3);
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return html`<${Name} limit=${60}>${typeof value === "string" ? value : JSON.stringify(value)}<//>`;
+  return html`<${Name} limit=${60}>${typeof value === "string" ? value : asText(value)}<//>`;
 }
 
 /** One histogram of all runs that have the same edges. */

@@ -56,11 +56,20 @@ function keysOfAll(list) {
 /** The style of a column of names: as wide as the longest one, within reason. */
 export const widthOf = (entries) => ({ minWidth: `${Math.min(24, Math.max(...entries.slice(0, 500).map(([key]) => String(key).length)) + 3)}ch` });
 
+/** JSON as text; what is nested more deeply than the browser can write is only named. */
+export function asText(value, indent = undefined) {
+  try {
+    return JSON.stringify(value, null, indent);
+  } catch {
+    return "(nested too deeply to be shown)";
+  }
+}
+
 export function Value({ value, depth = 0 }) {
   if (isScalar(value)) return html`<${Scalar} value=${value} />`;
   const entries = Array.isArray(value) ? value.map((one, at) => [at, one]) : Object.entries(value);
   if (entries.length === 0) return html`<code class="scalar">${Array.isArray(value) ? "[]" : "{}"}</code>`;
-  if (depth >= DEPTH) return html`<${Plain} text=${JSON.stringify(value)} of="value" code />`;
+  if (depth >= DEPTH) return html`<${Plain} text=${asText(value)} of="value" code />`;
   const keys = Array.isArray(value) && keysOfAll(value);
   if (keys)
     return html`<div class="wide"><table class="grid"><thead><tr>${keys.map((key) => html`<th scope="col"><${Name}>${key}<//></th>`)}</tr></thead>
