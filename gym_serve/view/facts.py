@@ -35,6 +35,9 @@ _RESERVED = frozenset(
 _SCALARS = frozenset(b'"-0123456789tf')
 _LONGEST_SCALAR = 1000  # bytes
 _MOST_FIELDS = 64
+_LARGEST_COUNT = 10**12  # a million of them can be added up
+_LONGEST = 1e9  # seconds
+_LATEST = 1e11  # seconds since 1970
 
 
 class Facts(msgspec.Struct):
@@ -279,8 +282,7 @@ def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
         facts.failure = _name(kind if isinstance(kind, str) else told) or "unknown"
         return
     reward = _scalar(top.get("reward"))
-    if isinstance(reward, int | float) and math.isfinite(reward):
-        facts.reward = float(reward)
+    facts.reward = _between(float(reward) if isinstance(reward, bool) else reward, -1e100, 1e100)
 
 
 def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) -> None:
@@ -293,16 +295,14 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
     if usages:
         facts.input_tokens = _small(sum(_count(usage.input_tokens) for usage in usages))
         facts.output_tokens = _small(sum(_count(usage.output_tokens) for usage in usages))
-        facts.turns = facts.turns or sum(_count(usage.calls) for usage in usages) or None
-    latency = _scalar(top.get("_ng_latency_s"))
-    if isinstance(latency, int | float) and not isinstance(latency, bool):
-        facts.seconds = float(latency)
-    elif timeline.dur is not None:
-        facts.seconds = timeline.dur / 1e6
+        facts.turns = facts.turns or _small(sum(_count(usage.calls) for usage in usages)) or None
+    facts.seconds = _between(_scalar(top.get("_ng_latency_s")), 0, _LONGEST)
+    if facts.seconds is None and timeline.dur is not None:
+        facts.seconds = _between(timeline.dur / 1e6, 0, _LONGEST)
     if timeline.began is not None:
-        facts.at = timeline.began + (timeline.dur or 0.0) / 1e6
+        facts.at = _between(timeline.began + (timeline.dur or 0.0) / 1e6, 0, _LATEST)
     else:
-        facts.at = response.created_at
+        facts.at = _between(response.created_at, 0, _LATEST)
 
 
 def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
@@ -422,7 +422,7 @@ def _version(value: str | int | None) -> int | str | None:
     """A version: a number where it is one, so that versions are in order."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 18 else _name(value)
-    return None if value is None else _small(value)
+    return value if value is None or abs(value) < 1 << 63 else str(value)[:NAME_LIMIT]
 
 
 def _name(value: str | None) -> Any:
@@ -438,4 +438,11 @@ def _count(value: int | None) -> int:
 
 
 def _small(value: int) -> int:
-    return min(value, (1 << 63) - 1)
+    return min(value, _LARGEST_COUNT)
+
+
+def _between(value: Any, low: float, high: float) -> float | None:
+    """A number in a range that figures can be made of; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        return None
+    return float(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import sqlite3
 import subprocess
 import sys
 import time
@@ -46,10 +45,10 @@ def follow(paths: list[Path], cache: Path) -> None:
 
 
 def _step(indexer: Indexer) -> bool:
-    """Index a run for a moment. A full disk does not end it: the next step tries again."""
+    """Index a run for a moment. A full disk, say, ends nothing: the next step tries again."""
     try:
         return indexer.step()
-    except (OSError, sqlite3.Error) as error:
+    except Exception as error:  # the other runs are indexed
         name = shown(indexer.files.main)
         sys.stderr.write(f"gym-serve view cannot index {name} in {indexer.folder}: {error}\n")
         indexer.close()

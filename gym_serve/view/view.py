@@ -165,7 +165,7 @@ class View:
         texts = {name for name, numeric in self._fields().items() if not numeric}
         for row in self.rollouts(where, sort):
             fields = row["fields"]
-            own = {f"fields.{k}": str(v) if k in texts else v for k, v in fields.items()}
+            own = {f"fields.{k}": str(v) if k in texts else float(v) for k, v in fields.items()}
             yield {**{k: v for k, v in row.items() if k != "fields"}, **own}
 
     def _fields(self) -> dict[str, bool]:
