@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
 
-from gym_serve.cli.options import ApplicationOption, FileArgument, SetOption
+from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption
 
 
 def export_k8s(
@@ -24,6 +25,7 @@ def export_k8s(
     memory: Annotated[int, typer.Option(min=1, metavar="GIB", help="Memory of a worker pod, in GiB.")] = 16,
     application: ApplicationOption = None,
     overrides: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a graph as a RayService of KubeRay, with a PodMonitor for its metrics.
 
@@ -40,7 +42,10 @@ def export_k8s(
     source = load_graph(file, overrides=overrides or (), application=application)
     graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
     objects = kubernetes_objects(source, graph, image=image, size=PodSize(cpus, memory))
-    text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
+    if as_json:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}) + "\n"
+    else:
+        text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ def objects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     assert "create secret generic math-gpu-judge-variables --from-literal=GYM_TOKEN=..." in done.stderr
     assert "secret-token" not in done.stderr + out.read_text()
     return list(yaml.safe_load_all(out.read_text()))
+
+
+def test_kubectl_takes_it_as_json_too(objects: list[dict[str, Any]]) -> None:
+    graph = ROOT / "graphs/math_gpu_judge.yaml"
+    command = ["export-k8s", str(graph), "--image", "registry.example/gym:1", "--set", TOKEN, "--json"]
+    printed = json.loads(CliRunner().invoke(main, command).stdout)
+    assert printed == {"apiVersion": "v1", "kind": "List", "items": objects}
 
 
 def test_the_application_is_the_graph_file_with_its_variables(objects: list[dict[str, Any]]) -> None:
