@@ -1,6 +1,6 @@
 """CPU time per rollout with and without measuring, in one process without Ray, the settings taking turns.
 
-    python -m benchmarks.observing --rounds 500 --rollouts 10
+    python -m benchmarks.observing --rounds 400 --rollouts 40
     python -m benchmarks.observing --ray --rounds 40 --rollouts 200
 
 - ``none``: no timeline, and nothing is counted: the functions that record are replaced by empty ones.
@@ -9,8 +9,10 @@
 - ``timeline``: and a timeline in each rollout, which is the default.
 
 A round measures each setting for a few rollouts, in a random order, and divides its CPU time by that of
-``none``. The median of these ratios is printed, and half the width of its 95% confidence interval. So a
-neighbour on the machine, who slows down all that runs in a round, does not count.
+``none``. As many rollouts go before these, unmeasured, because the interpreter fits its code to what it runs:
+after a change of setting, the first ones are slower, and most so where something is counted. The median of
+these ratios is printed, and half the width of its 95% confidence interval. So a neighbour on the machine, who
+slows down all that runs in a round, does not count.
 
 The last line is the CPU time of one publication, which a replica makes every 5 seconds.
 
@@ -89,14 +91,15 @@ def measure(rounds: int, rollouts: int) -> None:
     }
     chance = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in SETTINGS}
-    for turn in range(-10, rounds):  # the first ones are for caches
-        gc.collect()
+    for turn in range(-3, rounds):  # the first ones are for caches
         for name in chance.sample(SETTINGS, len(SETTINGS)):
 
             def work(gym: Gym = gyms[name]) -> None:
                 gym.run(ROWS, limit=1, repeats=rollouts)
 
             with uncounted() if name in ("none", "again") else nullcontext():
+                work()
+                gc.collect()
                 spent = cpu_of(work, rollouts)
             if turn >= 0:
                 times[name].append(spent)
@@ -133,8 +136,8 @@ def measure_on_ray(rounds: int, rollouts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--rollouts", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rollouts", type=int, default=40)
     parser.add_argument("--ray", action="store_true")
     arguments = parser.parse_args()
     (measure_on_ray if arguments.ray else measure)(arguments.rounds, arguments.rollouts)

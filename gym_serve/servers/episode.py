@@ -161,7 +161,8 @@ class Episode:
         self.fields: JSON = {}
         self._model = model
         self._resources = resources
-        self._environment = name_of(resources, "resources")
+        self._environment = self._place = name_of(resources, "resources")
+        self._placed: str | None = None  # the session that is at this place
         self._timeouts = timeouts
         self._limits = limits
         self._tool_calls = 0
@@ -351,10 +352,11 @@ class Episode:
             columns = (name, arguments, len(result.body) if answered else None)
         elif kind == "seed" and result is not None:
             session = result[0]
-        place, replica = self._environment, replica_of(session) if session else ""
-        if replica not in _NOWHERE:
-            place = f"{place}/{replica}"
-        recorder.add(kind, begun, place, columns, status)
+        if session != self._placed:
+            replica = replica_of(session) if session else ""
+            self._place = f"{self._environment}/{replica}" if replica not in _NOWHERE else self._environment
+            self._placed = session
+        recorder.add(kind, begun, self._place, columns, status)
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"
