@@ -88,7 +88,7 @@ class AgentServer(Server):
         """Maximum length of one model answer, without its tokens and log-probabilities. A longer one is cut,
         as by ``max_output_tokens``, and ends the episode, which is verified as it stands."""
         timeline: bool = True
-        """Whether each rollout has the timeline of its calls (``_ng_timeline``): about 50 bytes a call."""
+        """Whether each rollout has the timeline of its calls (``_ng_timeline``): about 60 bytes a call."""
         max_episode_bytes: int = Field(Limits().max_episode_bytes, ge=1024)
         """Maximum length of an episode, tool outputs included. A longer episode ends and is verified."""
 
