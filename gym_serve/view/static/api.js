@@ -12,7 +12,7 @@ export function takeToken() {
   history.replaceState(null, "", "#" + match[2]);
 }
 
-export function headers(more = {}) {
+function headers(more = {}) {
   const token = sessionStorage.getItem(KEY);
   return token ? { Authorization: `Bearer ${token}`, ...more } : more;
 }

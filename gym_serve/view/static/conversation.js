@@ -12,7 +12,7 @@ const BATCH = 60; // blocks that are drawn at once
 const WINDOW = 500; // items of a request for those left out
 
 /** Items as blocks: a call with its result is one, in the place of the call. */
-export function blocksOf(items) {
+function blocksOf(items) {
   const results = new Map();
   for (const item of items) if (item.kind === "result" && item.call_id !== null) results.set(item.call_id, item);
   const called = new Set(items.filter(({ kind }) => kind === "call").map((item) => item.call_id));

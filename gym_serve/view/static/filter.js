@@ -6,7 +6,7 @@ import { count } from "./format.js";
 import { Name, visible } from "./text.js";
 
 /** A value as the language writes it. */
-export const quoted = (value) => (/^[A-Za-z_][\w.-]*$/.test(value) && !["and", "or", "not"].includes(value.toLowerCase())
+const quoted = (value) => (/^[A-Za-z_][\w.-]*$/.test(value) && !["and", "or", "not"].includes(value.toLowerCase())
   ? value : JSON.stringify(String(value)));
 
 /** Both conditions. */
@@ -20,7 +20,7 @@ function wordAt(text, cursor) {
   return { start, word: text.slice(start, cursor) };
 }
 
-export function FilterBox({ address, error, facets = null }) {
+export function FilterBox({ address, error }) {
   const where = address.query.get("where") ?? "";
   const [text, setText] = useState(where);
   const [options, setOptions] = useState([]);

@@ -22,7 +22,7 @@ export function Picture({ source, name }) {
     : html`<${Elsewhere} what="Image" source=${source ?? ""} name=${name} />`;
 }
 
-export function Sound({ source, name }) {
+function Sound({ source, name }) {
   return inside(SOUND, source ?? "")
     ? html`<audio controls src=${source} aria-label=${name || "sound of the rollout"}></audio>`
     : html`<${Elsewhere} what="Sound" source=${source ?? ""} name=${name} />`;

@@ -1,5 +1,5 @@
 // The rollout's line as it is in the file.
-import { getText, isStatic, url } from "./api.js";
+import { getText } from "./api.js";
 import { html, useEffect, useState } from "./dom.js";
 import { bytes } from "./format.js";
 import { Problem } from "./parts.js";

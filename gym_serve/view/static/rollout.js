@@ -4,7 +4,7 @@ import { changed, go, link, shared } from "./address.js";
 import { get, isStatic, useAnswer } from "./api.js";
 import { Branches } from "./branches.js";
 import { Conversation } from "./conversation.js";
-import { html, useEffect, useState } from "./dom.js";
+import { html } from "./dom.js";
 import { count, duration, number, short } from "./format.js";
 import { useKeys } from "./keys.js";
 import { Judge } from "./judge.js";

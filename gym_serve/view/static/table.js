@@ -9,7 +9,7 @@ const KEPT = 60; // pages
 const TALLEST = 12_000_000; // pixels; browsers cut taller elements
 const positions = new Map(); // of tables that were left, by their name
 
-export function useNarrow() {
+function useNarrow() {
   const query = matchMedia("(max-width: 700px)");
   const [narrow, set] = useState(query.matches);
   useEffect(() => {
@@ -73,7 +73,10 @@ export function Table({ label, name, version, columns, fetchRows, sort, setSort,
   const scroller = useRef();
   const [view, setView] = useState({ top: positions.get(name)?.top ?? 0, size: 800 });
   const [chosen, setChosen] = useState(positions.get(name)?.chosen ?? -1);
-  const focusNext = useRef(false);
+  const focusNext = useRef(null); // the row that a key has chosen
+  const focusing = useRef(false); // by a key: the row is already the chosen one
+  const at = useRef(chosen); // as `chosen`, for keys that come faster than the page is drawn
+  at.current = chosen;
   const total = pages.total ?? 0;
   const tall = Math.min(total * height, TALLEST);
   const stretch = total * height > TALLEST ? (total * height - view.size) / (tall - view.size) : 1;
@@ -110,17 +113,20 @@ export function Table({ label, name, version, columns, fetchRows, sort, setSort,
     if (positions.size > 50) positions.delete(positions.keys().next().value);
   });
   useEffect(() => {
-    if (!focusNext.current) return;
+    if (focusNext.current !== chosen) return;
     const link = scroller.current.querySelector(`[aria-rowindex="${chosen + 2}"] a`);
     if (link) {
-      focusNext.current = false;
+      focusNext.current = null;
+      focusing.current = true;
       link.focus({ preventScroll: true });
+      focusing.current = false;
     }
   });
   const move = (to) => {
     const index = Math.max(0, Math.min(total - 1, to));
+    at.current = index;
     setChosen(index);
-    focusNext.current = true;
+    focusNext.current = index;
     const element = scroller.current;
     const top = index * height;
     const room = element.clientHeight - 44;
@@ -128,8 +134,8 @@ export function Table({ label, name, version, columns, fetchRows, sort, setSort,
     else if (top + height > offset + room) element.scrollTop = (top + height - room) / stretch;
   };
   useKeys({
-    j: { does: "next row", run: () => move(chosen + 1) },
-    k: { does: "row before", run: () => move(chosen - 1) },
+    j: { does: "next row", run: () => move(at.current + 1) },
+    k: { does: "row before", run: () => move(at.current - 1) },
     G: { does: "last row", run: () => move(total - 1) },
     "g g": { does: "first row", run: () => move(0) },
   });
@@ -146,7 +152,7 @@ export function Table({ label, name, version, columns, fetchRows, sort, setSort,
     const row = pages.row(index);
     const style = { height: `${height}px`, top: `${index * height - offset + view.top}px`, gridTemplateColumns: template };
     rows.push(html`<div role="row" key=${index} class="row ${index % 2 ? "odd" : ""} ${index === chosen ? "chosen" : ""}" style=${style}
-      aria-rowindex=${index + 2} onFocusIn=${() => setChosen(index)}>
+      aria-rowindex=${index + 2} onFocusIn=${() => focusing.current || setChosen(index)}>
       ${!row ? html`<div role="cell" class="waiting">…</div>`
         : narrow && narrowCell ? html`<div role="cell" class="narrow">${narrowCell(row, index)}</div>`
           : shown.map((column) => html`<div role="cell" key=${column.key} class=${column.number ? "cell number" : "cell"}>${column.cell(row, index)}</div>`)}
