@@ -60,6 +60,9 @@ THOROUGH = (
 )
 """Tests that need no Ray and take long: sandboxes, pools of workers, generated requests, official clients."""
 
+PARTLY_THOROUGH = ("docs/test_docs",)
+"""Modules that mark some of their tests ``thorough`` themselves: pages whose blocks start no Ray."""
+
 WITHOUT_RAY = (
     *(
         "benchmarking/",
@@ -84,7 +87,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = set(config.option.markexpr.split(" and "))
     ignored = (
         ({"not ray", "not thorough"} <= wanted and name.startswith(THOROUGH))
-        or ("thorough" in wanted and not name.startswith(THOROUGH))
+        or ("thorough" in wanted and not name.startswith((*THOROUGH, *PARTLY_THOROUGH)))
         or ("ray" in wanted and name.startswith(WITHOUT_RAY))
     )
     return ignored or None
