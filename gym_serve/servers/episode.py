@@ -351,7 +351,7 @@ class Episode:
                 status, session = result.status, result.session or session
             columns = (name, arguments, len(result.body) if answered else None)
         elif kind == "seed" and result is not None:
-            session = result[0]
+            session = result.session if isinstance(result, Reply) else result[0]
         if session != self._placed:
             replica = replica_of(session) if session else ""
             self._place = f"{self._environment}/{replica}" if replica not in _NOWHERE else self._environment
