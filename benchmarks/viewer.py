@@ -108,10 +108,6 @@ def _rollout(
         ["model", 800_600, 900_000, 0, 1, None, None, None, None, {"version": str(task // 500)}],
         ["verify", 1_700_700, 500, 0, 0],
     ]
-    line = {
-        **{"began": 1.8e9 + task, "dur": 1_701_300, "agent": f"agent_{task % 5}/r"},
-        **{"servers": [f"environment_{task % 5}/r", "policy/r"], "steps": steps},
-    }
     usage = {"calls": 2, "input_tokens": len(ids) + rng.randrange(500), "output_tokens": rng.randrange(2000)}
     return {
         "responses_create_params": {"input": [{"role": "user", "content": texts[task % len(texts)][:300]}]},
@@ -127,7 +123,10 @@ def _rollout(
         **{"reward": float(rng.random() < (task % 10) / 10), "score": round(rng.random(), 4)},
         **{"extracted": rng.choice(texts)[:30], "model_usage": {"model": {"policy": usage}}},
         "_ng_latency_s": round(rng.expovariate(0.2), 3),
-        "_ng_timeline": orjson.dumps(line).decode(),
+        "_ng_timeline": {
+            **{"began": 1.8e9 + task, "dur": 1_701_300, "agent": f"agent_{task % 5}/r"},
+            **{"servers": [f"environment_{task % 5}/r", "policy/r"], "steps": steps},
+        },
     }
 
 

@@ -25,7 +25,6 @@ from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.protocols import check_messages, models_list, without_stream
 from gym_serve.servers.spans import PROVIDER
-from gym_serve.servers.transport import encode
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import (
@@ -156,7 +155,7 @@ class AgentServer(Server):
                     self._describe(seen, episode, rollout)
         if episode.meter.recorder is not None:
             timeline = episode.meter.recorder.to_json(self.name, current().notes, wall, ended)
-            rollout[TIMELINE_FIELD] = encode(timeline).decode()
+            rollout[TIMELINE_FIELD] = timeline
         return rollout
 
     async def responses(self, params: JSON) -> JSON:

@@ -124,7 +124,6 @@ class _Failure(msgspec.Struct):
 
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY = msgspec.json.Decoder()
-_TEXT = msgspec.json.Decoder(str)
 _Nested = dict[str, dict[str, _Usage]]
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (_Response, _Params, _Timeline, _AgentRef, _Failure, _Nested)
@@ -287,7 +286,7 @@ def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) -> None:
-    timeline = _timeline(top.get("_ng_timeline"))
+    timeline: _Timeline = _read(top, "_ng_timeline", _Timeline) or _Timeline()
     for step in timeline.steps:
         _take_step(facts, step, timeline.servers)
     usages = [*(_read(top, "model_usage", _Nested) or {}).get("model", {}).values()]
@@ -304,16 +303,6 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
         facts.at = _between(timeline.began + (timeline.dur or 0.0) / 1e6, 0, _LATEST)
     else:
         facts.at = _between(response.created_at, 0, _LATEST)
-
-
-def _timeline(raw: msgspec.Raw | None) -> _Timeline:
-    """A timeline, which is a text of JSON; an empty one if there is none."""
-    try:
-        text = _TEXT.decode(raw or b'""').encode("utf-8", "replace")
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = b""
-    found: _Timeline | None = _read({"": msgspec.Raw(text)}, "", _Timeline)
-    return found or _Timeline()
 
 
 def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:

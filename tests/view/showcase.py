@@ -171,7 +171,7 @@ def attempt(dice: random.Random, task: int, index: int, skill: float, version: i
     }
 
 
-def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, str]) -> str:
+def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, str]) -> dict[str, Any]:
     whole = int(seconds * 1e6)
 
     def step(kind: str, server: int, start: float, length: float, *columns: Any, queued: float = 0.0) -> Any:
@@ -188,8 +188,14 @@ def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, s
         step("model", 2, 0.87, 0.11, 240, None, 12, None, judged),
         step("verify", 0, 0.865, 0.125),
     ]
-    line = {"began": begin, "dur": whole, "queued": 140_000, "agent": "math_agent/x7k2"}
-    return json.dumps(line | {"servers": ["math/p3n8", "policy/h6w1", "judge/k2m4"], "steps": steps})
+    return {
+        "began": begin,
+        "dur": whole,
+        "queued": 140_000,
+        "agent": "math_agent/x7k2",
+        "servers": ["math/p3n8", "policy/h6w1", "judge/k2m4"],
+        "steps": steps,
+    }
 
 
 def failed_attempt(dice: random.Random, task: int, index: int, version: int) -> dict[str, Any]:
