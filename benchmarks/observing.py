@@ -1,6 +1,7 @@
 """CPU time per rollout with and without measuring, in one process without Ray, the settings taking turns.
 
     python -m benchmarks.observing --rounds 400 --rollouts 40
+    python -m benchmarks.observing --http --rounds 250 --rollouts 40
     python -m benchmarks.observing --ray --rounds 40 --rollouts 200
 
 - ``none``: no timeline, and nothing is counted: the functions that record are replaced by empty ones.
@@ -15,6 +16,9 @@ these ratios is printed, and half the width of its 95% confidence interval. So a
 slows down all that runs in a round, does not count.
 
 The last line is the CPU time of one publication, which a replica makes every 5 seconds.
+
+The model is `scripted_model`, in this process. With ``--http`` it is the HTTP server on loopback of
+`benchmarks.rollouts`, whose requests are a part of what a rollout costs wherever a model is real.
 
 With ``--ray``, the rollouts come from agents of one graph on a local Ray, with and without timelines, and the
 CPU time is that of all processes.
@@ -33,6 +37,9 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.harness.ray_processes import cpu_by_kind
+from benchmarks.harness.work import graph as http_graph
+from benchmarks.harness.work import model_behaviour
+from benchmarks.loopback import run_model_server
 from gym_serve import Gym
 from gym_serve.observe import catalogue, cpu
 from gym_serve.servers import runner
@@ -82,11 +89,9 @@ def show(times: dict[str, list[float]]) -> None:
         )
 
 
-def measure(rounds: int, rollouts: int) -> None:
+def measure(rounds: int, rollouts: int, graph: Any, agent: str) -> None:
     gyms = {
-        name: Gym.from_graph(
-            "graphs/weather.yaml", overrides={"agents.weather_agent.timeline": name == "timeline"}, ray=False
-        )
+        name: Gym.from_graph(graph, overrides={f"agents.{agent}.timeline": name == "timeline"}, ray=False)
         for name in SETTINGS
     }
     chance = random.Random(0)
@@ -95,7 +100,7 @@ def measure(rounds: int, rollouts: int) -> None:
         for name in chance.sample(SETTINGS, len(SETTINGS)):
 
             def work(gym: Gym = gyms[name]) -> None:
-                gym.run(ROWS, limit=1, repeats=rollouts)
+                gym.run(ROWS, limit=1, repeats=rollouts, agent=agent)
 
             with uncounted() if name in ("none", "again") else nullcontext():
                 work()
@@ -139,8 +144,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--rollouts", type=int, default=40)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--http", action="store_true")
     arguments = parser.parse_args()
-    (measure_on_ray if arguments.ray else measure)(arguments.rounds, arguments.rollouts)
+    if arguments.ray:
+        measure_on_ray(arguments.rounds, arguments.rollouts)
+    elif arguments.http:
+        with run_model_server(model_behaviour()) as model:
+            measure(arguments.rounds, arguments.rollouts, http_graph(model.url), "agent")
+    else:
+        measure(arguments.rounds, arguments.rollouts, "graphs/weather.yaml", "weather_agent")
 
 
 if __name__ == "__main__":
