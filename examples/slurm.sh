@@ -26,7 +26,7 @@ end() {
 }
 trap end EXIT
 
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address)
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses)
 address=${address%% *}:$port
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" ray start --head --block \

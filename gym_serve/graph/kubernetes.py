@@ -51,8 +51,9 @@ class _Kind(NamedTuple):
 
 @dataclass
 class _Group:
-    """How many worker pods of one kind its replicas fill, at least and at most."""
+    """How many worker pods of one kind the replicas of its servers fill, at least and at most."""
 
+    servers: int = 0
     fewest: float = 0
     most: float = 0
 
@@ -79,7 +80,7 @@ def kubernetes_objects(source: GraphSource, graph: Graph, *, image: str, size: P
         "env": list(_environment(source)),
         "securityContext": {"runAsNonRoot": True, "allowPrivilegeEscalation": False},
     }
-    # No replica runs on the head: one that takes all of its memory would end the cluster.
+    # The head offers no CPU: a replica there that takes all of its memory would end the cluster.
     head = {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
         "template": _pod(labels, {"name": "ray-head", **container, **_resources(2, _HEAD_MEMORY_GIB, 0)}),
@@ -92,6 +93,8 @@ def kubernetes_objects(source: GraphSource, graph: Graph, *, image: str, size: P
     worker = {"name": "ray-worker", **container, "readinessProbe": ready}
     cluster = {
         "rayVersion": version("ray"),
+        # Whoever reaches the ports of Ray could otherwise run code, and read the Secret. From KubeRay 1.5.1.
+        "authOptions": {"mode": "token"},
         "enableInTreeAutoscaling": True,
         "headGroupSpec": head,
         "workerGroupSpecs": list(_worker_groups(graph, size, labels, worker)),
@@ -176,11 +179,16 @@ def _worker_groups(
     for node in _deployed(graph):
         needs, scaling = deployed_options(node), node.options.autoscaling
         kind, cpus = _needs(needs)
-        # Pods that a replica has to itself are counted by replicas, others by the share that it takes.
-        share = kind.gpus / math.ceil(kind.gpus) if kind.gpus else 1.0 if kind.resources else cpus / size.cpus
-        kind = kind._replace(gpus=math.ceil(kind.gpus))
+        gpus = math.ceil(kind.gpus)
+        # How many replicas fit into a pod, by each resource: a replica is never split between two.
+        fits = [size.cpus / cpus] if cpus else []
+        fits += [gpus / kind.gpus] if gpus else []
+        fits += [size.memory_gib * 2**30 / needs["memory"]] if needs.get("memory") else []
+        fits += [1.0] if kind.resources else []
+        share = 1 / max(1, math.floor(min(fits))) if fits else 0.0
         replicas = needs.get("num_replicas", 1)
-        group = groups[kind]
+        group = groups[kind._replace(gpus=gpus)]
+        group.servers += 1
         group.fewest += share * (scaling.fewest if scaling else replicas)
         group.most += share * (scaling.max_replicas if scaling else replicas)
     for number, (kind, group) in enumerate(sorted(groups.items(), key=_size)):
@@ -191,7 +199,8 @@ def _worker_groups(
             "groupName": "-".join([*filter(None, names), str(number)]).replace("_", "-").lower(),
             "replicas": math.ceil(group.fewest),
             "minReplicas": math.ceil(group.fewest),
-            "maxReplicas": max(1, math.ceil(group.most)),
+            # Servers of different sizes leave gaps between them.
+            "maxReplicas": max(1, math.ceil(group.most)) + (group.servers > 1),
             "rayStartParams": start,
             "template": _pod(labels, {**worker, **_resources(size.cpus, size.memory_gib, gpus)}),
         }

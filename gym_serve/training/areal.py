@@ -65,8 +65,9 @@ class GymAgent:
 
         Args:
             data: a row of the data set: its column ``row`` as JSON, or one made of ``messages`` or
-            ``prompt``. **extra_kwargs: AReaL's ``base_url`` and ``api_key``; in its processes, they are
-            environment variables.
+                ``prompt``.
+            **extra_kwargs: AReaL's ``base_url`` and ``api_key``; in its processes, they are environment
+                variables.
 
         Raises:
             RolloutFailed: the rollout failed, or must not be trained on.

@@ -159,10 +159,10 @@ class Siblings:
 class Groups:
     """The prompts whose rollouts run in this process, for trainers that ask for each rollout by itself.
 
-    Such a trainer has no value for a failure, and counts the reward of every rollout in its group's
-    baseline. A failure whose reward is the mean of its siblings leaves the baseline where it is without it,
-    and has the advantage 0. The trainer starts the rollouts of a prompt together, so each knows of the
-    others.
+    Such a trainer has no value for a failure, and counts the reward of every rollout in its group. A failure
+    whose reward is the mean of its siblings leaves the mean of the group where it is without it, and has the
+    advantage 0; it makes the deviation smaller (docs/released-trainers.md). The trainer starts the rollouts
+    of a prompt together, so each knows of the others.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ is no row is the ``expected_answer`` of a row whose prompt is OpenRLHF's, as it 
 
 OpenRLHF has no value for a failure, and divides by the number of a sample's actions. A rollout that failed
 all its attempts is its prompt and one token, with the mean reward of its siblings: its advantage is 0, and
-the baseline of the group is what it would be without it.
+the mean of the group is what it would be without it.
 
 `reward_app` serves a graph's verifier at ``--reward.remote_url``, for OpenRLHF's single-turn executor.
 

@@ -7,7 +7,7 @@
 your own derives from ``experiment(graph)`` instead of ``BasePPOExp``.
 
 A failed rollout is tried again. One that failed all its attempts has a mask of zeros, and the mean reward
-of its siblings in the batch, so that it does not move the baseline of its group.
+of its siblings in the batch, so that it does not move the mean of its group.
 
 Source: SkyRL 0.3, ``train/generators/base.py``, ``train/entrypoints/main_base.py``, ``train/trainer.py`` and
 ``backends/skyrl_train/inference_servers``.

@@ -7,7 +7,7 @@
 
 A harness's branches, and histories that were tokenized again, are samples of their own with the same
 ``rollout_id``. A rollout that failed all its attempts has the status ``FAILED`` and ``remove_sample``, so
-its loss is 0. slime counts its reward in the baseline of its group, so the reward is the mean of its
+its loss is 0. slime counts its reward in its group, so the reward is the mean of its
 siblings.
 
 Source: slime at 624b824 (August 2026), ``rollout/sglang_rollout.py`` and ``utils/types.py``.

@@ -12,8 +12,8 @@ A failed rollout is tried again, and then never trained on:
 
 - Trainer V1 (TransferQueue): the session has no output. verl forms the group of the others.
 - Trainer V0: the batch must be complete, so the failure is an output whose mask is 0. verl counts its score
-  in the baseline of its group all the same; so the score is the mean of its siblings in this worker, which
-  leaves the baseline where it is without it.
+  in its group all the same; so the score is the mean of its siblings in this worker, which leaves the mean
+  of the group where it is without it.
 
 Source: verl 0.9, ``experimental/agent_loop/agent_loop.py`` and ``trainer/ppo/v1/agent_loop_tq.py``.
 """

@@ -83,7 +83,7 @@ def test_prometheus_finds_all_pods(objects: list[dict[str, Any]]) -> None:
 
 def test_gpus_have_pods_of_their_own(objects: list[dict[str, Any]]) -> None:
     cpu, gpu = objects[0]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    assert (cpu["groupName"], cpu["minReplicas"], cpu["maxReplicas"]) == ("cpu-0", 1, 1)
+    assert (cpu["groupName"], cpu["minReplicas"], cpu["maxReplicas"]) == ("cpu-0", 1, 2)
     assert (gpu["groupName"], gpu["minReplicas"], gpu["maxReplicas"]) == ("1-gpu-1", 1, 4)
     (container,) = gpu["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -101,6 +101,19 @@ def test_there_are_as_many_pods_as_the_replicas_fill() -> None:
         "1-gpu-2": 2,
     }
     assert groups["cpu-license-1"]["rayStartParams"] == {"resources": r'"{\"license\": 1.0}"'}
+
+
+def test_a_replica_is_never_split_between_pods() -> None:
+    wide = {"type": "mcqa", "num_cpus": 3, "num_replicas": 4}
+    big = {"type": "scripted_model", "num_gpus": 0.6, "num_replicas": 5}
+    heavy = {"type": "mcqa", "memory": 9 * 2**30, "ray_resources": {"disk": 1}, "num_replicas": 2}
+    cluster, _ = exported({"resources": {"wide": wide, "heavy": heavy}, "models": {"big": big}})
+    groups = {group["groupName"]: group["maxReplicas"] for group in cluster["workerGroupSpecs"]}
+    assert groups == {"cpu-0": 4, "cpu-disk-1": 2, "1-gpu-2": 5}
+
+
+def test_rays_own_ports_need_a_token(objects: list[dict[str, Any]]) -> None:
+    assert objects[0]["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
 
 
 def test_all_problems_are_said_at_once() -> None:
