@@ -57,6 +57,9 @@ def up(
     If there is no Ray to join, one is started on this machine. It runs until
     gym-serve down --all.
 
+    A cluster gets the packages of the graph's own classes from this machine, and servers whose code has
+    changed are replaced: docs/deploying.md.
+
     Exit status: 0 once every server is ready, or 1 if the graph has a problem or did not start.
 
     Example: gym-serve up graphs/math.yaml
@@ -64,7 +67,7 @@ def up(
     source = load_graph(file, overrides=set_ or (), application=application)
     graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
     print_start()
-    if is_own := local_ray.use(address) is None:
+    if is_new := local_ray.use(address) is None:
         if problems := problems_here(graph):
             raise GraphError(problems, source=source.path)
         local_ray.start()
@@ -76,7 +79,14 @@ def up(
 
     if not serve_is_running():
         start_serve(port or free_port(HTTP_PORT))
-    launch(graph, source.name, source.route_prefix, source=source.path, checked=is_own)
+    launch(
+        graph,
+        source.name,
+        source.route_prefix,
+        source=source.path,
+        checked=is_new,
+        with_code=not local_ray.is_own(address),  # that one reads the files themselves
+    )
     url = http_address() + source.route_prefix.rstrip("/")
     if as_json:
         print_json({"ok": True, "name": source.name, "url": url})

@@ -158,6 +158,12 @@ def use(address: str | None) -> str | None:
     return address
 
 
+def is_own(address: str | None) -> bool:
+    """Whether the address of `use` is that of the Ray that `up` has started."""
+    own = started()
+    return own is not None and own.address == use(address)
+
+
 def find(address: str | None) -> str:
     """Like `use`, and by default the only Ray of this machine, e.g. that of ``serve run``.
 

@@ -23,6 +23,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from gym_serve.client import loop
 from gym_serve.client.cluster import Cluster, quiet_serve
 from gym_serve.client.connection import Connection, page, servers_health
+from gym_serve.graph.code import ship
 from gym_serve.graph.deploy import GATEWAY, build
 from gym_serve.graph.gateway import Description
 from gym_serve.graph.loading import GraphSource
@@ -348,6 +349,7 @@ def launch(
     source: str | None = None,
     checked: bool = False,
     owned: bool = False,
+    with_code: bool = False,
 ) -> None:
     """Deploy a graph on the connected cluster, or update it in place, and wait until it is ready.
 
@@ -361,16 +363,18 @@ def launch(
         checked: True where the cluster is a Ray that was started on this machine for this graph, after
             `problems_here`: no worker is asked again.
         owned: whether the graph belongs to the run that claims it, and ends with it.
+        with_code: whether the nodes get this machine's own code of the graph (`gym_serve.graph.code`).
 
     Raises:
         GraphError: the cluster lacks what it needs; says what.
         Unavailable: it did not start; says why.
     """
-    if problems := preflight(graph, checked=checked):
+    shipped = ship(graph) if with_code else {}
+    if problems := preflight(graph, checked=checked, shipped=shipped):
         raise GraphError(problems, source=source)
     before = running_version(name)
     try:
-        application = build(graph, owned=owned)
+        application = build(graph, owned=owned, shipped=shipped)
         _log.info("Deploying %s servers…", sum(node.cls is not None for node in graph.nodes.values()) + 1)
         _run(application, name, prefix)
     except Unavailable as error:

@@ -100,7 +100,7 @@ def _imported(import_path: str, load: Callable[[], Any], entry: EntryPoint | Non
         return load()
     except ModuleNotFoundError as error:
         hint = _install(error.name or "", entry.dist if entry else None)
-        raise GraphError(f"cannot import {import_path}: {error}; {hint}") from error
+        raise GraphError(f"cannot import {import_path}: {error}{_line_of(error)}; {hint}") from error
     except Exception as error:
         # Foreign code: a broken module is a problem of the graph, beside the other problems.
         raise GraphError(

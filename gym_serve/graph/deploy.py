@@ -16,6 +16,7 @@ from ray import cloudpickle, serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from gym_serve.graph.access import exposure
+from gym_serve.graph.code import code_hash, with_code
 from gym_serve.graph.gateway import Gateway, application
 from gym_serve.graph.replica import Replica
 from gym_serve.graph.resolving import resolve
@@ -69,12 +70,15 @@ def app(args: GraphSpec) -> serve.Application:
     return build(resolve(args, literal_secrets=False))
 
 
-def build(graph: Graph, *, owned: bool = False) -> serve.Application:
+def build(
+    graph: Graph, *, owned: bool = False, shipped: Mapping[str, str] | None = None
+) -> serve.Application:
     """The application of a resolved graph.
 
     Args:
         graph: the graph.
         owned: whether it belongs to a run, and ends with it (`gym_serve.graph.ownership`).
+        shipped: what `gym_serve.graph.code.ship` has uploaded.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.
@@ -94,12 +98,13 @@ def build(graph: Graph, *, owned: bool = False) -> serve.Application:
             **_options(
                 name,
                 node.options,
-                deployed_options(node),
+                _with_shipped(deployed_options(node), nodes, shipped or {}),
                 f"gym_serve.routing.autoscaling:by_{_measure(node)}",
             ),
         )(Replica)
         arguments = (name, nodes, graph.tracing, graph.logs)
-        version = _fingerprint(arguments, sorted(handles))
+        code = [code_hash(n.cls) for n in nodes.values() if n.cls is not None]
+        version = _fingerprint((arguments, code), sorted(handles))
         bound[name] = with_version(deployment, version).bind(name, nodes, handles, graph.tracing, graph.logs)
     outline = graph.outline()
     gateway = serve.deployment(
@@ -126,6 +131,14 @@ def _nodes_for(graph: Graph, name: str) -> dict[str, Node]:
     visit(name)
     nodes = {n: graph.nodes[n] for n in [name, *called]}
     return {n: node if n in constructed else node.outline() for n, node in nodes.items()}
+
+
+def _with_shipped(
+    options: dict[str, Any], nodes: Mapping[str, Node], shipped: Mapping[str, str]
+) -> dict[str, Any]:
+    """Options of a server whose replicas construct ``nodes``, with the code that was shipped for them."""
+    uris = sorted({shipped[name] for name, node in nodes.items() if node.cls is not None and name in shipped})
+    return {**options, "runtime_env": with_code(options.get("runtime_env"), uris)} if uris else options
 
 
 def deployed_options(node: Node) -> dict[str, Any]:
@@ -171,6 +184,8 @@ def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
 
 def _fingerprint(arguments: Any, handles: list[str]) -> str:
     """Version of a deployment: it changes if, and only if, its replicas must restart.
+
+    Of a class it has the name, as the same class is the same everywhere; its source comes in by `code_hash`.
 
     It is the same in every process, unlike a pickle, whose sets have no order. Serve options are left
     out, as Serve compares those itself.

@@ -8,9 +8,13 @@ with its resources, in its ``runtime_env``. Only that needs Ray: `problems_here`
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from gym_serve.graph.code import with_code
 from gym_serve.graph.spec import SECTION_OF, Graph, Node
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -19,19 +23,20 @@ _TYPE = "accelerator_type:"
 _Amounts = Mapping[str, float]
 
 
-def preflight(graph: Graph, *, checked: bool = False) -> list[str]:
+def preflight(graph: Graph, *, checked: bool = False, shipped: Mapping[str, str] | None = None) -> list[str]:
     """What the connected cluster lacks for a graph: a line for each, with the server that needs it.
 
     Args:
         graph: the graph.
         checked: True where all replicas will run on this machine with this process's Python, and
             `problems_here` has found nothing: only servers with a ``runtime_env`` are asked.
+        shipped: what `gym_serve.graph.code.ship` has uploaded.
     """
     from gym_serve.routing.serve_compat import most_resources, node_resources
 
     machines, growth = list(node_resources().values()), most_resources()
     lacking = list(resource_problems(graph, [*machines, growth] if growth else machines))
-    return lacking or list(_problems_there(graph, checked=checked))
+    return lacking or list(_problems_there(graph, shipped or {}, checked=checked))
 
 
 def problems_here(graph: Graph) -> list[str]:
@@ -40,23 +45,25 @@ def problems_here(graph: Graph) -> list[str]:
     return list(_problems_of(node for node in _deployed(graph) if not node.options.runtime_env))
 
 
-def _problems_there(graph: Graph, *, checked: bool) -> Iterator[str]:
+def _problems_there(graph: Graph, shipped: Mapping[str, str], *, checked: bool) -> Iterator[str]:
     import ray
 
     from gym_serve.routing.serve_compat import started_ray
 
-    alike: dict[tuple[str, str], list[Node]] = {}
+    alike: dict[tuple[str, str], tuple[dict[str, Any], list[Node]]] = {}
     for node in _deployed(graph):
-        if checked and not node.options.runtime_env:
+        uris = [shipped[node.name]] if node.name in shipped else []
+        environment = with_code(node.options.runtime_env, uris)
+        if checked and not environment:
             continue
-        if started_ray() and not node.options.runtime_env:
+        if started_ray() and not environment:
             yield from _problems_of([node])  # this process's machine and Python are those of the replicas
         elif (place := _place(node)) is not None:
-            alike.setdefault((place, repr(node.options.runtime_env)), []).append(node)
+            alike.setdefault((place, repr(environment)), (environment, []))[1].append(node)
     asked = []
-    for (place, _), nodes in alike.items():
+    for (place, _), (environment, nodes) in alike.items():
         try:
-            asked.append((nodes, _ask(place, nodes)))
+            asked.append((nodes, _ask(place, nodes, environment)))
         except (TypeError, ValueError) as error:  # Ray's own check of a runtime_env
             yield f"{_path(nodes[0])}.runtime_env: {error}"
     for nodes, answer in asked:
@@ -67,7 +74,7 @@ def _problems_there(graph: Graph, *, checked: bool) -> Iterator[str]:
             yield f"{_path(nodes[0])}: no worker starts where its replicas run: {reason}"
 
 
-def _ask(place: str, nodes: list[Node]) -> Any:
+def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
     """Ask servers with one ``runtime_env``, in a worker on a node."""
     import ray
     from ray import cloudpickle
@@ -75,7 +82,7 @@ def _ask(place: str, nodes: list[Node]) -> Any:
 
     ask = ray.remote(num_cpus=0)(_problems_of_pickled).options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=True),
-        runtime_env=nodes[0].options.runtime_env or {},
+        runtime_env=environment,
     )
     pickled = [(_path(node), cloudpickle.dumps(node)) for node in nodes]  # type: ignore[no-untyped-call]
     return ask.remote(pickled)
@@ -89,11 +96,24 @@ def _problems_of_pickled(servers: list[tuple[str, bytes]]) -> list[str]:
         try:
             node = cloudpickle.loads(pickled)
         except Exception as error:  # foreign code, or none: the module may be on the driver's machine alone
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}{_line(error)}"
+            if isinstance(error, ModuleNotFoundError):
+                reason += "; install it on the nodes, or name it in the server's runtime_env: {pip: [...]}"
             found.append(f"{path}: its class cannot be imported where its replicas run: {reason}")
         else:
             found += _problems_of([node])
     return found
+
+
+def _line(error: Exception) -> str:
+    """The line that raised, by the path from where the module was looked for."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    if len(frames) < 2:  # none but that of this module: the class's own module is missing
+        return ""
+    file = Path(frames[-1].filename)
+    roots = (Path(folder) for folder in sys.path if folder and file.is_relative_to(folder))
+    root = max(roots, key=lambda root: len(root.parts), default=file.parent)
+    return f" ({file.relative_to(root)}:{frames[-1].lineno})"
 
 
 def _problems_of(nodes: Iterable[Node]) -> Iterator[str]:

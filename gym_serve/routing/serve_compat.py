@@ -4,6 +4,7 @@
 - `with_version`: a deploy restarts only the servers that changed.
 - `latency_bounds` and `adds_up_gauges`: what it takes to feed Serve's own metrics; `metrics_targets`: where
   they are.
+- `upload_code`: a package that the nodes fetch.
 - ``kv_...``: the key-value store that Ray's own libraries use.
 - `worker_is_alive`: whether a process of the cluster lives.
 """
@@ -11,19 +12,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import warnings
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
 from ray import serve
 from ray._private import ray_constants, worker
+from ray._private.runtime_env import packaging
 from ray.core.generated import gcs_pb2
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.experimental import internal_kv
 from ray.serve import Deployment, context
 from ray.serve import config as serve_config
@@ -41,6 +45,7 @@ from gym_serve.routing.balancing import members_of
 from gym_serve.types.errors import Unavailable
 
 _STOP_SECONDS = 30.0
+_PIN_SECONDS = 2_000_000  # 23 days: in milliseconds it must fit 31 bits
 _OWN_LOOP = "_run_router_in_separate_loop"
 _RAY = tuple(map(int, ray.__version__.split(".")[:2]))
 
@@ -354,6 +359,28 @@ def running_version(application: str) -> RunningVersion | None:
         if id.app_name == application and route is not None:
             return RunningVersion(application, deployments, id.name, route)
     return None
+
+
+def upload_code(folder: Path) -> str:
+    """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its files.
+
+    What a ``.gitignore`` in it names is left out.
+
+    Raises:
+        Unavailable: the cluster does not take it.
+    """
+    known = inspect.signature(packaging.get_uri_for_directory).parameters
+    options: dict[str, Any] = {"include_gitignore": True} if "include_gitignore" in known else {}
+    try:
+        uri: str = packaging.get_uri_for_directory(str(folder), **options)
+        # Ray's own reference to it ends after minutes, and then it goes with the last replica that uses it: a
+        # replica that is started in the place of the only one would not find it.
+        packaging.pin_runtime_env_uri(uri, expiration_s=_PIN_SECONDS)
+        with TemporaryDirectory() as scratch:
+            packaging.upload_package_if_needed(uri, scratch, str(folder), **options)
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise Unavailable(f"the cluster does not take the graph's code: {error}") from error
+    return uri
 
 
 def serve_is_running() -> bool:

@@ -190,7 +190,7 @@ def test_a_graph_that_does_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch,
     running(monkeypatch)
     monkeypatch.setattr(deployed, "preflight", lambda *_, **__: [])
     monkeypatch.setattr(deployed, "running_version", lambda name: None)
-    monkeypatch.setattr(deployed, "build", lambda graph, owned: None)
+    monkeypatch.setattr(deployed, "build", lambda graph, owned, shipped: None)
 
     def run(targets: Any, **options: Any) -> None:
         raise RuntimeError("no replica came up")

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.processes import run_module
-
-
-def _can_mount() -> bool:
-    """Whether a process may have a /tmp of its own here."""
-    if shutil.which("unshare") is None:
-        return False
-    command = ["unshare", "-m", "mount", "--bind", "/tmp", "/tmp"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
+from support.processes import can_mount, run_module
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not _can_mount(), reason="a mount namespace is not permitted here"),
+    pytest.mark.skipif(not can_mount(), reason="a mount namespace is not permitted here"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,9 +13,17 @@ from typing import Any
 import orjson
 import psutil
 
-__all__ = ["children_titled", "replicas_of", "run_module"]
+__all__ = ["can_mount", "children_titled", "replicas_of", "run_module"]
 
 TESTS = Path(__file__).parents[1]
+
+
+def can_mount() -> bool:
+    """Whether a process may have a /tmp of its own here."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-m", "mount", "--bind", "/tmp", "/tmp"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def run_module(module: str, *arguments: str) -> dict[str, Any]:

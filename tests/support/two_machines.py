@@ -36,8 +36,13 @@ GRAPH: dict[str, Any] = {
 
 
 @contextmanager
-def two_machines(folder: str) -> Iterator[str]:
-    """The address of their cluster."""
+def two_machines(folder: str, hidden: str | None = None) -> Iterator[str]:
+    """The address of their cluster.
+
+    Args:
+        folder: becomes the /tmp of the second one.
+        hidden: a folder of this machine that the first one does not see either; it finds ``folder`` there.
+    """
     address = f"127.0.0.1:{free_port()}"
     common = [str(BIN / "ray"), "start", "--block", "--num-cpus=4"]
     head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false"]
@@ -45,6 +50,17 @@ def two_machines(folder: str) -> Iterator[str]:
         [*common, *head, "--node-ip-address=127.0.0.1", '--resources={"here": 1}'],
         [*common, f"--address={address}", "--node-ip-address=127.0.0.2", '--resources={"there": 1}'],
     ]
+    if hidden is not None:
+        nodes[0] = [
+            "unshare",
+            "-m",
+            "bash",
+            "-c",
+            'mount --bind "$0" "$1"; exec "${@:2}"',
+            folder,
+            hidden,
+            *nodes[0],
+        ]
     nodes[1] = ["unshare", "-m", "bash", "-c", 'mount --bind "$0" /tmp; exec "$@"', folder, *nodes[1]]
     started: list[subprocess.Popen[bytes]] = []
     try:

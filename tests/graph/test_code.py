@@ -1,0 +1,111 @@
+"""A graph's own code: which files it is, and what its hash follows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_serve.environments.mcqa import Mcqa
+from gym_serve.graph.code import code_hash, own_code
+from gym_serve.graph.deploy import build
+from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import GraphSpec
+
+CLASS = """
+import json
+import os.path
+import pydantic
+from gym_serve.environments.mcqa import Mcqa
+
+def later():
+    from gs_code_helper.deep import thing
+
+class Own(Mcqa):
+    pass
+"""
+MODULES = ("gs_code_env", "gs_code_helper", "gs_code_single", "gs_code_other")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder: a package, another one that it imports, and a module that nothing needs."""
+    files = {
+        "gs_code_env/__init__.py": "from .env import Own",
+        "gs_code_env/env.py": CLASS,
+        "gs_code_helper/__init__.py": "",
+        "gs_code_helper/deep.py": "import gs_code_single\nimport gs_code_env\nthing = 1",
+        "gs_code_single.py": "",
+        "gs_code_other.py": "from gym_serve.environments.mcqa import Mcqa\nclass Other(Mcqa): pass",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
+        del sys.modules[name]
+
+
+def own() -> Any:
+    return importlib.import_module("gs_code_env").Own
+
+
+def versions() -> dict[str, str]:
+    """Of the deployments, by server."""
+    graph = GraphSpec(
+        models={"policy": {"type": "scripted_model"}},
+        resources={"env": {"type": "gs_code_env:Own"}, "other": {"type": "gs_code_other:Other"}},
+        agents={
+            "agent": {"type": "simple_agent", "model": "policy", "resources": "env"},
+            "inliner": {"type": "simple_agent", "model": "policy", "resources": "env", "inline": ["env"]},
+        },
+    )
+    found: dict[str, str] = {}
+    ahead = [build(resolve(graph))]
+    while ahead:
+        deployment = ahead.pop()._bound_deployment
+        found[deployment.name] = deployment._deployment_config.version
+        arguments = deployment.init_args
+        ahead += [
+            value
+            for given in arguments
+            if isinstance(given, dict)
+            for value in given.values()
+            if hasattr(value, "_bound_deployment")
+        ]
+    return found
+
+
+def test_it_is_the_package_and_what_it_imports(folder: Path) -> None:
+    assert own_code(own()) == [
+        folder / name for name in ("gs_code_env", "gs_code_helper", "gs_code_single.py")
+    ]
+
+
+def test_what_is_installed_or_ours_is_not_own() -> None:
+    assert (
+        own_code(Mcqa) == own_code(GraphSpec) == own_code(type("Made", (), {"__module__": "__main__"})) == []
+    )
+    assert own_code(pytest.MonkeyPatch) == own_code(Path) == []
+
+
+@pytest.mark.parametrize("changed", ["gs_code_env/env.py", "gs_code_helper/deep.py", "gs_code_single.py"])
+def test_changed_code_changes_the_version_of_its_servers(folder: Path, changed: str) -> None:
+    before = versions()
+    (folder / "gs_code_env" / "notes.txt").write_text("not code")
+    assert versions() == before
+    with (folder / changed).open("a") as file:
+        file.write("\nCHANGED = True\n")
+    after = versions()
+    assert {name for name in before if after[name] != before[name]} == {"env", "inliner"}
+    assert before.keys() == {"policy", "env", "other", "agent", "inliner", "gateway"}
+
+
+def test_a_class_without_own_code_follows_its_module() -> None:
+    assert len(code_hash(Mcqa)) == 64
+    assert code_hash(type("Made", (), {"__module__": "no_such_module"})) == ""
