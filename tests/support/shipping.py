@@ -229,7 +229,7 @@ def replicas() -> dict[str, set[int]]:
 
 def main(folder: Path) -> None:
     user, there = folder / "user", folder / "there"
-    there.mkdir()
+    there.mkdir(parents=True)
     write(user, "1", 10)
     os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
     os.environ.pop("PYTHONPATH")  # of this process's own modules: the nodes shall not have it
