@@ -68,7 +68,7 @@ RUN_ELSEWHERE = {
     "make image": "by hand, as it takes minutes and a builder of images",
     "docker run": "by hand, by buildah",
     "sbatch": "tests/cli/test_slurm.py, with a Slurm of one machine",
-    "RAY_AUTH_MODE=disabled PYTHONPATH=tests python -m support.shipping": "tests/reliability/test_shipping.py",
+    "python -m support.shipping": "tests/reliability/test_shipping.py",
     "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
 """What stands in ``console`` blocks, and where it is run."""
