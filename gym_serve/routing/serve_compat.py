@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import shutil
 import warnings
 from contextlib import suppress
 from copy import copy, deepcopy
@@ -40,6 +41,7 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
+from ray.util import client
 
 from gym_serve.routing.balancing import members_of
 from gym_serve.types.errors import Unavailable
@@ -218,6 +220,8 @@ def ray_boards() -> Path | None:
 
 def most_resources() -> dict[str, float] | None:
     """What a cluster that grows may have in all; None for one that does not grow, or does not say."""
+    if _by_ray_client():
+        return None
     known = getattr(ray._private.state.state, "get_max_resources_from_cluster_config", None)
     most: dict[str, float] | None = known() if known is not None else None
     return most
@@ -369,6 +373,11 @@ def upload_code(folder: Path) -> str:
     Raises:
         Unavailable: the cluster does not take it.
     """
+    if _by_ray_client():  # it has no access to the store that a worker has
+        with TemporaryDirectory() as scratch:
+            archive = shutil.make_archive(f"{scratch}/code", "zip", folder)
+            stored = ray.remote(num_cpus=0)(_upload_archive).remote(Path(archive).read_bytes())
+        return str(ray.get(stored))
     known = inspect.signature(packaging.get_uri_for_directory).parameters
     options: dict[str, Any] = {"include_gitignore": True} if "include_gitignore" in known else {}
     try:
@@ -381,6 +390,13 @@ def upload_code(folder: Path) -> str:
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise Unavailable(f"the cluster does not take the graph's code: {error}") from error
     return uri
+
+
+def _upload_archive(archive: bytes) -> str:
+    with TemporaryDirectory() as scratch:
+        Path(scratch, "code.zip").write_bytes(archive)
+        shutil.unpack_archive(f"{scratch}/code.zip", f"{scratch}/code")
+        return upload_code(Path(scratch, "code"))
 
 
 def serve_is_running() -> bool:
@@ -435,6 +451,11 @@ def route_prefix(application: str) -> str:
     details = client.get_serve_details()["applications"] if client is not None else {}
     prefix: str = details.get(application, {}).get("route_prefix") or "/"
     return "" if prefix == "/" else prefix
+
+
+def _by_ray_client() -> bool:
+    """Whether this process has joined the cluster by ``ray://``."""
+    return bool(client.ray.is_connected())  # type: ignore[no-untyped-call]
 
 
 def _client() -> Any:

@@ -28,6 +28,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gym_serve import Gym
+from gym_serve.routing.starting import free_port
 from support.processes import replicas_of
 from support.two_machines import BIN, two_machines
 
@@ -174,7 +175,7 @@ def changed(before: dict[str, set[int]], after: dict[str, set[int]]) -> list[str
     return sorted(name for name in before | after if before.get(name) != after.get(name))
 
 
-async def scenario(user: Path, address: str, url: str) -> dict[str, Any]:
+async def scenario(user: Path, address: str, client: str, url: str) -> dict[str, Any]:
     said: dict[str, Any] = {}
     with await asyncio.to_thread(Gym.attach, "shop", address=address) as gym:
         load = Load(gym)
@@ -192,6 +193,8 @@ async def scenario(user: Path, address: str, url: str) -> dict[str, Any]:
         said["nodes"] = len({await asyncio.to_thread(node_of, pid) for pid in first["env"]})
         same = await phase("same code", lambda: up(user, address))
         said["same"] = {"rc": same.returncode, "changed": changed(first, replicas())}
+        remote = await phase("from no node", lambda: up(user, client))
+        said["remote"] = {"rc": remote.returncode, "changed": changed(first, replicas())}
         write(user, "2", 20)
         held = await asyncio.to_thread(Held, url, 6)
         verdicts = asyncio.create_task(asyncio.to_thread(lambda: (time.sleep(12), held.verdicts())[1]))
@@ -233,13 +236,14 @@ def main(folder: Path) -> None:
     write(user, "1", 10)
     os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
     os.environ.pop("PYTHONPATH")  # of this process's own modules: the nodes shall not have it
-    with two_machines(str(there), hidden=str(user)) as address:
+    port = free_port()
+    with two_machines(str(there), hidden=str(user), client_port=port) as address:
         had = lacking()
         first = up(user, address)
         if first.returncode:
             sys.exit(f"up: {first.stdout}{first.stderr}")
         url = json.loads(first.stdout)["url"]
-        said = asyncio.run(scenario(user, address, url))
+        said = asyncio.run(scenario(user, address, f"ray://127.0.0.1:{port}", url))
     print(json.dumps({"had": had, **said}), flush=True)
 
 

@@ -36,16 +36,18 @@ GRAPH: dict[str, Any] = {
 
 
 @contextmanager
-def two_machines(folder: str, hidden: str | None = None) -> Iterator[str]:
+def two_machines(folder: str, hidden: str | None = None, client_port: int = 10001) -> Iterator[str]:
     """The address of their cluster.
 
     Args:
         folder: becomes the /tmp of the second one.
+        client_port: where the first one listens for Ray Client.
         hidden: a folder of this machine that the first one does not see either; it finds ``folder`` there.
     """
     address = f"127.0.0.1:{free_port()}"
     common = [str(BIN / "ray"), "start", "--block", "--num-cpus=4"]
     head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false"]
+    head.append(f"--ray-client-server-port={client_port}")
     nodes = [
         [*common, *head, "--node-ip-address=127.0.0.1", '--resources={"here": 1}'],
         [*common, f"--address={address}", "--node-ip-address=127.0.0.2", '--resources={"there": 1}'],
