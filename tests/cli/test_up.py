@@ -41,7 +41,8 @@ from gym_serve.deployments.scripted_model import ScriptedModel
 from gym_serve.environments.mcqa import Mcqa
 
 class Echo(ScriptedModel):
-    pass
+    async def responses(self, body):
+        return {**await super().responses(body), "model": "first"}
 
 class Broken(Mcqa):
     async def start(self):
@@ -121,7 +122,12 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     assert "resources.mcqa: mcqa_data is not installed where its replicas run" in lacking.stderr
     row = {"responses_create_params": {"input": "?"}, "options": [{"A": "1"}], "expected_answer": "A"}
     rollout = httpx.post(f"{url}/agent/run", json=row, timeout=60)
-    assert "failure" not in rollout.json(), rollout.text
+    assert rollout.json()["response"]["model"] == "first", rollout.text
+    (tmp_path / "gs_up.py").write_text(MODULE.replace("first", "second"))
+    changed = run("up", "small.yaml")
+    assert changed.returncode == 0, changed.stderr
+    rollout = httpx.post(f"{url}/agent/run", json=row, timeout=60)
+    assert rollout.json()["response"]["model"] == "second", rollout.text
     again = run("status", "--json")
     assert again.returncode == 0, again.stdout
     assert json.loads(again.stdout)["ok"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gym_serve.environments.mcqa import Mcqa
-from gym_serve.graph.code import code_hash, own_code
+from gym_serve.graph.code import code_hash, own_code, with_code
 from gym_serve.graph.deploy import build
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
@@ -109,3 +109,13 @@ def test_changed_code_changes_the_version_of_its_servers(folder: Path, changed: 
 def test_a_class_without_own_code_follows_its_module() -> None:
     assert len(code_hash(Mcqa)) == 64
     assert code_hash(type("Made", (), {"__module__": "no_such_module"})) == ""
+
+
+def test_shipped_code_joins_what_the_file_asks_for() -> None:
+    asked = {"pip": ["lxml"], "py_modules": ["gcs://theirs.zip"]}
+    assert with_code(asked, ["gcs://ours.zip"]) == {
+        "pip": ["lxml"],
+        "py_modules": ["gcs://theirs.zip", "gcs://ours.zip"],
+    }
+    assert with_code(asked, []) == asked == {"pip": ["lxml"], "py_modules": ["gcs://theirs.zip"]}
+    assert with_code(None, []) == {}
