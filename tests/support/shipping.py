@@ -128,7 +128,9 @@ class Load:
             async for rollout in rollouts:
                 keys = ("reward", "version", "price", "pid", "_ng_failure_class")
                 found = {key: rollout.get(key) for key in keys}
-                self.ended.append({"at": time.monotonic(), "retries": rollout.get("_ng_attempt", 0), **found})
+                self.ended.append(
+                    {"at": time.monotonic(), "retries": rollout.get("_ng_attempt_index", 0), **found}
+                )
 
     def stop(self) -> None:
         """Start no more."""
@@ -218,6 +220,7 @@ async def scenario(user: Path, address: str, client: str, url: str) -> dict[str,
         await running
     said["rewards"] = sorted({(one["reward"], one["_ng_failure_class"] or "") for one in load.ended})
     said["rollouts"] = len(load.ended)
+    said["retried"] = sum(one["retries"] > 0 for one in load.ended)
     return said
 
 
