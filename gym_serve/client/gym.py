@@ -51,6 +51,7 @@ from gym_serve.rollouts import (
     Tracker,
     Tracking,
     collect,
+    compared,
     expand,
     groups,
     jobs_of,
@@ -326,6 +327,27 @@ class Gym:
         async with aclosing(settled) as found:
             async for group in found:
                 yield group
+
+    async def compare(self, rollouts: Sequence[JSON], **options: Unpack[RolloutOptions]) -> Group:
+        """A group of scored rollouts of one row, for a trainer that makes its groups itself.
+
+        Args:
+            rollouts: at least one; they keep their order.
+            **options: see `RolloutOptions`; ``attempts`` and ``timeout`` are those of the comparison.
+
+        Returns:
+            the group. Where the environment has ``compare``, it gave the rewards; if that failed, the group
+            is not usable and says why.
+
+        Raises:
+            InvalidRequest: there is no rollout.
+            OperatorError: a setting is wrong.
+        """
+        if not rollouts:
+            raise InvalidRequest("compare needs at least one rollout, got none")
+        group = Group(dict(rollouts[0]), [Rollout(each) for each in rollouts], [], usable=True)
+        settings = self._client.runner_options(options, attempts=3)
+        return await compared(group, self._client.compare, settings, lambda usage: None)
 
     def stream(
         self,

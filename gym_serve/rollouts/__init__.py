@@ -16,7 +16,7 @@ from gym_serve.rollouts.collecting import Collection, Report, RolloutBackend, ch
 from gym_serve.rollouts.expansion import Expansion, PromptTemplate, checked_groups, expand
 from gym_serve.rollouts.feeding import GroupFeed, Handover, StreamCounts
 from gym_serve.rollouts.grouping import Group, GroupOptions
-from gym_serve.rollouts.groups import groups
+from gym_serve.rollouts.groups import compared, groups
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.merging import merge
 from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, prices_of
@@ -56,6 +56,7 @@ __all__ = [
     "check_run",
     "checked_groups",
     "collect",
+    "compared",
     "expand",
     "groups",
     "jobs_of",

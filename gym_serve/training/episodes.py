@@ -27,12 +27,12 @@ from gym_serve.client.gym import Gym
 from gym_serve.graph import GraphSpec, load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
-from gym_serve.types.errors import GraphError, InvalidRequest
+from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import Rollout
+from gym_serve.types.rows import Rollout, failed_rollout
 
-__all__ = ["Episodes", "Groups", "endpoints_of", "policies_of", "row_of", "settings_for"]
+__all__ = ["Episodes", "Siblings", "endpoints_of", "policies_of", "row_of", "settings_for"]
 
 Generate = Callable[[PolicyRequest, Any], Awaitable[PolicyAnswer]]
 """The trainer's engine: one generation. It is given what `Episodes.run` was given as ``context``."""
@@ -86,6 +86,7 @@ class Episodes:
         self._gym = Gym.from_graph(graph, overrides={**(overrides or {}), **replaced}, ray=False)
         self._tasks = count()
         self._contexts: dict[str, Any] = {}
+        self._siblings: dict[Any, Siblings] = {}
         self._prefix = secrets.token_hex(4)
 
         async def batch(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
@@ -132,6 +133,39 @@ class Episodes:
             for name in names:
                 del self._contexts[name]
 
+    async def compared(self, scored: Sequence[Rollout]) -> list[Rollout]:
+        """The scored rollouts of one prompt, with the rewards of their group where the environment compares
+        them. If that fails, all of them have failed.
+
+        Raises:
+            OperatorError: a setting is wrong.
+        """
+        if not scored:
+            return []
+        group = await self._gym.compare(scored)
+        if group.usable:
+            return group.rollouts
+        error = VerifierFailed(str(group.reason))
+        return [Rollout(failed_rollout(each, error, each["response"])) for each in scored]
+
+    @contextmanager
+    def among_siblings(self, prompt: Any) -> Iterator[Siblings]:
+        """While a rollout of a prompt runs.
+
+        Args:
+            prompt: what names the prompt; None for a rollout without siblings.
+        """
+        key = object() if prompt is None else prompt
+        siblings = self._siblings.setdefault(key, Siblings(self.compared))
+        siblings.running += 1
+        try:
+            yield siblings
+        finally:
+            siblings.running -= 1
+            if siblings.running == 0:
+                siblings.ended.set()
+                self._siblings.pop(key, None)
+
     def name(self, request: PolicyRequest) -> str:
         """A name of the request's episode that no other process has, for an engine's prefix cache."""
         return f"{self._prefix}-{request.episode or request.id}"
@@ -142,22 +176,7 @@ class Episodes:
 
 
 class Siblings:
-    """What is known of the rollouts of one prompt that run in this process."""
-
-    def __init__(self) -> None:
-        self.rewards: list[float] = []
-        """Of those that did not fail, so far."""
-        self.running = 0
-        self.ended = asyncio.Event()
-
-    async def mean(self) -> float:
-        """The mean of `rewards`, once all have ended; 0 if there are none."""
-        await self.ended.wait()
-        return fmean(self.rewards) if self.rewards else 0.0
-
-
-class Groups:
-    """The prompts whose rollouts run in this process, for trainers that ask for each rollout by itself.
+    """The rollouts of one prompt that run in this process, for trainers that ask for each by itself.
 
     Such a trainer has no value for a failure, and counts the reward of every rollout in its group. A failure
     whose reward is the mean of its siblings leaves the mean of the group where it is without it, and has the
@@ -165,26 +184,39 @@ class Groups:
     of a prompt together, so each knows of the others.
     """
 
-    def __init__(self) -> None:
-        self._open: dict[Any, Siblings] = {}
+    def __init__(self, compare: Callable[[Sequence[Rollout]], Awaitable[list[Rollout]]]) -> None:
+        self._compare = compare
+        self._scored: list[Rollout] = []
+        self._comparing: asyncio.Future[list[Rollout]] | None = None
+        self.running = 0
+        self.ended = asyncio.Event()
 
-    @contextmanager
-    def rollout_of(self, prompt: Any) -> Iterator[Siblings]:
-        """While a rollout of a prompt runs.
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout that has a reward to train on. Call it before the rollout leaves the group."""
+        self._scored.append(rollout)
 
-        Args:
-            prompt: what names the prompt; None for a rollout without siblings.
+    async def compared(self, rollout: Rollout) -> Rollout:
+        """A rollout with the reward of its group, once all have ended.
+
+        Where its environment compares the rollouts of a group, that is the reward. It has failed if the
+        comparison did. A rollout that was not added, and one without ``compare``, is as it was.
+
+        Raises:
+            OperatorError: a setting is wrong.
         """
-        key = object() if prompt is None else prompt
-        siblings = self._open.setdefault(key, Siblings())
-        siblings.running += 1
-        try:
-            yield siblings
-        finally:
-            siblings.running -= 1
-            if siblings.running == 0:
-                siblings.ended.set()
-                self._open.pop(key, None)
+        place = next((i for i, each in enumerate(self._scored) if each is rollout), None)
+        return rollout if place is None else (await self._settled())[place]
+
+    async def mean(self) -> float:
+        """The mean reward of those that were added, once all have ended; 0 if there are none."""
+        rewards = [each.reward for each in await self._settled() if each.failure is None]
+        return fmean(rewards) if rewards else 0.0
+
+    async def _settled(self) -> list[Rollout]:
+        await self.ended.wait()
+        if self._comparing is None:
+            self._comparing = asyncio.ensure_future(self._compare(self._scored))
+        return await asyncio.shield(self._comparing)  # the others wait for it too
 
 
 def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:

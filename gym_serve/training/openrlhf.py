@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from gym_serve.client.gym import Gym
-from gym_serve.training.episodes import Episodes, Groups, row_of
+from gym_serve.training.episodes import Episodes, row_of
 from gym_serve.training.samples import TrainingSample, samples, verified
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
@@ -87,7 +87,6 @@ class Executor:
         self._overrides = overrides
         self._options = {"agent": agent, "attempts": attempts, "timeout": timeout}
         self._episodes: Episodes | None = None
-        self._groups = Groups()
 
     async def execute(  # noqa: PLR0917  # OpenRLHF's
         self,
@@ -124,13 +123,14 @@ class Executor:
             )
         given = ("temperature", "top_p", "max_tokens")
         sampling = {key: getattr(sampling_params, key, None) for key in given}
-        with self._groups.rollout_of((prompt, label, id(sampling_params))) as siblings:
+        with self._episodes.among_siblings((prompt, label, id(sampling_params))) as siblings:
             rollout = await self._episodes.run(
                 _row_of(prompt, label), sampling, sampling_params, **self._options
             )
-            sample = verified(samples(rollout, pad_token_id=hf_tokenizer.eos_token_id))
-            if sample.failure is None:
-                siblings.rewards.append(sample.reward)
+            if verified(samples(rollout)).failure is None:
+                siblings.add(rollout)
+        rollout = await siblings.compared(rollout)
+        sample = verified(samples(rollout, pad_token_id=hf_tokenizer.eos_token_id))
         reward = sample.reward if sample.failure is None else await siblings.mean()
         with_logprobs = sampling_params.logprobs is not None
         result = result_of(sample, reward, int(hf_tokenizer.eos_token_id), with_logprobs=with_logprobs)

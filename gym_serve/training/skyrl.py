@@ -88,6 +88,12 @@ class Generator:
         extras = input_batch.get("env_extras") or [{}] * len(prompts)
         rows = [row_of(extra, prompt) for prompt, extra in zip(prompts, extras, strict=True)]
         rollouts = await self._episodes.run_all(rows, sampling, sampling, **self._options)
+        groups = _groups(input_batch.get("trajectory_ids"), len(rows))
+        for members in groups.values():
+            scored = [i for i in members if rollouts[i].failure is None]
+            compared = await self._episodes.compared([rollouts[i] for i in scored])
+            for i, rollout in zip(scored, compared, strict=True):
+                rollouts[i] = rollout
         pad = int(self._tokenizer.eos_token_id)
         found = [verified(samples(rollout, pad_token_id=pad)) for rollout in rollouts]
         if any(sample.media for sample in found):
@@ -135,12 +141,12 @@ def output_of(
     with_logprobs: bool,
 ) -> JSON:
     """A ``GeneratorOutput`` of one sample for each prompt, in their order."""
-    groups = [getattr(id_, "instance_id", at) for at, id_ in enumerate(trajectory_ids or [None] * len(found))]
-    scored: dict[Any, list[float]] = {}
-    for group, sample in zip(groups, found, strict=True):
-        if sample.failure is None:
-            scored.setdefault(group, []).append(sample.reward)
-    neutral = {group: fmean(rewards) for group, rewards in scored.items()}
+    rewards = [sample.reward for sample in found]
+    for members in _groups(trajectory_ids, len(found)).values():
+        scored = [found[i].reward for i in members if found[i].failure is None]
+        for i in members:
+            if found[i].failure is not None:
+                rewards[i] = fmean(scored) if scored else 0.0
     failed = sum(sample.failure is not None for sample in found)
     reasons = [
         "length" if sample.truncated else "stop" if sample.failure is None else "error" for sample in found
@@ -148,10 +154,7 @@ def output_of(
     return {
         "prompt_token_ids": [sample.prompt_ids for sample in found],
         "response_ids": [sample.response_ids for sample in found],
-        "rewards": [
-            sample.reward if sample.failure is None else neutral.get(group, 0.0)
-            for group, sample in zip(groups, found, strict=True)
-        ],
+        "rewards": rewards,
         "loss_masks": [sample.loss_mask for sample in found],
         "stop_reasons": reasons,
         "rollout_metrics": {
@@ -167,6 +170,14 @@ def output_of(
         "pixel_values": None,
         "image_grid_thw": None,
     }
+
+
+def _groups(trajectory_ids: Sequence[Any] | None, size: int) -> dict[Any, list[int]]:
+    """The places of the rollouts of each prompt."""
+    groups: dict[Any, list[int]] = {}
+    for at, id_ in enumerate(trajectory_ids or [None] * size):
+        groups.setdefault(getattr(id_, "instance_id", ("alone", at)), []).append(at)
+    return groups
 
 
 def experiment(graph: Any, **settings: Any) -> type[Any]:

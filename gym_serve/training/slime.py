@@ -19,7 +19,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gym_serve.training.episodes import Episodes, Groups, row_of
+from gym_serve.training.episodes import Episodes, row_of
 from gym_serve.training.samples import TrainingSample, samples, verified
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
@@ -50,7 +50,6 @@ def generator(
         attempts: how often a rollout is tried if its failure is worth it.
         timeout: seconds for one attempt; by default the agent's limits alone.
     """
-    groups = Groups()
     running: list[Episodes] = []
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
@@ -65,17 +64,17 @@ def generator(
         given = {**sampling_params, "max_tokens": sampling_params.get("max_new_tokens")}
         row = row_of(sample.metadata or {}, sample.prompt, expected_answer=sample.label)
         context = (sampling_params, sample.session_id)
-        with groups.rollout_of(sample.group_index) as siblings:
+        with running[0].among_siblings(sample.group_index) as siblings:
             rollout = await running[0].run(
                 row, given, context, agent=agent, attempts=attempts, timeout=timeout
             )
-            found = samples(rollout)
-            last = verified(found)
-            if last.failure is None:
-                siblings.rewards.append(last.reward)
+            if verified(samples(rollout)).failure is None:
+                siblings.add(rollout)
         if state.aborted:  # the weights change: slime begins the sample anew
             sample.status = type(sample).Status.ABORTED
             return sample
+        found = samples(await siblings.compared(rollout))
+        last = verified(found)
         if last.failure is not None:
             filled(sample, last, await siblings.mean())
             return sample

@@ -25,7 +25,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.training.episodes import Episodes, Groups, row_of
+from gym_serve.training.episodes import Episodes, row_of
 from gym_serve.training.samples import TrainingSample, fitted, samples, verified
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
@@ -119,16 +119,14 @@ class AgentLoop:
 
     async def outputs(self, sampling_params: Mapping[str, Any], **columns: Any) -> list[JSON]:
         """The fields of the outputs of one sample, the verified conversation last; see `run`."""
-        with self._worker.groups.rollout_of(columns.get("uid")) as siblings:
-            rollout = await self._worker.episodes.run(
-                _row_of(columns), sampling_params, sampling_params, **self._options
-            )
-            found = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._worker.pad)]
-            if any(sample.media for sample in found):
-                raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
-            last = verified(found)
-            if last.failure is None:
-                siblings.rewards.append(last.reward)
+        episodes = self._worker.episodes
+        with episodes.among_siblings(columns.get("uid")) as siblings:
+            rollout = await episodes.run(_row_of(columns), sampling_params, sampling_params, **self._options)
+            if verified(self._samples(rollout)).failure is None:
+                siblings.add(rollout)
+        rollout = await siblings.compared(rollout)
+        found = self._samples(rollout)
+        last = verified(found)
         if "session_id" in columns and last.failure is not None:
             return []
         others = [sample for sample in found if sample is not last and sample.failure is None]
@@ -136,6 +134,12 @@ class AgentLoop:
         if last.failure is not None:
             fields[-1]["reward_score"] = await siblings.mean()
         return fields
+
+    def _samples(self, rollout: Rollout) -> list[TrainingSample]:
+        found = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._worker.pad)]
+        if any(sample.media for sample in found):
+            raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
+        return found
 
     def _fields(self, sample: TrainingSample, rollout: Rollout) -> JSON:
         return output_of(sample, rollout, with_logprobs=self._with_logprobs)
@@ -157,7 +161,6 @@ class _Worker:
         self._servers = server_manager
         self._longest = limits[1]
         self.pad = int(tokenizer.pad_token_id or 0)
-        self.groups = Groups()
         settings = {"max_model_len": sum(limits), "chat_template_kwargs": template}
         self.episodes = Episodes(graph, tokenizer, self._generate, overrides=overrides, settings=settings)
 

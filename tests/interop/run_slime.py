@@ -1,37 +1,36 @@
 """Run slime's own rollout of a group with gym_serve's function, and a tiny engine behind ``/generate``.
 
-Run by `test_trainers.py` in the venv of `make interop`: ``python run_slime.py FOLDER``; prints JSON.
+Run by `test_acceptance.py` in the venv of `make interop`: ``python run_slime.py FOLDER``; prints JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import tiny
+import acceptance
+from acceptance import CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Case, Policy, Ran, Sample
 from aiohttp import web
 
-WORDS = ("ring", "flaky uneven", "chatter")
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": LONGEST_RESPONSE}
 
 
-async def router(engine: tiny.Engine, asked: list[dict[str, Any]]) -> tuple[web.AppRunner, int]:
+async def router(policy: Policy) -> tuple[web.AppRunner, int]:
     async def generate(request: web.Request) -> web.Response:
         body = await request.json()
-        prompt, params = body["input_ids"], body["sampling_params"]
-        ids, logprobs = engine.generate(prompt, params["max_new_tokens"], params["temperature"])
-        asked.append({"prompt": prompt, "generation": ids, "logprobs": logprobs})
-        stop = "stop" if ids[-1] == engine.tokenizer.eos_token_id else "length"
-        told = [[logprob, token, None] for token, logprob in zip(ids, logprobs, strict=True)]
+        params = body["sampling_params"]
+        asked, stop = policy.generate(body["input_ids"], params["max_new_tokens"], params["temperature"])
+        told = [
+            [logprob, token, None] for token, logprob in zip(asked.generation, asked.logprobs, strict=True)
+        ]
         meta = {
             "output_token_logprobs": told,
             "finish_reason": {"type": stop},
-            "weight_version": str(len(asked)),
+            "weight_version": str(asked.ended),
         }
         return web.json_response({"text": "", "meta_info": meta})
 
@@ -43,14 +42,8 @@ async def router(engine: tiny.Engine, asked: list[dict[str, Any]]) -> tuple[web.
     return runner, runner.addresses[0][1]
 
 
-async def run(folder: Path) -> dict[str, Any]:
-    from slime.rollout.sglang_rollout import generate_and_rm_group
-    from slime.utils.http_utils import init_http_client
-    from slime.utils.types import Sample
-
-    engine, asked = tiny.Engine(folder / "model"), []
-    running, port = await router(engine, asked)
-    args = SimpleNamespace(
+def arguments(folder: Path, port: int) -> SimpleNamespace:
+    return SimpleNamespace(
         hf_checkpoint=str(folder / "model"),
         sglang_server_concurrency=8,
         rollout_num_engines=1,
@@ -60,8 +53,8 @@ async def run(folder: Path) -> dict[str, Any]:
         rollout_temperature=1.0,
         rollout_top_p=1.0,
         rollout_top_k=-1,
-        rollout_max_response_len=200,
-        rollout_max_context_len=1000,
+        rollout_max_response_len=LONGEST_RESPONSE,
+        rollout_max_context_len=LONGEST_PROMPT + LONGEST_RESPONSE,
         rollout_stop=None,
         rollout_stop_token_ids=None,
         rollout_skip_special_tokens=False,
@@ -74,35 +67,48 @@ async def run(folder: Path) -> dict[str, Any]:
         group_rm=False,
         rollout_sample_hook_paths=None,
     )
+
+
+def told(case: Case, sample: Any) -> Sample:
+    assert type(sample).from_dict(sample.to_dict()).tokens == sample.tokens
+    start = len(sample.tokens) - sample.response_length
+    failed = sample.status.value == "failed"
+    assert sample.remove_sample == failed
+    return Sample(
+        case.name,
+        prompt=sample.tokens[:start],
+        response=sample.tokens[start:],
+        mask=sample.loss_mask,
+        logprobs=sample.rollout_log_probs,
+        reward=sample.reward,
+        failed=failed,
+        truncated=sample.status.value == "truncated",
+        versions=[int(each) for each in sample.weight_versions],
+    )
+
+
+async def run(folder: Path) -> list[Ran]:
+    from slime.rollout.sglang_rollout import generate_and_rm_group
+    from slime.utils.http_utils import init_http_client
+    from slime.utils.types import Sample as Theirs
+
+    policy = Policy(folder)
+    running, port = await router(policy)
+    args = arguments(folder, port)
     init_http_client(args)
-    found = []
-    for index, word in enumerate(WORDS):
-        row = json.dumps({"prompt": word})
+    samples = []
+    for at, case in enumerate(CASES):
         group = [
-            Sample(group_index=index, index=3 * index + i, prompt=word, metadata={"row": row})
-            for i in range(3)
+            Theirs(group_index=at, index=3 * at + i, prompt=case.name, metadata={"row": json.dumps(case.row)})
+            for i in range(case.size)
         ]
-        found += await generate_and_rm_group(args, group, dict(SAMPLING))
+        for made in await generate_and_rm_group(args, group, dict(SAMPLING)):
+            samples += [told(case, each) for each in (made if isinstance(made, list) else [made])]
     await running.cleanup()
-    samples = [
-        {
-            "word": WORDS[sample.group_index],
-            "prompt": sample.tokens[: len(sample.tokens) - sample.response_length],
-            "response": sample.tokens[len(sample.tokens) - sample.response_length :],
-            "loss_mask": sample.loss_mask,
-            "logprobs": sample.rollout_log_probs,
-            "reward": sample.reward,
-            "status": sample.status.value,
-            "removed": sample.remove_sample,
-            "again": Sample.from_dict(sample.to_dict()).tokens == sample.tokens,
-        }
-        for sample in found
-    ]
-    return {"samples": samples, "asked": asked}
+    return [Ran("slime", "624b824", samples, policy.asked)]
 
 
-def main(folder: Path) -> dict[str, Any]:
-    tiny.prepare(folder)
+def main(folder: Path) -> list[Ran]:
     (folder / "rollout.py").write_text(
         f"""\
 from gym_serve.training.slime import generator
@@ -115,5 +121,4 @@ generate = generator({str(folder / "graph.yaml")!r}, attempts=1)
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(400, exit=True)  # says where it hangs
-    print(json.dumps(main(Path(sys.argv[1]))))
+    acceptance.script(main)

@@ -1,51 +1,48 @@
 """Run `AgentLoopWorker` of the verl that is installed, with gym_serve's agent loop and a tiny engine.
 
-Run by `test_trainers.py` in the venv of `make interop`: ``python run_verl.py FOLDER``; prints JSON.
+Run by `test_acceptance.py` in the venv of `make interop`: ``python run_verl.py FOLDER``; prints JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import json
-import sys
+import dataclasses
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import acceptance
 import numpy as np
 import ray
-import tiny
 import yaml
+from acceptance import CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Asked, Policy, Ran, Sample
 from hydra import compose, initialize_config_dir
 
-WORDS = ("ring", "ring", "break", "refuse", "ring", "chatter")
-"""Of two prompts, three rollouts each."""
+ROLLOUTS = [case for case in CASES for _ in range(case.size)]
 
 
 class Server:
     """One of verl's engines, as its load balancer knows them."""
 
-    def __init__(self, folder: str) -> None:
-        sys.path.insert(0, str(Path(__file__).parent))
-        self.engine = tiny.Engine(Path(folder))
-        self.asked: list[dict[str, Any]] = []
+    def __init__(self, folder: Path) -> None:
+        self.policy = Policy(folder)
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **more: Any
     ) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
-        ids, logprobs = self.engine.generate(
+        asked, stop = self.policy.generate(
             prompt_ids, sampling_params["max_tokens"], sampling_params["temperature"]
         )
-        self.asked.append({"prompt": prompt_ids, "generation": ids, "logprobs": logprobs})
-        stop = "completed" if ids[-1] == self.engine.tokenizer.eos_token_id else "length"
+        reason = {"stop": "completed", "abort": "aborted"}.get(stop, stop)
+        steps = {"min_global_steps": asked.begun, "max_global_steps": asked.ended}
         return TokenOutput(
-            token_ids=ids, log_probs=logprobs, stop_reason=stop, extra_fields={"global_steps": 5}
+            token_ids=asked.generation, log_probs=asked.logprobs, stop_reason=reason, extra_fields=steps
         )
 
-    async def all_asked(self) -> list[dict[str, Any]]:
-        return self.asked
+    async def asked(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(asked) for asked in self.policy.asked]
 
 
 def config_of(folder: Path) -> Any:
@@ -57,9 +54,9 @@ def config_of(folder: Path) -> Any:
     overrides = [
         f"actor_rollout_ref.model.path={folder / 'model'}",
         f"{rollout}.name=vllm",
-        f"{rollout}.prompt_length=400",
-        f"{rollout}.response_length=200",
-        f"{rollout}.n=3",
+        f"{rollout}.prompt_length={LONGEST_PROMPT}",
+        f"{rollout}.response_length={LONGEST_RESPONSE}",
+        f"{rollout}.n=2",
         f"{rollout}.calculate_log_probs=True",
         f"{rollout}.agent.agent_loop_config_path={folder / 'gym.yaml'}",
     ]
@@ -67,98 +64,119 @@ def config_of(folder: Path) -> Any:
         return compose("ppo_trainer", overrides)
 
 
-def columns() -> dict[str, Any]:
-    prompts = np.empty(len(WORDS), dtype=object)
-    prompts[:] = [[{"role": "user", "content": word}] for word in WORDS]
-    uids = np.array([f"u{i // 3}" for i in range(len(WORDS))], dtype=object)
-    return {"raw_prompt": prompts, "uid": uids, "agent_name": np.array(["gym"] * len(WORDS), dtype=object)}
+def array(values: list[Any]) -> Any:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
-async def v0(config: Any, client: Any) -> dict[str, Any]:
+async def v0(config: Any, client: Any) -> list[Sample]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.protocol import DataProto
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-    batch = DataProto.from_dict(non_tensors=columns(), meta_info={"global_steps": 5})
-    output = await AgentLoopWorker(config, client).generate_sequences(batch)
-    tensors = output.batch
-    advantages, _ = compute_grpo_outcome_advantage(
-        tensors["rm_scores"], tensors["response_mask"], columns()["uid"], norm_adv_by_std_in_grpo=False
-    )
-    return {
-        "shapes": {key: list(value.shape) for key, value in tensors.items()},
-        "prompts": [
-            ids[mask.bool()].tolist()
-            for ids, mask in zip(tensors["prompts"], tensors["attention_mask"][:, :400], strict=True)
-        ],
-        "responses": [
-            ids[mask.bool()].tolist()
-            for ids, mask in zip(tensors["responses"], tensors["attention_mask"][:, 400:], strict=True)
-        ],
-        "response_mask": tensors["response_mask"].tolist(),
-        "logprobs": tensors["rollout_log_probs"].tolist(),
-        "scores": tensors["rm_scores"].sum(-1).tolist(),
-        "advantages": [
-            row[mask.bool()].unique().tolist()
-            for row, mask in zip(advantages, tensors["response_mask"], strict=True)
-        ],
-        "failed": output.non_tensor_batch["failed"].tolist(),
-        "turns": output.non_tensor_batch["__num_turns__"].tolist(),
-        "steps": [
-            [int(x) if x is not None else None for x in output.non_tensor_batch[k]]
-            for k in ("min_global_steps", "max_global_steps")
-        ],
-        "keys": sorted(output.meta_info["reward_extra_keys"]),
+    uids = array([case.name for case in ROLLOUTS])
+    columns = {
+        "raw_prompt": array([case.prompt for case in ROLLOUTS]),
+        "extra_info": array([{"agent_ref": case.row["agent_ref"]} for case in ROLLOUTS]),
+        "uid": uids,
+        "agent_name": array(["gym"] * len(ROLLOUTS)),
     }
+    batch = DataProto.from_dict(non_tensors=columns, meta_info={"global_steps": 5})
+    output = await AgentLoopWorker(config, client).generate_sequences(batch)
+    tensors, others = output.batch, output.non_tensor_batch
+    assert sorted(output.meta_info["reward_extra_keys"]) == ["failed", "score", "truncated"]
+    plain, normalized = (
+        compute_grpo_outcome_advantage(
+            tensors["rm_scores"], tensors["response_mask"], uids, norm_adv_by_std_in_grpo=by_std
+        )[0]
+        for by_std in (False, True)
+    )
+    found = []
+    for i, case in enumerate(ROLLOUTS):
+        attended = tensors["attention_mask"][i].bool()
+        response = tensors["responses"][i][attended[LONGEST_PROMPT:]].tolist()
+        steps = [others[f"{end}_global_steps"][i] for end in ("min", "max")]
+        found.append(
+            Sample(
+                case.name,
+                prompt=tensors["prompts"][i][attended[:LONGEST_PROMPT]].tolist(),
+                response=response,
+                mask=tensors["response_mask"][i].tolist()[: len(response)],
+                logprobs=tensors["rollout_log_probs"][i].tolist()[: len(response)],
+                reward=tensors["rm_scores"][i].sum().item(),
+                failed=bool(others["failed"][i]),
+                truncated=bool(others["truncated"][i]),
+                versions=[int(step) for step in steps if step is not None],
+                advantage=plain[i].sum().item() / max(tensors["response_mask"][i].sum().item(), 1),
+                normalized=normalized[i].sum().item() / max(tensors["response_mask"][i].sum().item(), 1),
+            )
+        )
+    return found
 
 
-def v1(config: Any, client: Any) -> dict[str, Any]:
-    """The same by the trainer's V1: prompts in, trajectories in the TransferQueue."""
+def v1(config: Any, client: Any) -> list[Sample]:
+    """The same by the trainer's V1: prompts in, trajectories in the TransferQueue. A failure has none."""
     import transfer_queue as tq
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.utils import tensordict_utils as tu
 
     tq.init()
-    words = ("ring", "break", "refuse")
-    prompts = [[{"role": "user", "content": word}] for word in words]
-    given = {"uid": list(words), "raw_prompt": prompts, "agent_name": ["gym"] * 3, "index": [0, 1, 2]}
+    names = [case.name for case in CASES]
+    given = {
+        "uid": names,
+        "raw_prompt": [case.prompt for case in CASES],
+        "extra_info": [{"agent_ref": case.row["agent_ref"]} for case in CASES],
+        "agent_name": ["gym"] * len(CASES),
+        "index": [*range(len(CASES))],
+        "__rollout_n__": [case.size for case in CASES],
+    }
     batch = tu.get_tensordict(given, {"global_steps": 5})
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": 5} for _ in words]
-    tq.kv_batch_put(keys=list(words), partition_id="train", tags=tags)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": 5} for _ in names]
+    tq.kv_batch_put(keys=names, partition_id="train", tags=tags)
     worker = AgentLoopWorkerTQ.remote(config, client)
     ray.get(worker.generate_sequences.remote(batch))
     buffer = ReplayBuffer("sync", config.trainer, 8, "drop", {}, poll_interval=0.2)
-    found, _ = buffer.sample(global_steps=5, partition_id="train", batch_size=3)
+    found, _ = buffer.sample(global_steps=5, partition_id="train", batch_size=len(names))
     fields = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
     data = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=fields)
-    rows = [
-        {"key": key, "tag": tag, **{field: data[field][i].tolist() for field in fields}}
+    samples = [
+        Sample(
+            key.rsplit("_", 2)[0],
+            prompt=data["prompts"][i].tolist(),
+            response=data["responses"][i].tolist(),
+            mask=data["response_mask"][i].tolist(),
+            logprobs=data["rollout_log_probs"][i].tolist(),
+            reward=data["rm_scores"][i][-1].item(),
+            versions=[int(tag[f"{end}_global_steps"]) for end in ("min", "max")],
+        )
         for i, (key, tag) in enumerate(zip(found.keys, found.tags, strict=True))
     ]
     tq.close()
-    return {"rows": rows}
+    return samples
 
 
-def main(folder: Path) -> dict[str, Any]:
+def main(folder: Path) -> list[Ran]:
     from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
 
-    tiny.prepare(folder)
-    here = str(Path(__file__).parent)
+    here = Path(__file__).parent
     ray.init(
         num_cpus=32,
         include_dashboard=False,
-        runtime_env={"env_vars": {"PYTHONPATH": f"{here}:{Path(here).parent}"}},
+        runtime_env={"env_vars": {"PYTHONPATH": f"{here}:{here.parent}"}},
     )
-    servers = {name: ray.remote(Server).remote(str(folder / "model")) for name in ("a", "b")}
-    balancer = ray.remote(GlobalRequestLoadBalancer).remote(servers)
-    config = config_of(folder)
-    client = LLMServerClient(config, balancer)
-    found = {"v0": asyncio.run(v0(config, client)), "v1": v1(config, client)}
-    found["asked"] = [asked for server in servers.values() for asked in ray.get(server.all_asked.remote())]
+    found = []
+    for trainer, run in (("verl V0", lambda *given: asyncio.run(v0(*given))), ("verl V1", v1)):
+        servers = {name: ray.remote(Server).remote(folder) for name in ("a", "b")}
+        client = LLMServerClient(
+            config := config_of(folder), ray.remote(GlobalRequestLoadBalancer).remote(servers)
+        )
+        samples = run(config, client)
+        told = [asked for server in servers.values() for asked in ray.get(server.asked.remote())]
+        found.append(Ran(trainer, version("verl"), samples, [Asked(**asked) for asked in told]))
     return found
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(400, exit=True)  # says where it hangs
-    print(json.dumps(main(Path(sys.argv[1]))))
+    acceptance.script(main)

@@ -1,22 +1,19 @@
 """A trainer's engine on a CPU: a transformer of a few thousand weights that really samples.
 
-What it samples is bent towards what `support.bells.said` says to the prompt, so that it calls tools; now and
-then it says something else. Log-probabilities are those of the distribution that it samples from.
+What it samples is bent towards a script, so that it calls tools; now and then it says something else.
+Log-probabilities are those of the distribution that it samples from.
 """
 
 from __future__ import annotations
 
-import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
-
-import typing_extensions
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from typing import Any
 
 import torch
+import typing_extensions
 import yaml
-from support.bells import bell_graph, said
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -53,9 +50,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def prepare(folder: Path) -> None:
-    """Write the graph of `support.bells`, a model and its tokenizer."""
-    graph = {**bell_graph(), "resources": {"bell": {"type": "support.bells:Bell"}}}
+def prepare(folder: Path, graph: dict[str, Any]) -> None:
+    """Write a graph, a model and its tokenizer."""
     (folder / "graph.yaml").write_text(yaml.safe_dump(graph))
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
@@ -67,30 +63,38 @@ def prepare(folder: Path) -> None:
 
 
 class Engine:
-    """Samples from the model in a folder."""
+    """Samples from the model in a folder.
 
-    bend = 11.0
+    Args:
+        folder: the model's.
+        said: what it is bent to say to the text of a prompt.
+    """
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    bend = 13.0
+
+    def __init__(self, folder: Path, said: Callable[[str], str]) -> None:
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         self.model = Qwen3ForCausalLM.from_pretrained(folder).eval()
-        self._random = torch.Generator().manual_seed(seed)
+        self._said = said
 
     @torch.inference_mode()
     def generate(
-        self, prompt: list[int], limit: int, temperature: float = 1.0
+        self, prompt: list[int], limit: int, temperature: float, seed: int
     ) -> tuple[list[int], list[float]]:
         """Token ids, and the log-probability of each."""
-        script = self.tokenizer(said(self.tokenizer.decode(prompt)), add_special_tokens=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        said = self._said(self.tokenizer.decode(prompt))
+        script = self.tokenizer(said, add_special_tokens=False)["input_ids"]
+        random = torch.Generator().manual_seed(seed)
         ids: list[int] = []
         logprobs: list[float] = []
         past, given = None, torch.tensor([prompt])
-        while len(ids) < limit and self.tokenizer.eos_token_id not in ids:
+        while len(ids) < limit and end not in ids:
             output = self.model(given, past_key_values=past, use_cache=True)
             logits, past = output.logits[0, -1], output.past_key_values
-            logits[script[len(ids)] if len(ids) < len(script) else self.tokenizer.eos_token_id] += self.bend
+            logits[script[len(ids)] if len(ids) < len(script) else end] += self.bend
             distribution = torch.log_softmax(logits.float() / max(temperature, 1e-3), dim=-1)
-            token = int(torch.multinomial(distribution.exp(), 1, generator=self._random))
+            token = int(torch.multinomial(distribution.exp(), 1, generator=random))
             ids.append(token)
             logprobs.append(float(distribution[token]))
             given = torch.tensor([[token]])

@@ -1,0 +1,187 @@
+"""Every trainer's own released code, on rollouts of seven environments with every outcome.
+
+Each trainer runs in a process of the venv that `make interop` builds, on a CPU, with an engine that really
+samples (`acceptance`). What it would train on is compared with what the engine sampled: tokens, masks,
+log-probabilities, versions, rewards, and the baselines of groups.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+import pytest
+from acceptance import CASES, YES, Asked, Case, Ran, Sample
+
+ROOT = Path(__file__).parents[2]
+VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
+]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer, and what it cannot hold.
+
+    Attributes:
+        script: ``run_{script}.py`` runs it.
+        failures: what it has for a failed rollout: a sample whose mask is 0, one with a single action, or none.
+        branches: whether it trains on the branches of a harness too.
+        versions: whether its engine tells the versions of the policy.
+        truncated: whether its samples say that they were cut off.
+        groups: whether rewards of groups reach it.
+    """
+
+    script: str
+    failures: Literal["masked", "one action", "none"] = "masked"
+    branches: bool = False
+    versions: bool = True
+    truncated: bool = True
+    groups: bool = True
+
+
+TRAINERS = {
+    "verl V0": Trainer("verl"),
+    "verl V1": Trainer("verl", failures="none", branches=True, truncated=False),
+}
+
+
+@cache
+def runs(script: str) -> dict[str, Ran]:
+    """The runs of a script, by trainer. (Its folder is removed by pytest's own fixture.)"""
+    folder = _folder[0] / script
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hf"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "WANDB_MODE": "disabled",
+    }
+    command = [str(VENV / "bin/python"), str(Path(__file__).with_name(f"run_{script}.py")), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('[{"trainer"')))
+    return {run["trainer"]: Ran.load(run) for run in found}
+
+
+_folder: list[Path] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _folder.append(tmp_path_factory.mktemp("trainers"))
+
+
+def turns_of(sample: Sample, asked: Sequence[Asked]) -> list[list[Asked]]:
+    """The generations that a sample consists of. Each is a list, as siblings may have asked for the same."""
+    seen = sample.prompt + sample.response
+    turns: dict[int, list[Asked]] = {}
+    for each in asked:
+        start = len(each.prompt)
+        said = each.generation[: len(seen) - start]  # a response may be cut
+        if len(sample.prompt) <= start < len(seen) and each.prompt == seen[:start]:
+            if said == seen[start : start + len(said)]:
+                turns.setdefault(start, []).append(each)
+    return [turns[start] for start in sorted(turns)]
+
+
+def reward_of(case: Case, text: str) -> float:
+    """What the verifier makes of a response."""
+    last = text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>")
+    right = last == YES and (case.environment != "stateful" or "the total is 3" in text)
+    return float(right) * (2 if case.environment == "group" else 1)
+
+
+TURNS = {"single": 1, "tool": 2, "stateful": 3, "judge": 1, "group": 1, "harness": 2, "failing": 2}
+
+
+def check_sample(trainer: Trainer, case: Case, sample: Sample, asked: Sequence[Asked]) -> None:
+    """Tokens, mask, log-probabilities and versions of a sample that is trained on."""
+    turns = turns_of(sample, asked)
+    mask, logprobs = [0] * len(sample.response), [0.0] * len(sample.response)
+    for turn in turns:
+        start = len(turn[0].prompt) - len(sample.prompt)
+        for i, logprob in enumerate(turn[0].logprobs[: len(mask) - start], start):
+            mask[i], logprobs[i] = 1, logprob
+    assert sample.mask == mask
+    assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
+    assert mask[0] == 1
+    if trainer.versions:
+        assert sample.versions is not None
+        assert min(sample.versions) in {each.begun for each in turns[0]}
+        assert max(sample.versions) in {each.ended for each in turns[-1]}
+        if case.outcome == "straddled":
+            assert min(sample.versions) < max(sample.versions)
+    else:
+        assert sample.versions is None
+    if trainer.truncated:
+        assert sample.truncated == (case.outcome == "truncated")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainer_gets_what_was_sampled_and_what_it_is_worth(name: str, case: Case) -> None:
+    trainer = TRAINERS[name]
+    run = runs(trainer.script)[name]
+    found = [sample for sample in run.samples if sample.case == case.name]
+    verified = [s for s in found if not s.is_branch]
+    failed = [sample for sample in verified if sample.failed]
+    scored = [sample for sample in verified if not sample.failed]
+    wanted = 0 if case.fails else case.size - (case.outcome == "mixed")
+    if trainer.failures == "none":
+        assert not failed
+    else:
+        assert len(verified) == case.size
+    assert len(scored) == wanted
+
+    for sample in found:
+        assert sample.prompt
+        assert len(sample.response) == len(sample.mask) == len(sample.logprobs) > 0
+        if not sample.failed:
+            check_sample(trainer, case, sample, run.asked)
+    for sample in scored:
+        assert len(turns_of(sample, run.asked)) == TURNS[case.environment]
+    if case.outcome == "mixed":
+        worth = 2.0 if case.environment == "group" else 1.0
+        assert sorted(sample.reward for sample in scored) == [0.0, worth][: len(scored)]
+    else:
+        assert [sample.reward for sample in scored] == [reward_of(case, sample.text) for sample in scored]
+
+    rewards = [sample.reward for sample in scored]
+    mean = fmean(rewards) if rewards else 0.0
+    for sample in failed:
+        assert sum(sample.mask) == (1 if trainer.failures == "one action" else 0)
+        assert sample.reward == pytest.approx(mean)
+        assert sample.advantage in (None, pytest.approx(0.0))
+        assert sample.normalized in (None, pytest.approx(0.0))
+    for sample in scored:
+        assert sample.advantage in (None, pytest.approx(sample.reward - mean))
+        if sample.normalized is not None and len(set(rewards)) > 1:
+            # docs/released-trainers.md, "The group of a failure"
+            larger = math.sqrt((len(scored) + len(failed) - 1) / (len(scored) - 1))
+            expected = (sample.reward - mean) / stdev(rewards) * larger
+            assert sample.normalized == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> None:
+    for name, trainer in TRAINERS.items():
+        run = runs(trainer.script)[name]
+        branches = [sample for sample in run.samples if sample.is_branch]
+        assert Counter(sample.case for sample in branches) == ({"harness/branches": 2} if trainer.branches else {})
+        assert all(sample.reward == 1.0 for sample in branches)
