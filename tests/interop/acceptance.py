@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import importlib.abc
+import importlib.machinery
 import json
 import re
 import sys
@@ -18,6 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `support`, in a script
 
 from gym_serve import ModelServer, ResourcesServer, Unavailable, Verdict, VerifyRequest, tool
 from gym_serve.servers.clients import ModelClient
@@ -87,7 +92,7 @@ def case_of(text: str) -> Case:
 
 def said(text: str) -> str:
     """What the engine says to the text of a prompt."""
-    case, turn = case_of(text), text.count("<|im_start|>assistant") - 1
+    case, turn = case_of(text), max(text.count("<|im_start|>assistant") - 1, 0)
     calls = {
         "tool": [("look_up", {"word": "x"})],
         "stateful": [("add", {"number": 1}), ("add", {"number": 2})],
@@ -347,6 +352,26 @@ class Policy:
         asked = Asked(prompt, ids, logprobs, begun, self.version)
         self.asked.append(asked)
         return asked, "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Empty packages in the place of some that need a GPU, for trainers that import them at the top."""
+
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] not in self._packages:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        module = MagicMock(name=spec.name)
+        module.__spec__, module.__path__ = spec, []
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        """There is nothing to run."""
 
 
 def script(main: Callable[[Path], list[Ran]]) -> None:

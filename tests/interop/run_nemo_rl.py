@@ -1,13 +1,11 @@
 """Run NeMo RL's own rollout code on gym_serve: its actor, post-processing, groups and accounting of failures.
 
-Run by `test_trainers.py` in the venv of `make interop`: ``python run_nemo_rl.py FOLDER``; prints JSON.
+Run by `test_acceptance.py` in the venv of `make interop`: ``python run_nemo_rl.py FOLDER``; prints JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import json
 import os
 import sys
 import threading
@@ -15,21 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import acceptance
 import ray
-import tiny
 import torch
+from acceptance import CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
 from support.endpoint import endpoint
 
-WORDS = ("ring", "refuse", "chatter")
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": 300}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": LONGEST_RESPONSE}
 GENERATION = {**SAMPLING, "stop_strings": None, "stop_token_ids": None}
-
-
-def row(word: str) -> dict[str, Any]:
-    return {
-        "responses_create_params": {"input": [{"role": "user", "content": word}]},
-        "agent_ref": {"type": "responses_api_agents", "name": "ringer"},
-    }
 
 
 def spin_up(folder: Path, url: str, tokenizer: Any, **settings: Any) -> Any:
@@ -47,52 +38,54 @@ def spin_up(folder: Path, url: str, tokenizer: Any, **settings: Any) -> Any:
     )
 
 
-async def rollouts(actor: Any, tokenizer: Any, words: list[str], size: int) -> list[dict[str, Any]]:
-    """Groups of rollouts by ``run_async_nemo_gym_rollout``."""
+async def group(actor: Any, tokenizer: Any, case: Case) -> list[Sample]:
+    """A group of rollouts by ``run_async_nemo_gym_rollout``."""
     from nemo_rl.algorithms.utils import calculate_baseline_and_std_per_prompt
     from nemo_rl.distributed.batched_data_dict import BatchedDataDict
     from nemo_rl.experience.rollouts import run_async_nemo_gym_rollout
 
-    rows = [row(word) for word in words]
+    rows = [case.row for _ in range(case.size)]
     batch = BatchedDataDict({"extra_env_info": rows, "loss_multiplier": torch.ones(len(rows))})
-    found = []
-    async for group in run_async_nemo_gym_rollout(
+    stream = run_async_nemo_gym_rollout(
         policy_generation=SimpleNamespace(cfg={"vllm_cfg": {"max_model_len": 4096}}),
         input_batch=batch,
         tokenizer=tokenizer,
         task_to_env={"nemo_gym": actor},
         generation_config=GENERATION,
-        num_generations=size,
+        num_generations=case.size,
         log_full_result_tables=False,
-    ):
-        final = group.final_batch
-        rewards = final["total_reward"]
-        baseline, _ = calculate_baseline_and_std_per_prompt(
-            group.input_ids, rewards, torch.ones_like(rewards), leave_one_out_baseline=False
-        )
-        found.append(
-            {
-                "rewards": rewards.tolist(),
-                "masked": final["mask_sample"].tolist(),
-                "advantages": (rewards - baseline).tolist(),
-                "logs": [
-                    [
-                        {
-                            "role": message["role"],
-                            "token_ids": message["token_ids"].tolist(),
-                            "logprobs": message.get("generation_logprobs", torch.tensor([])).tolist(),
-                        }
-                        for message in log
-                    ]
-                    for log in final["message_log"]
-                ],
-                "turns": group.rollout_metrics["turns_per_sample/mean"],
-            }
-        )
-    return found
+    )
+    [result] = [result async for result in stream]
+    final = result.final_batch
+    rewards = final["total_reward"]
+    baseline, deviation = calculate_baseline_and_std_per_prompt(
+        result.input_ids, rewards, torch.ones_like(rewards), leave_one_out_baseline=False
+    )
+    plain = (rewards - baseline).tolist()
+    normalized = ((rewards - baseline) / (deviation + 1e-6)).tolist()
+    samples = [
+        told(case, log, masked)
+        for log, masked in zip(final["message_log"], final["mask_sample"].tolist(), strict=True)
+    ]
+    for i, sample in enumerate(samples):
+        sample.reward, sample.advantage, sample.normalized = rewards[i].item(), plain[i], normalized[i]
+    return samples
 
 
-async def single_controller(actor: Any, tokenizer: Any, word: str) -> dict[str, Any]:
+def told(case: Case, log: list[Any], masked: bool) -> Sample:
+    """The sample of a message log, as NeMo RL makes its batch of it: the model's turns are trained on."""
+    first = next(i for i, message in enumerate(log) if message["role"] == "assistant")
+    sample = Sample(case.name, [], [], [], [], 0.0, failed=masked)
+    sample.prompt = [token for message in log[:first] for token in message["token_ids"].tolist()]
+    for message in log[first:]:
+        tokens, is_own = message["token_ids"].tolist(), message["role"] == "assistant"
+        sample.response += tokens
+        sample.mask += [int(is_own and not masked)] * len(tokens)
+        sample.logprobs += message["generation_logprobs"].tolist() if is_own else [0.0] * len(tokens)
+    return sample
+
+
+async def single_controller(actor: Any, tokenizer: Any, case: Case) -> list[float]:
     """A prompt group by NeMo RL's single controller, which sends failed rows again."""
     from nemo_rl.experience.rollout_manager import AsyncNemoGymRolloutImpl, RolloutRetryPolicy, RolloutStats
 
@@ -101,9 +94,9 @@ async def single_controller(actor: Any, tokenizer: Any, word: str) -> dict[str, 
     manager = AsyncNemoGymRolloutImpl(
         tokenizer, {"nemo_gym": actor}, 2, 4096, 1, GENERATION, retry_policy=policy, stats=stats
     )
-    sample = {"extra_env_info": row(word), "idx": 0, "message_log": []}
+    sample = {"extra_env_info": case.row, "idx": 0, "message_log": []}
     record = await manager.run_rollout(sample)
-    return {"rewards": [completion.reward for completion in record.completions]}
+    return [completion.reward for completion in record.completions]
 
 
 def failure_of(work: Any) -> dict[str, Any]:
@@ -121,42 +114,41 @@ def failure_of(work: Any) -> dict[str, Any]:
     return {}
 
 
-def main(folder: Path) -> dict[str, Any]:
-    tiny.prepare(folder)
-    engine, asked, lock = tiny.Engine(folder / "model"), [], threading.Lock()
+def main(folder: Path) -> list[Ran]:
+    policy, lock = Policy(folder), threading.Lock()
 
     def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
         with lock:
-            ids, logprobs = engine.generate(prompt, sampling["max_tokens"], sampling["temperature"])
-            asked.append({"prompt": prompt, "generation": ids, "logprobs": logprobs})
-        return ids, logprobs, "stop" if ids[-1] == engine.tokenizer.eos_token_id else "length"
+            asked, stop = policy.generate(prompt, sampling["max_tokens"], sampling["temperature"])
+        if stop == "abort":
+            raise RuntimeError("the endpoint aborts the generation")
+        return asked.generation, asked.logprobs, stop
 
     from gym_serve.interop.nemo_gym import nemo_rl
 
     os.environ["PYTHONPATH"] = ":".join(filter(None, sys.path))  # NeMo RL's actors get this environment
     ray.init(num_cpus=32, include_dashboard=False)
     nemo_rl.use()
-    tokenizer = engine.tokenizer
+    tokenizer = policy.tokenizer
     with endpoint(tokenizer, sample) as url:
         actor = spin_up(folder, url, tokenizer)
         ray.get(actor.health_check.remote())
-        found: dict[str, Any] = {}
-        words = [word for word in WORDS for _ in range(2)]
-        found["groups"] = asyncio.run(rollouts(actor, tokenizer, words, 2))
-        found["failing"] = asyncio.run(rollouts(actor, tokenizer, ["break"] * 2, 2))
-        found["flaky"] = asyncio.run(rollouts(actor, tokenizer, ["flaky uneven"] * 3, 3))
+        ran = Ran("NeMo RL", "7ea279a")
+        for case in CASES:
+            ran.samples += asyncio.run(group(actor, tokenizer, case))
+        ran.asked = list(policy.asked)
         ray.kill(actor, no_restart=False)
-        found["restarted"] = asyncio.run(rollouts(actor, tokenizer, ["ring"] * 2, 2))
+        again = asyncio.run(group(actor, tokenizer, Case("single", "accepted")))
+        ran.extra["restarted"] = [each.reward for each in again]
         ray.get(actor.health_check.remote())
         ray.get(actor.shutdown.remote())
         ray.get(actor.shutdown.remote())
         raising = spin_up(folder, url, tokenizer, failures="raise")
-        found["raised"] = failure_of(rollouts(raising, tokenizer, ["break"] * 2, 2))
-        found["sent_again"] = asyncio.run(single_controller(raising, tokenizer, "flaky ring"))
+        ran.extra["raised"] = failure_of(group(raising, tokenizer, Case("single", "failed")))
+        ran.extra["sent again"] = asyncio.run(single_controller(raising, tokenizer, Case("single", "mixed")))
         ray.get(raising.shutdown.remote())
-    return {**found, "asked": asked}
+    return [ran]
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(400, exit=True)  # says where it hangs
-    print(json.dumps(main(Path(sys.argv[1]))))
+    acceptance.script(main)

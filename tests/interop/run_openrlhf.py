@@ -1,29 +1,30 @@
 """Run the executors of the OpenRLHF that is installed, with gym_serve's graph and a tiny engine.
 
-Run by `test_trainers.py` in the venv of `make interop`: ``python run_openrlhf.py FOLDER``; prints JSON.
-OpenRLHF imports vLLM, which needs a GPU: `SamplingParams` and the names of two modules stand in for it.
-Everything else, from the loading of the agent's file to `Experience`, is OpenRLHF's own.
+Run by `test_acceptance.py` in the venv of `make interop`: ``python run_openrlhf.py FOLDER``; prints JSON.
+OpenRLHF imports vLLM, FlashAttention and DeepSpeed, which need a GPU: empty modules and `SamplingParams` stand in for them.
+Everything else, from the loading of the agent's file to `Experience` and its advantages, is OpenRLHF's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import tiny
+import acceptance
 import torch
 import uvicorn
-from support.bells import bell_graph
+from acceptance import CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Case, Policy, Ran, Sample, StandIns
 
-WORDS = ("ring", "break", "refuse", "chatter")
-LONGEST = 700
+LONGEST = LONGEST_PROMPT + LONGEST_RESPONSE
+PARAMS = {"temperature": 1.0, "max_tokens": LONGEST_RESPONSE}
 
 
 @dataclass
@@ -40,93 +41,118 @@ class SamplingParams:
 
 
 def stand_in_for_vllm() -> None:
-    names = {"vllm": {"SamplingParams": SamplingParams}, "vllm.inputs": {"TokensPrompt": dict}}
-    for name, members in {**names, "vllm.utils": {"random_uuid": lambda: "1"}}.items():
-        module = sys.modules[name] = ModuleType(name)
-        vars(module).update(members)
+    sys.meta_path.insert(0, StandIns("vllm", "flash_attn", "deepspeed"))
+    import vllm
+
+    vllm.SamplingParams = SamplingParams
 
 
 class Engine:
     """``llm_engine``: samples from the tiny model, and answers as vLLM does."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = tiny.Engine(folder)
-        self.asked: list[dict[str, Any]] = []
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
 
     async def generate(self, prompt: list[int], params: SamplingParams, multi_modal_data: Any = None) -> Any:
-        ids, logprobs = self.engine.generate(prompt, params.max_tokens, params.temperature)
-        self.asked.append({"prompt": prompt, "generation": ids, "logprobs": logprobs})
+        asked, stop = self.policy.generate(prompt, params.max_tokens, params.temperature)
         told = [
-            {token: SimpleNamespace(logprob=logprob)} for token, logprob in zip(ids, logprobs, strict=True)
+            {token: SimpleNamespace(logprob=logprob)}
+            for token, logprob in zip(asked.generation, asked.logprobs, strict=True)
         ]
-        finish = "stop" if ids[-1] == self.engine.tokenizer.eos_token_id else "length"
-        text, told = self.engine.tokenizer.decode(ids), told if params.logprobs is not None else None
         output = SimpleNamespace(
-            token_ids=ids,
-            text=text,
-            logprobs=told,
-            finish_reason=finish,
+            token_ids=asked.generation,
+            text=self.policy.tokenizer.decode(asked.generation),
+            logprobs=told if params.logprobs is not None else None,
+            finish_reason=stop,
         )
         return SimpleNamespace(outputs=[output])
 
 
-async def groups(executor: Any, engine: Engine) -> list[dict[str, Any]]:
-    """As ``generate_responses`` of OpenRLHF's rollout actor: three samples of each prompt at once."""
+async def group(executor: Any, policy: Policy, case: Case) -> list[Any]:
+    """As ``generate_responses`` of OpenRLHF's rollout actor: all samples of a prompt at once."""
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+    given = {"prompt": case.name, "label": json.dumps(case.row), "sampling_params": SamplingParams(**PARAMS)}
+    engines = {"hf_tokenizer": policy.tokenizer, "llm_engine": Engine(policy), "max_length": LONGEST}
+    responses = await asyncio.gather(*(executor.execute(**given, **engines) for _ in range(case.size)))
+    process = SamplesGenerator._process_response_into_experience
+    return [process(None, response, max_len=LONGEST) for response in responses]
+
+
+def told(case: Case, experience: Any) -> Sample:
+    sequence, mask = experience.sequences[0].tolist(), [0, *experience.action_mask[0].int().tolist()]
+    start = mask.index(1)
+    return Sample(
+        case.name,
+        prompt=sequence[:start],
+        response=sequence[start:],
+        mask=mask[start:],
+        logprobs=[0.0, *experience.rollout_log_probs[0].tolist()][start:],
+        reward=experience.rewards.flatten()[0].item(),
+        failed=bool(experience.info["failed"][0]),
+        truncated=bool(experience.truncated[0]),
+    )
+
+
+def advantages(experiences: Sequence[Any], size: int, estimator: str) -> list[float]:
+    """Advantages of groups of one size, which OpenRLHF has one of."""
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(n_samples_per_prompt=size),
+        reward=SimpleNamespace(clip_range=None),
+        algo=SimpleNamespace(advantage=SimpleNamespace(estimator=estimator, gamma=1.0, no_std_norm=True)),
+    )
+    maker = SimpleNamespace(
+        strategy=SimpleNamespace(args=args), kl_ctl=SimpleNamespace(value=0.0), advantage_estimator=estimator
+    )
+    maker.get_cumulative_returns = lambda *given: RemoteExperienceMaker.get_cumulative_returns(maker, *given)
+    for at, experience in enumerate(experiences):
+        experience.index = [at]
+        experience.kl = torch.zeros_like(experience.action_mask, dtype=torch.float)
+    made = RemoteExperienceMaker.compute_advantages_and_returns(maker, list(experiences))
+    return [each.advantages[each.action_mask.bool()][-1].item() for each in made]
+
+
+async def samples_of(executor: Any, policy: Policy) -> list[Sample]:
     found = []
-    for word in WORDS:
-        params = SamplingParams()
-        given = {"prompt": word, "label": json.dumps({"prompt": word}), "sampling_params": params}
-        engines = {"hf_tokenizer": engine.engine.tokenizer, "llm_engine": engine, "max_length": LONGEST}
-        responses = await asyncio.gather(*(executor.execute(**given, **engines) for _ in range(3)))
-        for response in responses:
-            experience = SamplesGenerator._process_response_into_experience(None, response, max_len=LONGEST)
-            found.append({"word": word, **told(experience)})
+    for size in (2, 3):
+        cases = [case for case in CASES if case.size == size]
+        experiences = [(case, each) for case in cases for each in await group(executor, policy, case)]
+        samples = [told(*each) for each in experiences]
+        for name, estimator in (("advantage", "dr_grpo"), ("normalized", "group_norm")):
+            values = advantages([each for _, each in experiences], size, estimator)
+            for sample, value in zip(samples, values, strict=True):
+                setattr(sample, name, value)
+        found += samples
     return found
 
 
-def told(experience: Any) -> dict[str, Any]:
-    return {
-        "sequence": experience.sequences[0].tolist(),
-        "action_mask": experience.action_mask[0].int().tolist(),
-        "logprobs": None
-        if experience.rollout_log_probs is None
-        else experience.rollout_log_probs[0].tolist(),
-        "reward": experience.rewards.flatten()[0].item(),
-        "truncated": bool(experience.truncated[0]),
-        "failed": float(experience.info["failed"][0]) if "failed" in experience.info else None,
-    }
-
-
-async def remote_rewards(engine: Engine) -> list[dict[str, Any]]:
+async def remote_rewards(folder: Path, policy: Policy) -> list[float]:
     """OpenRLHF's single-turn executor, with the graph's verifier at its URL."""
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
     from openrlhf.utils.agent import SingleTurnAgentExecutor
 
     from gym_serve.training.openrlhf import reward_app
 
-    graph = {**bell_graph(), "resources": {"bell": {"type": "support.bells:Bell"}}}
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(reward_app(graph, ray=False), log_level="error"))
+    app = reward_app(str(folder / "graph.yaml"), environment="single", ray=False)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     serving = asyncio.ensure_future(server.serve([listening]))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}/get_reward"
-    executor = SingleTurnAgentExecutor(url)
+    executor = SingleTurnAgentExecutor(f"http://127.0.0.1:{listening.getsockname()[1]}/get_reward")
     found = []
-    for prompt in ("ding", "refuse"):
+    for prompt in ("case: single/accepted", "case: single/rejected"):
         response = await executor.execute(
-            prompt, "x", SamplingParams(max_tokens=50), LONGEST, engine.engine.tokenizer, engine
+            prompt, "x", SamplingParams(**PARAMS), LONGEST, policy.tokenizer, Engine(policy)
         )
-        found.append(
-            told(SamplesGenerator._process_response_into_experience(None, response, max_len=LONGEST))
-        )
+        experience = SamplesGenerator._process_response_into_experience(None, response, max_len=LONGEST)
+        found.append(experience.rewards.flatten()[0].item())
     server.should_exit = True
     await serving
     return found
 
 
-def main(folder: Path) -> dict[str, Any]:
-    tiny.prepare(folder)
+def main(folder: Path) -> list[Ran]:
     stand_in_for_vllm()
     from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
 
@@ -136,16 +162,17 @@ from gym_serve.training.openrlhf import executor
 AgentExecutor = executor({str(folder / "graph.yaml")!r}, attempts=1)
 """
     (folder / "agent.py").write_text(agent)
-    engine = Engine(folder / "model")
+    policy = Policy(folder)
 
-    async def both() -> dict[str, Any]:
-        executor = _load_agent_executor(str(folder / "agent.py"))
-        return {"groups": await groups(executor, engine), "rewards": await remote_rewards(engine)}
+    async def run() -> Ran:
+        samples = await samples_of(_load_agent_executor(str(folder / "agent.py")), policy)
+        ran = Ran("OpenRLHF", version("openrlhf"), samples, list(policy.asked))
+        ran.extra["remote rewards"] = await remote_rewards(folder, policy)
+        return ran
 
     torch.set_num_threads(1)
-    return {**asyncio.run(both()), "asked": engine.asked}
+    return [asyncio.run(run())]
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(400, exit=True)  # says where it hangs
-    print(json.dumps(main(Path(sys.argv[1]))))
+    acceptance.script(main)
