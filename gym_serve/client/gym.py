@@ -328,6 +328,11 @@ class Gym:
             async for group in found:
                 yield group
 
+    async def compares(self, rollout: JSON) -> bool:
+        """Whether the environment of a rollout compares the rollouts of a group, which gives their rewards. A
+        trainer that asks for single rollouts cannot use it."""
+        return await self._client.compares(rollout)
+
     async def compare(self, rollouts: Sequence[JSON], **options: Unpack[RolloutOptions]) -> Group:
         """A group of scored rollouts of one row, for a trainer that makes its groups itself.
 

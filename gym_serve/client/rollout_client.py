@@ -238,6 +238,11 @@ class RolloutClient(RolloutBackend):
             return None
         return await loop.run(self._compare(resources, body, meter))
 
+    async def compares(self, row: JSON) -> bool:
+        """Whether the environment of a row or a rollout has ``compare``."""
+        resources = self._agents[self._agent_of(row)].get("resources")
+        return isinstance(resources, str) and await loop.run(self._has_compare(resources))
+
     async def comparer(self) -> Compare | None:
         """`compare`, if any environment of the graph has that operation."""
         environments = {str(agent.get("resources")) for agent in self._agents.values()}

@@ -159,6 +159,10 @@ class EnvServer:
         (rollout,) = await self._gym.arun(
             [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
         )
+        if rollout.failure is None and await self._gym.compares(rollout):
+            raise InvalidRequest(
+                "the environment rewards groups of rollouts, and prime-rl asks for single ones"
+            )
         return verifiers_episode(Rollout.read(dict(rollout)))
 
 

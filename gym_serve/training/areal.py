@@ -94,6 +94,8 @@ class GymAgent:
             raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
         if rollout.get("mask_sample"):
             raise RolloutFailed("the environment masked the rollout")
+        if await self._gym.compares(rollout):
+            raise RolloutFailed("the environment rewards groups of rollouts, and AReaL asks for single ones")
         return rollout.reward
 
     def close(self) -> None:

@@ -287,7 +287,7 @@ class Sample:
         advantage: without division by a deviation; None where the trainer has none at this point.
         normalized: the advantage in the trainer's default settings; None where that is not computed.
         versions: of the policy, of its tokens; None where the trainer is told none.
-        text: its response; filled in by `script`.
+        text: its prompt and response; filled in by `script`.
         is_branch: whether it is the sub-agent's; filled in by `script`.
     """
 
@@ -384,6 +384,6 @@ def script(main: Callable[[Path], list[Ran]]) -> None:
     runs = main(folder)
     tokenizer = tiny.PreTrainedTokenizerFast.from_pretrained(folder / "model")
     for sample in (sample for run in runs for sample in run.samples):
-        sample.text = tokenizer.decode(sample.response)
-        sample.is_branch = "sub-agent" in tokenizer.decode(sample.prompt)
+        sample.text = tokenizer.decode(sample.prompt + sample.response)
+        sample.is_branch = "sub-agent" in sample.text
     print(json.dumps([dataclasses.asdict(run) for run in runs]))

@@ -1,28 +1,26 @@
 """Run gym_serve's agent in AReaL's own workflow, behind its proxy, with a tiny engine.
 
-Run by `test_trainers.py` in the venv of `make interop`: ``python run_areal.py FOLDER``; prints JSON.
+Run by `test_acceptance.py` in the venv of `make interop`: ``python run_areal.py FOLDER``; prints JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
-import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import tiny
+import acceptance
 import uvicorn
+from acceptance import CASES, Case, Policy, Ran, Sample
 from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
 )
 
 from gym_serve.training.areal import GymAgent
-
-WORDS = ("ring", "refuse", "break")
 
 
 def parsed(
@@ -41,14 +39,29 @@ def parsed(
     )
 
 
-async def run(folder: Path) -> dict[str, Any]:
+def told(case: Case, interaction: dict[str, list[Any]]) -> Sample:
+    """What AReaL trains on: each of its interactions is a model call, with all the tokens before."""
+    ids, mask = interaction["input_ids"], interaction["loss_mask"]
+    start = mask.index(1)
+    return Sample(
+        case.name,
+        prompt=ids[:start],
+        response=ids[start:],
+        mask=mask[start:],
+        logprobs=interaction["logprobs"][start:],
+        reward=interaction["rewards"],
+        versions=interaction["versions"][start:],
+    )
+
+
+async def run(folder: Path) -> list[Ran]:
     from areal.api.io_struct import ModelRequest, ModelResponse
     from areal.experimental.openai import client
     from areal.experimental.openai.proxy import proxy_rollout_server as proxy
     from areal.experimental.openai.proxy.workflow import OpenAIProxyWorkflow
     from areal.infra import workflow_context
 
-    engine, asked = tiny.Engine(folder / "model"), []
+    policy = Policy(folder)
 
     class Engine:
         config = SimpleNamespace(
@@ -65,12 +78,13 @@ async def run(folder: Path) -> dict[str, Any]:
         )
 
         async def agenerate(self, req: ModelRequest) -> ModelResponse:
-            ids, logprobs = engine.generate(
-                req.input_ids, req.gconfig.max_new_tokens, req.gconfig.temperature
+            asked, stop = policy.generate(req.input_ids, req.gconfig.max_new_tokens, req.gconfig.temperature)
+            if stop == "abort":
+                raise RuntimeError("AReaL aborts the generation")
+            versions = [asked.begun] * (len(asked.generation) - 1) + [asked.ended]
+            return ModelResponse(
+                req.input_ids, asked.generation, asked.logprobs, versions, stop, req.tokenizer
             )
-            asked.append({"prompt": req.input_ids, "generation": ids, "logprobs": logprobs})
-            stop = "stop" if ids[-1] == engine.tokenizer.eos_token_id else "length"
-            return ModelResponse(req.input_ids, ids, logprobs, [3] * len(ids), stop, req.tokenizer)
 
     client.process_tool_calls = parsed
     proxy._engine = Engine()
@@ -81,28 +95,24 @@ async def run(folder: Path) -> dict[str, Any]:
         await asyncio.sleep(0.02)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     agent = GymAgent(str(folder / "graph.yaml"))
-    workflow = OpenAIProxyWorkflow("inline", agent, url, "an-admin-key", discount=0.5)
-    found: dict[str, Any] = {}
-    for number, word in enumerate(WORDS):
+    workflow = OpenAIProxyWorkflow("inline", agent, url, "an-admin-key", discount=1.0)
+    ran = Ran("AReaL", version("areal"))
+    for number, case in enumerate(case for case in CASES for _ in range(case.size)):
         workflow_context.set(workflow_context.WorkflowContext(task_id=number))
         try:
-            kept = await workflow.arun_episode(None, {"messages": [{"role": "user", "content": word}]})
+            kept = await workflow.arun_episode(None, {"row": json.dumps(case.row)})
         except Exception as error:  # AReaL rejects the trajectory
-            found[word] = f"{type(error).__name__}: {error}"
+            ran.extra.setdefault(case.name, []).append(f"{type(error).__name__}: {error}")
             continue
-        tensors = [interaction.to_tensor_dict() for interaction in kept.values()]
-        found[word] = [{key: value[0].tolist() for key, value in each.items()} for each in tensors]
+        for interaction in kept.values():
+            tensors = interaction.to_tensor_dict()
+            ran.samples.append(told(case, {key: value[0].tolist() for key, value in tensors.items()}))
     await asyncio.to_thread(agent.close)
     server.should_exit = True
     await work
-    return {"asked": asked, **found}
-
-
-def main(folder: Path) -> dict[str, Any]:
-    tiny.prepare(folder)
-    return asyncio.run(run(folder))
+    ran.asked = policy.asked
+    return [ran]
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(200, exit=True)  # says where it hangs
-    print(json.dumps(main(Path(sys.argv[1]))))
+    acceptance.script(lambda folder: asyncio.run(run(folder)))

@@ -104,7 +104,9 @@ async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int)
         batch = RayPPOTrainer.convert_to_training_input(trainer, output, uids)
         batch["values"] = None
         batch = RayPPOTrainer.compute_advantages_and_returns(trainer, batch)
-        weighted = (batch["advantages"] * batch["loss_mask"]).sum(-1) / batch["loss_mask"].sum(-1).clamp(min=1)
+        weighted = (batch["advantages"] * batch["loss_mask"]).sum(-1) / batch["loss_mask"].sum(-1).clamp(
+            min=1
+        )
         for sample, advantage in zip(found, weighted.tolist(), strict=True):
             setattr(sample, name, advantage)
     return found

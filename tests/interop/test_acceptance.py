@@ -38,24 +38,40 @@ class Trainer:
 
     Attributes:
         script: ``run_{script}.py`` runs it.
-        failures: what it has for a failed rollout: a sample whose mask is 0, one with a single action, or none.
+        failures: what it has for a failed rollout: a masked sample, one with a single action, or none.
+        versions: what its engine tells of the policy's versions: those of the first and the last token, the
+            last one of each turn, or none.
         branches: whether it trains on the branches of a harness too.
-        versions: whether its engine tells the versions of the policy.
+        turns_apart: whether each turn is a sample of its own.
         truncated: whether its samples say that they were cut off.
-        groups: whether rewards of groups reach it.
+        groups: whether it can have rewards of groups.
     """
 
     script: str
     failures: Literal["masked", "one action", "none"] = "masked"
+    versions: Literal["tokens", "turns", "none"] = "none"
     branches: bool = False
-    versions: bool = True
+    turns_apart: bool = False
     truncated: bool = True
     groups: bool = True
 
 
 TRAINERS = {
-    "verl V0": Trainer("verl"),
-    "verl V1": Trainer("verl", failures="none", branches=True, truncated=False),
+    "verl V0": Trainer("verl", versions="tokens"),
+    "verl V1": Trainer("verl", failures="none", versions="tokens", branches=True, truncated=False),
+    "OpenRLHF": Trainer("openrlhf", failures="one action"),
+    "NeMo RL": Trainer("nemo_rl", truncated=False),
+    "SkyRL": Trainer("skyrl"),
+    "slime": Trainer("slime", versions="turns", branches=True),
+    "AReaL": Trainer(
+        "areal",
+        failures="none",
+        versions="tokens",
+        branches=True,
+        turns_apart=True,
+        truncated=False,
+        groups=False,
+    ),
 }
 
 
@@ -95,9 +111,8 @@ def turns_of(sample: Sample, asked: Sequence[Asked]) -> list[list[Asked]]:
     for each in asked:
         start = len(each.prompt)
         said = each.generation[: len(seen) - start]  # a response may be cut
-        if len(sample.prompt) <= start < len(seen) and each.prompt == seen[:start]:
-            if said == seen[start : start + len(said)]:
-                turns.setdefault(start, []).append(each)
+        if len(sample.prompt) <= start < len(seen) and each.prompt + said == seen[: start + len(said)]:
+            turns.setdefault(start, []).append(each)
     return [turns[start] for start in sorted(turns)]
 
 
@@ -122,14 +137,15 @@ def check_sample(trainer: Trainer, case: Case, sample: Sample, asked: Sequence[A
     assert sample.mask == mask
     assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
     assert mask[0] == 1
-    if trainer.versions:
-        assert sample.versions is not None
-        assert min(sample.versions) in {each.begun for each in turns[0]}
-        assert max(sample.versions) in {each.ended for each in turns[-1]}
-        if case.outcome == "straddled":
-            assert min(sample.versions) < max(sample.versions)
-    else:
+    if trainer.versions == "none":
         assert sample.versions is None
+    else:
+        assert sample.versions is not None
+        first = {each.begun if trainer.versions == "tokens" else each.ended for each in turns[0]}
+        assert min(sample.versions) in first
+        assert max(sample.versions) in {each.ended for each in turns[-1]}
+        if case.outcome == "straddled" and (trainer.versions == "tokens" or len(turns) > 1):
+            assert min(sample.versions) < max(sample.versions)
     if trainer.truncated:
         assert sample.truncated == (case.outcome == "truncated")
 
@@ -140,23 +156,30 @@ def test_a_trainer_gets_what_was_sampled_and_what_it_is_worth(name: str, case: C
     trainer = TRAINERS[name]
     run = runs(trainer.script)[name]
     found = [sample for sample in run.samples if sample.case == case.name]
-    verified = [s for s in found if not s.is_branch]
+    verified = [sample for sample in found if not sample.is_branch]
     failed = [sample for sample in verified if sample.failed]
     scored = [sample for sample in verified if not sample.failed]
-    wanted = 0 if case.fails else case.size - (case.outcome == "mixed")
+    turns = TURNS[case.environment]
+    if trainer.turns_apart:  # the last one stands for its rollout
+        assert all(len(turns_of(sample, run.asked)) == 1 for sample in scored)
+        apart = [scored[i : i + turns] for i in range(0, len(scored), turns)]
+        assert all(len({sample.reward for sample in rollout}) == 1 for rollout in apart)
+        scored, turns = [rollout[-1] for rollout in apart], 1
     if trainer.failures == "none":
         assert not failed
     else:
         assert len(verified) == case.size
-    assert len(scored) == wanted
+    if case.fails or (case.environment == "group" and not trainer.groups):
+        assert not scored
+    else:
+        assert len(scored) == case.size - (case.outcome == "mixed")
 
     for sample in found:
         assert sample.prompt
         assert len(sample.response) == len(sample.mask) == len(sample.logprobs) > 0
         if not sample.failed:
             check_sample(trainer, case, sample, run.asked)
-    for sample in scored:
-        assert len(turns_of(sample, run.asked)) == TURNS[case.environment]
+    assert all(len(turns_of(sample, run.asked)) == turns for sample in scored)
     if case.outcome == "mixed":
         worth = 2.0 if case.environment == "group" else 1.0
         assert sorted(sample.reward for sample in scored) == [0.0, worth][: len(scored)]
@@ -183,5 +206,7 @@ def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> Non
     for name, trainer in TRAINERS.items():
         run = runs(trainer.script)[name]
         branches = [sample for sample in run.samples if sample.is_branch]
-        assert Counter(sample.case for sample in branches) == ({"harness/branches": 2} if trainer.branches else {})
+        assert Counter(sample.case for sample in branches) == Counter(
+            {"harness/branches": 2} if trainer.branches else {}
+        )
         assert all(sample.reward == 1.0 for sample in branches)
