@@ -21,7 +21,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -51,8 +51,9 @@ class HarnessAgent(AgentServer):
     class Config(AgentServer.Config):
         """Settings of the harness."""
 
-        gateway_url: _Url
-        """Address of this graph, as the harness reaches it: ``http://127.0.0.1:8000/math``."""
+        gateway_url: _Url | None = None
+        """Address of this graph, as the harness reaches it: ``http://127.0.0.1:8000/math``. A graph on Ray
+        needs it; without Ray, the graph has an address of its own."""
         gateway_token: SecretStr = SecretStr("none")
         """The graph's ``auth_token``: what the harness authenticates with."""
         url: _Url | None = None
@@ -81,11 +82,19 @@ class HarnessAgent(AgentServer):
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
         config = self.config
+        self._gateway = config.gateway_url or ""
         self._harness: Harness = self.manage(
             CommandHarness(config.command, config.env)
             if config.command is not None
             else HttpHarness(str(config.url), config.headers)
         )
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: the address of the graph."""
+        yield from super().preflight(config)
+        if config.gateway_url is None:
+            yield "gateway_url is missing: set the graph's address, or run the graph without Ray"
 
     async def act(self, episode: Episode) -> None:
         """Let the harness work; what it was answered is the episode, also where it failed."""
@@ -93,9 +102,9 @@ class HarnessAgent(AgentServer):
         recording = await episode.stage("model", lambda: Recording.open(self.policy))
         task = Task(
             episode.row,
-            config.gateway_url + recording.path,
+            self._gateway + recording.path,
             config.gateway_token,
-            f"{config.gateway_url}/{config.resources.transport.server}",
+            f"{self._gateway}/{config.resources.transport.server}",
             episode.session,
             current().traceparent,
         )

@@ -33,7 +33,7 @@ from gym_serve.graph import html_pages, wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.ownership import watch
-from gym_serve.graph.peers import peers_here
+from gym_serve.graph.peers import Peers, peers_here
 from gym_serve.graph.policy_routes import POLICY, steer
 from gym_serve.graph.pressure import PRESSURE, pressure, reports_of
 from gym_serve.graph.replica import log_of_replica, transport_to
@@ -151,17 +151,19 @@ class Gateway:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
             raise GraphError(problem)
         log_of_replica(graph.logs)
+        transports = {n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()}
+        self._connect(graph, transports, peers_here())
+
+    def _connect(self, graph: Graph, transports: Mapping[str, Transport], peers: Peers) -> None:
         self._graph = graph
         self._access = Access(graph.auth_tokens, insecure=graph.insecure)
         self._public: Mapping[str, Any] = {}
         self._disowned: threading.Event | None = None  # None where the graph belongs to no run
-        self._transports: dict[str, Transport] = {
-            n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()
-        }
+        self._transports = transports
         self._probing: asyncio.Task[dict[str, dict[str, Any]]] | None = None
         self._probed = 0.0
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
-        self._runs = RunRoutes(graph, self._transports, peers_here())
+        self._runs = RunRoutes(graph, transports, peers)
 
     async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""

@@ -2,12 +2,14 @@
 
 Every server has one `ServerRunner`, as in a replica, and is called by the inline transport; a server of
 ``type: http`` is called by its URL. So an episode runs the same code as on a cluster, and gives the same
-trajectory. A local graph has no replicas, autoscaling, reserved GPUs or HTTP routes.
+trajectory. A local graph has no replicas, autoscaling or reserved GPUs. It has HTTP routes where an agent
+needs them, for a harness (`gym_serve.graph.local_gateway`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.routing.inline import InlineTransport
@@ -18,6 +20,9 @@ from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Transport
 from gym_serve.types.errors import GraphError, GymError, Unavailable
 from gym_serve.types.requests import JSON
+
+if TYPE_CHECKING:
+    from gym_serve.graph.local_gateway import LocalIngress
 
 _CLUSTER_ONLY = ("num_gpus", "accelerator_type", "resources", "runtime_env", "placement_group_bundles")
 """Options that only a cluster can fulfil. The others set the number and size of replicas."""
@@ -52,6 +57,7 @@ class LocalGraph:
         self._runners: dict[str, ServerRunner] = {}
         self._transports: dict[str, Transport] = {}
         self._started: list[ServerRunner] = []
+        self._ingress: LocalIngress | None = None  # where an agent needs one
         for name in graph.order():  # each after those that it calls
             self._transports[name] = around(self._construct(graph.nodes[name]))
 
@@ -80,12 +86,16 @@ class LocalGraph:
                     message = f"{name} did not start: {type(error).__name__}: {error}"
                     raise Unavailable(message, server=name) from error
                 self._started.append(runner)
+            if self._ingress is not None:
+                await self._ingress.start(self._graph, self._transports)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Stop the servers, each before those that it calls, and close the connections."""
+        if self._ingress is not None:
+            await self._ingress.stop()
         while self._started:
             await self._started.pop().stop()
         for transport in self._transports.values():
@@ -113,11 +123,23 @@ class LocalGraph:
         if node.url is not None:
             return remote_transport(node)
         assert node.cls is not None  # every other node has a class
-        server = node.cls(name=node.name, **node.connected(self._client))
+        settings = node.connected(self._client)
+        if "gateway_url" in node.cls.Config.model_fields:
+            settings |= self._gateway()
+        server = node.cls(name=node.name, **settings)
         if isinstance(server, ResourcesServer):
             server.takes_snapshots = False  # its sessions cannot outlive this process
         runner = self._runners[node.name] = ServerRunner(server, tracing=self._graph.tracing)
         return InlineTransport(runner)
+
+    def _gateway(self) -> JSON:
+        """Settings of an agent whose harness calls this graph over HTTP: an address that answers here."""
+        if self._ingress is None:
+            # Imported here: few graphs need it, and it imports Serve.
+            from gym_serve.graph.local_gateway import LocalIngress
+
+            self._ingress = LocalIngress()
+        return {"gateway_url": self._ingress.url, "gateway_token": self._ingress.token}
 
     def _client(self, target: str) -> Client:
         return CLIENTS[self._graph.nodes[target].kind](self._transports[target])

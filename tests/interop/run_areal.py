@@ -97,7 +97,7 @@ async def run(folder: Path) -> list[Ran]:
     agent = GymAgent(str(folder / "graph.yaml"))
     workflow = OpenAIProxyWorkflow("inline", agent, url, "an-admin-key", discount=1.0)
     ran = Ran("AReaL", version("areal"))
-    for number, case in enumerate(case for case in CASES for _ in range(case.size)):
+    for number, case in enumerate(each for each in CASES for _ in range(each.size)):
         workflow_context.set(workflow_context.WorkflowContext(task_id=number))
         try:
             kept = await workflow.arun_episode(None, {"row": json.dumps(case.row)})

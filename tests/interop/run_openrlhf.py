@@ -1,7 +1,8 @@
 """Run the executors of the OpenRLHF that is installed, with gym_serve's graph and a tiny engine.
 
 Run by `test_acceptance.py` in the venv of `make interop`: ``python run_openrlhf.py FOLDER``; prints JSON.
-OpenRLHF imports vLLM, FlashAttention and DeepSpeed, which need a GPU: empty modules and `SamplingParams` stand in for them.
+OpenRLHF imports vLLM, FlashAttention and DeepSpeed, which need a GPU: empty modules and `SamplingParams`
+stand in for them.
 Everything else, from the loading of the agent's file to `Experience` and its advantages, is OpenRLHF's own.
 """
 

@@ -210,3 +210,22 @@ def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> Non
             {"harness/branches": 2} if trainer.branches else {}
         )
         assert all(sample.reward == 1.0 for sample in branches)
+
+
+def test_openrlhf_asks_the_graphs_verifier_for_rewards() -> None:
+    assert runs("openrlhf")["OpenRLHF"].extra["remote rewards"] == [1.0, 0.0]
+
+
+def test_nemo_rls_actor_goes_on_after_a_restart_and_sends_failed_rows_again() -> None:
+    extra = runs("nemo_rl")["NeMo RL"].extra
+    assert extra["restarted"] == [1.0, 1.0]
+    assert (extra["raised"]["type"], extra["raised"]["class"]) == ("GymTransportError", "infra")
+    assert "the verifier is away" in extra["raised"]["text"]
+    assert sorted(extra["sent again"]) == [0.0, 1.0]
+
+
+def test_areal_says_why_it_rejects_a_rollout() -> None:
+    extra = runs("areal")["AReaL"].extra
+    assert extra["single/failed"] == ["RolloutFailed: unavailable: the verifier is away"] * 2
+    assert "rewards groups of rollouts" in extra["group/accepted"][0]
+    assert "a mistake in verify" in extra["failing/verify"][0]

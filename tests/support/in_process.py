@@ -10,32 +10,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gym_serve.graph import gateway
 from gym_serve.graph.local import LocalGraph
-from gym_serve.graph.peers import Alone
-from gym_serve.graph.run_routes import RunRoutes
+from gym_serve.graph.local_gateway import LocalGateway, listen
 from gym_serve.graph.spec import Graph
 
 __all__ = ["InProcess", "listen", "serving"]
-
-
-def listen() -> socket.socket:
-    """A socket of 127.0.0.1 that listens at once, so that nobody has to wait for the server behind it.
-
-    Its protocol is named, as asyncio sets TCP_NODELAY only then. Without that each answer takes 40 ms, until
-    Linux acknowledges the headers.
-    """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
-    listening.listen()
-    return listening
 
 
 class InProcess:
@@ -51,7 +36,7 @@ class InProcess:
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self._running = [LocalGraph(graph) for graph in graphs.values()]
         pairs = zip(graphs.items(), self._running, strict=True)
-        self._gateways = {prefix: _Gateway(graph, running) for (prefix, graph), running in pairs}
+        self._gateways = {prefix: _gateway(graph, running) for (prefix, graph), running in pairs}
         self._graphs = dict(zip(graphs, zip(graphs.values(), self._running, strict=True), strict=True))
 
     async def start(self) -> None:
@@ -66,7 +51,7 @@ class InProcess:
     async def stop(self) -> None:
         """Stop what `start` started."""
         for answering in self._gateways.values():
-            await answering.lose()
+            await answering.close()
         self._server.should_exit = True
         await self._serving
         self._listening.close()
@@ -76,9 +61,9 @@ class InProcess:
     async def replace_gateways(self) -> None:
         """Put new gateways in the place of the ones that run, which lose the runs that they hold."""
         before = list(self._gateways.values())
-        self._gateways = {prefix: _Gateway(*graph) for prefix, graph in self._graphs.items()}
+        self._gateways = {prefix: _gateway(*graph) for prefix, graph in self._graphs.items()}
         for lost in before:
-            await lost.lose()
+            await lost.close()
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
@@ -127,18 +112,5 @@ def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
-class _Gateway(gateway.Gateway):
-    """The gateway as a cluster has it, except for the transports."""
-
-    def __init__(self, graph: Graph, running: LocalGraph) -> None:
-        outline = graph.outline()
-        super().__init__(replace(outline, nodes={}), {})
-        self._graph = outline
-        self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
-        self._transports.update({name: running.transport(name) for name in graph.nodes})
-        self._runs = RunRoutes(outline, self._transports, Alone())
-        self.reconfigure({"graph": graph.public(), "owned": False})
-
-    async def lose(self) -> None:
-        """Lose all runs, as a gateway does whose process dies."""
-        await self._runs._runs.close()
+def _gateway(graph: Graph, running: LocalGraph) -> LocalGateway:
+    return LocalGateway(graph, {name: running.transport(name) for name in graph.nodes})
