@@ -1,6 +1,6 @@
 """Hold the `EnvClient` of the verifiers that is installed against gym_serve's env server.
 
-Run by `test_prime_rl_client.py` in the venv of `make interop`: ``python run_prime_rl.py FOLDER``; prints JSON.
+Run by `test_prime_rl_client.py` in the venv of `make interop`: ``python run_prime_rl.py FOLDER`` prints JSON.
 """
 
 from __future__ import annotations
