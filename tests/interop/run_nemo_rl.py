@@ -119,7 +119,9 @@ def main(folder: Path) -> list[Ran]:
 
     def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
         with lock:
-            asked, stop = policy.generate(prompt, sampling["max_tokens"], sampling["temperature"])
+            asked, stop = policy.generate(
+                prompt, sampling.get("max_tokens"), sampling.get("temperature", 1.0)
+            )
         if stop == "abort":
             raise RuntimeError("the endpoint aborts the generation")
         return asked.generation, asked.logprobs, stop

@@ -65,6 +65,7 @@ def arguments(folder: Path, port: int) -> SimpleNamespace:
         partial_rollout=False,
         mask_offpolicy_in_partial_rollout=False,
         group_rm=False,
+        custom_rm_path=None,
         rollout_sample_hook_paths=None,
     )
 

@@ -79,7 +79,7 @@ TRAINERS = {
 def runs(script: str) -> dict[str, Ran]:
     """The runs of a script, by trainer. (Its folder is removed by pytest's own fixture.)"""
     folder = _folder[0] / script
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -179,7 +179,8 @@ def test_a_trainer_gets_what_was_sampled_and_what_it_is_worth(name: str, case: C
         assert len(sample.response) == len(sample.mask) == len(sample.logprobs) > 0
         if not sample.failed:
             check_sample(trainer, case, sample, run.asked)
-    assert all(len(turns_of(sample, run.asked)) == turns for sample in scored)
+    if case.outcome != "truncated":  # a trainer's own limit may cut turns off
+        assert all(len(turns_of(sample, run.asked)) == turns for sample in scored)
     if case.outcome == "mixed":
         worth = 2.0 if case.environment == "group" else 1.0
         assert sorted(sample.reward for sample in scored) == [0.0, worth][: len(scored)]
