@@ -19,7 +19,9 @@ MOST_TOKENS = 10_000
 def read_tokens(reading: Reading, n: int, begin: int = 0, end: int | None = None) -> JSON:
     """The tokens of a rollout's model calls.
 
-    ``drift`` is by how many tokens a prompt departs from what was seen before; a trainer begins another
+    The calls of its branches (sub-agents, dropped retries, a context before it was compacted) follow those of
+    the conversation that was verified; ``branch`` says whose a call is, 0 for the verified one. ``drift`` is
+    by how many tokens a prompt departs from what was seen before in its branch; a trainer begins another
     sample there. ``reused`` is how many tokens it continues.
 
     Args:
@@ -36,35 +38,39 @@ def read_tokens(reading: Reading, n: int, begin: int = 0, end: int | None = None
     total = 0
     problem: str | None = None
     try:
-        rollout = Rollout.read(raw)
-        seen: list[int] = []
-        for item, bundle in _calls(rollout):
-            turn, total = total, total + 1
-            reused = _common(seen, bundle.prompt)
-            drift = len(seen) - reused
-            count = len(bundle.generation)
-            seen = bundle.prompt + bundle.generation
-            if turn < begin or (end is not None and turn >= end):
-                continue
-            found.append(
-                {
-                    "turn": turn,
-                    "prompt_tokens": len(bundle.prompt),
-                    "reused": reused,
-                    "drift": drift,
-                    "advantage": None if rollout.masked else gain,
-                    "tokens": list(_tokens(item, bundle, not rollout.masked))[:MOST_TOKENS],
-                    "generated": count,
-                }
-            )
+        whole = Rollout.read(raw)
+        for conversation in whole.conversations():
+            seen: list[int] = []
+            for item, bundle in _calls(conversation):
+                turn, total = total, total + 1
+                reused = _common(seen, bundle.prompt)
+                drift = len(seen) - reused
+                count = len(bundle.generation)
+                seen = bundle.prompt + bundle.generation
+                if turn < begin or (end is not None and turn >= end):
+                    continue
+                found.append(
+                    {
+                        "turn": turn,
+                        "branch": conversation.branch,
+                        "prompt_tokens": len(bundle.prompt),
+                        "reused": reused,
+                        "drift": drift,
+                        "advantage": None if whole.masked else gain,
+                        "tokens": list(_tokens(item, bundle, not whole.masked))[:MOST_TOKENS],
+                        "generated": count,
+                    }
+                )
     except NotExportable as error:
         problem = error.message
     return {"turns": found, "total": total, "problem": problem}
 
 
-def _calls(rollout: Rollout) -> Iterator[tuple[JSON, Bundle]]:
-    for place, item in enumerate(rollout.output):
-        bundle = read_bundle(item, f"response.output[{place}]")
+def _calls(conversation: Rollout) -> Iterator[tuple[JSON, Bundle]]:
+    """The calls with tokens. Items of the context belong to another branch, which shows them."""
+    response = f"branches[{conversation.branch - 1}].response" if conversation.branch else "response"
+    for place, item in enumerate(conversation.output[conversation.context :], conversation.context):
+        bundle = read_bundle(item, f"{response}.output[{place}]")
         if bundle is not None:
             yield item, bundle
 

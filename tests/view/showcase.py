@@ -227,9 +227,9 @@ def branched(dice: random.Random) -> dict[str, Any]:
     """A rollout whose agent rewrote its history once."""
     made = attempt(dice, 6, 3, 1.0, 43)
     asked = made["responses_create_params"]["input"]
-    said = [
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Heron: 84."}]}
-    ]
+    kept = _tokens(dice, "Heron: 84.", 96, "43")["kept"]
+    told = [{"type": "output_text", "text": "Heron: 84."}]
+    said = [{"type": "message", "role": "assistant", "content": told, **kept}]
     other = [{"role": "user", "content": "Summary so far: the sides are 13, 14 and 15."}]
     made["branches"] = [
         {"input": [*asked, *made["response"]["output"][:3]], "response": {"output": said}},

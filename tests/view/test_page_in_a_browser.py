@@ -100,6 +100,7 @@ def pages_of(site: Site) -> dict[str, str]:
         "nothing": "#/rollouts?where=reward%20%3E%205",
         **{view: f"#/rollout/{old}/3?run={old}&at=3&view={view}" for view in VIEWS if view != "branches"},
         "branches": f"#/rollout/{new}/191?view=branches",
+        "branch-tokens": f"#/rollout/{new}/191?view=tokens",
     }
 
 
@@ -239,6 +240,15 @@ def test_keys_lead_everywhere(browser: Browser, shown: Site) -> None:
         expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
         press("Escape d d")
         assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        assert visited.complaints == []
+
+
+def test_tokens_of_branches_have_headings(browser: Browser, shown: Site) -> None:
+    with visit(browser, shown.base) as visited:
+        visited.go(f"#/rollout/{shown.runs['step-200']}/191?view=tokens")
+        titles = visited.page.locator("h2.branch")
+        expect(titles).to_have_text(["What was scored", "Branch 1", "Branch 2"])
+        expect(visited.page.get_by_text("drift:")).to_have_count(1)  # not at the beginning of a branch
         assert visited.complaints == []
 
 

@@ -166,6 +166,29 @@ def test_tokens_of_each_call(client: httpx.Client, runs: dict[str, str]) -> None
     assert second["advantage"] == pytest.approx(0.5 / (3**-0.5 + 1e-4), rel=1e-6)
 
 
+def test_tokens_of_branches(tmp_path: Path) -> None:
+    """Each branch begins anew; what it repeats of another as context is shown there alone."""
+    made = rollout(0, 0)
+    call, result, said = made["response"]["output"]
+    helper = {**said, "prompt_token_ids": [9, 9], "generation_token_ids": [8], "weight_version": "18"}
+    torn = {**helper, "generation_log_probs": []}
+    made["branches"] = [
+        {"input": [], "response": {"output": [helper]}},
+        {"input": [], "context": 2, "response": {"output": [call, result, {**said, "weight_version": "19"}]}},
+    ]
+    broken = {**made, "branches": [made["branches"][0], {"input": [], "response": {"output": [torn]}}]}
+    with viewer(write(tmp_path / "out.jsonl", [made, broken]), cache=tmp_path / "cache") as client:
+        run = until_indexed(client, 2)[0]["id"]
+        found = get(client, f"api/rollout/{run}/0/tokens")
+        other = get(client, f"api/rollout/{run}/1/tokens")
+    told = [(turn["turn"], turn["branch"], turn["reused"], turn["drift"]) for turn in found["turns"]]
+    assert told == [(0, 0, 0, 0), (1, 0, 5, 0), (2, 1, 0, 0), (3, 2, 0, 0)]
+    assert [turn["tokens"][0]["version"] for turn in found["turns"][1:]] == ["17", "18", "19"]
+    assert (found["total"], found["problem"]) == (4, None)
+    assert [turn["branch"] for turn in other["turns"]] == [0, 0, 1]
+    assert other["problem"].startswith("branches[1].response.output[0]")
+
+
 def test_a_bad_filter_says_where(client: httpx.Client) -> None:
     answer = client.get("api/rollouts", params={"where": "reward >= 0.5 and rewrad = 1"})
     assert answer.status_code == 400

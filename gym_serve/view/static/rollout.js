@@ -2,17 +2,16 @@
 import { Annotation } from "./annotation.js";
 import { changed, go, link, shared } from "./address.js";
 import { get, isStatic, useAnswer } from "./api.js";
-import { Branches } from "./branches.js";
 import { Conversation } from "./conversation.js";
-import { html } from "./dom.js";
-import { count, duration, number, short } from "./format.js";
+import { html, useState } from "./dom.js";
+import { count, duration, number, short, times } from "./format.js";
 import { useKeys } from "./keys.js";
-import { Judge } from "./judge.js";
+import { Markdown } from "./markdown.js";
 import { nameOf, Problem, Reward } from "./parts.js";
 import { Raw } from "./raw.js";
-import { Name, Plain } from "./text.js";
+import { Folded, Name, Plain } from "./text.js";
 import { Timeline } from "./timeline.js";
-import { Tokens } from "./tokens.js";
+import { branchName, Tokens } from "./tokens.js";
 import { Value } from "./values.js";
 
 const VIEWS = {
@@ -109,4 +108,29 @@ function Failure({ failure }) {
   return html`<div class="failure"><p><strong><${Name}>${failure.class}<//></strong> <span class="muted">${failure.terminal ? "not tried again" : "may be tried again"}</span></p>
     ${failure.message && html`<${Plain} text=${failure.message} of="message" characters=${600} />`}
     ${failure.trace && html`<details><summary>Trace</summary><${Plain} text=${failure.trace} of="trace" code /></details>`}</div>`;
+}
+
+/** What the verifier asked a model, and what that answered. */
+function Judge({ data }) {
+  return data.judge.slice(0, 100).map((one, index) => html`<section class="block call" aria-label="Question ${index + 1} to the judge">
+    <header><span class="who">Judge</span> <code><${Name} limit=${60}>${one.model ?? ""}<//></code><span class="muted right">${duration(one.seconds)}</span></header>
+    <div class="arguments"><p class="small-title">Asked</p><${Plain} text=${one.prompt ?? ""} of="question" lines=${40} characters=${4000} /></div>
+    <div class="result"><p class="small-title">Answered</p>${one.answer === null || one.answer === undefined ? html`<p class="muted">The call failed: there is no answer.</p>`
+      : html`<${Folded} text=${one.answer} of="answer">${(shown) => html`<${Markdown} text=${shown} />`}<//>`}</div></section>`);
+}
+
+/** A rollout whose history was rewritten is a tree: each branch goes on from a part of its parent. */
+function Branches({ data, run, n }) {
+  const [chosen, choose] = useState(data.branches[0].id);
+  const children = (parent) => data.branches.filter((one) => (one.parent ?? null) === parent);
+  const known = new Set(data.branches.map(({ id }) => id));
+  const roots = data.branches.filter((one) => !known.has(one.parent));
+  const node = (branch, depth) => html`<li><button class=${branch.id === chosen ? "on" : "quiet"} aria-pressed=${branch.id === chosen ? "true" : "false"} onClick=${() => choose(branch.id)}>
+      ${branchName(branch.id)} <span class="muted">${times(branch.items.length, "item")}</span></button>
+    ${depth < 30 && children(branch.id).length > 0 && html`<ul>${children(branch.id).map((one) => node(one, depth + 1))}</ul>`}</li>`;
+  const branch = data.branches.find(({ id }) => id === chosen);
+  const all = new Map(data.items.map((item, index) => [item.index ?? index, item]));
+  const items = branch.items.map((index) => all.get(index)).filter(Boolean);
+  return html`<ul class="tree">${roots.map((one) => node(one, 0))}</ul>
+    <${Conversation} key=${chosen} data=${{ ...data, items, omitted: 0 }} run=${run} n=${n} />`;
 }

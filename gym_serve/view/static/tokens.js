@@ -5,6 +5,9 @@ import { count, number, percent, times } from "./format.js";
 import { Empty, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
 
+/** The name of one of a rollout's conversations, by its number. */
+export const branchName = (id) => (id === 0 ? "What was scored" : `Branch ${id}`);
+
 const TURNS = 20; // of a request
 const TOKENS = 3000; // of a turn, until the reader wants more
 
@@ -25,7 +28,7 @@ function classOf(scale, token, turn, versions) {
   return `p${at < 0 ? edges.length : at}`;
 }
 
-export function Tokens({ run, n }) {
+export function Tokens({ data, run, n }) {
   const [state, set] = useState({ turns: null, error: null, all: false });
   const [chosenScale, setScale] = useState(null);
   const [here, setHere] = useState(null); // {turn, index}
@@ -59,7 +62,10 @@ export function Tokens({ run, n }) {
     <p class="muted small">${times(tokens.length, "token")}${!all && " so far"}, ${count(trained)} trained on${logprobs.length > 0 && `, mean log-probability ${number(logprobs.reduce((a, b) => a + b, 0) / logprobs.length)}`}.
 ${trained < tokens.length && html` <span class="token untrained">Struck</span> tokens are masked.`}</p>
     <${Detail} here=${here} turns=${turns} />
-    ${turns.map((turn, index) => html`<${TokenTurn} key=${turn.turn} turn=${turn} scale=${scale} versions=${versions} active=${here?.turn === index ? here.index : -1} choose=${(at) => setHere({ turn: index, index: at })} />`)}
+    ${turns.map((turn, index) => html`
+      ${data.branches.length > 1 && turn.branch !== turns[index - 1]?.branch && html`<h2 class="branch">${branchName(turn.branch)}</h2>`}
+      <${TokenTurn} key=${turn.turn} turn=${turn} scale=${scale} versions=${versions} active=${here?.turn === index ? here.index : -1} choose=${(at) => setHere({ turn: index, index: at })} />`)}
+    ${state.problem && html`<p class="muted small">Other tokens cannot be read: <${Name} limit=${400}>${state.problem}<//></p>`}
     ${!all && html`<button class="more" onClick=${() => load(turns.length)}>Show more model calls</button>`}
   </div>`;
 }
