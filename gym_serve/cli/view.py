@@ -43,6 +43,15 @@ def view(
     where: Annotated[
         str, typer.Option(metavar="EXPRESSION", help="Rollouts to export, in the page's filter language.")
     ] = "",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=INPUT/OUTPUT[/CACHED]",
+            help="Price of a model server's tokens, per million; by default as in the run's header. "
+            "Repeat it for other models.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show rollouts on a page in the browser: runs, tasks, conversations, tokens.
@@ -54,11 +63,13 @@ def view(
 
     Example: gym-serve view out.jsonl
     """
+    from gym_serve.view.costs import parse_price
     from gym_serve.view.export import export_site
     from gym_serve.view.serving import serve
 
+    prices = dict(map(parse_price, price or ()))
     if export is not None:
-        count = export_site(paths, export, where)
+        count = export_site(paths, export, where, prices)
         if as_json:
             print_json({"ok": True, "folder": str(export), "rollouts": count})
         else:
@@ -71,4 +82,4 @@ def view(
         else:
             typer.echo(f"{url}\nCtrl-C ends it.")
 
-    serve(paths, host=host, port=port, default_port=PORT, browser=browser, say=say)
+    serve(paths, host=host, port=port, default_port=PORT, browser=browser, say=say, prices=prices)

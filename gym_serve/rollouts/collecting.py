@@ -237,6 +237,7 @@ async def _prepared(
             rollouts=inputs.rollouts,
             problems=inputs.problems.count,
             source=inputs.source,
+            prices={name: prices.model_dump() for name, prices in collection.backend.prices().items()},
             **content,
         )
         journal.begin(header)

@@ -13,7 +13,7 @@ mixed in one file unnoticed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +89,7 @@ class Header:
         forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
             failed rollouts were to be retried (``retry_failed``).
         format: version of these files.
+        prices: of the graph's models, by model server, when the run began; for people, never compared.
     """
 
     run: str
@@ -101,6 +102,7 @@ class Header:
     source: str
     forgiven: int = 0
     format: int = _FORMAT
+    prices: JSON = field(default_factory=dict)
 
     @classmethod
     def new(cls, **content: Any) -> Header:

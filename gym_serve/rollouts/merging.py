@@ -74,6 +74,7 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         problems=first.problems,
         source=first.source,
         forgiven=sum(header.forgiven for header in headers),
+        prices=first.prices,
     )
     with replacing(target.inputs) as file:
         for source in sources:

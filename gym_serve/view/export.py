@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.view.conversation import read_rollout
 from gym_serve.view.queries import RolloutRow, each_rollout, read_tasks
@@ -21,13 +22,16 @@ MOST_EXPORTED = 20_000
 """The most rollouts of a site: each is three files."""
 
 
-def export_site(paths: Sequence[Path], folder: Path, where: str = "") -> int:
+def export_site(
+    paths: Sequence[Path], folder: Path, where: str = "", prices: Mapping[str, Prices] | None = None
+) -> int:
     """Write a static site: the page, and what the API answers as files; how many rollouts it has.
 
     Args:
         paths: files and folders of runs.
         folder: where to; it must not exist, or be empty.
         where: which rollouts.
+        prices: see `View`.
 
     Raises:
         InvalidRequest: a path cannot be read, the filter cannot be understood, or it selects too many.
@@ -35,7 +39,7 @@ def export_site(paths: Sequence[Path], folder: Path, where: str = "") -> int:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadRequest(f"{folder} must be a new or an empty folder")
-    with View(paths) as view:
+    with View(paths, prices=prices) as view:
         view.index()
         runs = list(view.runs.values())
         rows = [row for run in runs for row in each_rollout(run, where)]

@@ -29,6 +29,7 @@ NUMBERS = {
     "output_tokens": "output_tokens",
     "seconds": "seconds",
     "attempt": "attempt",
+    "behind": "behind",
     "n": "n",
 }
 TEXTS = {
@@ -36,6 +37,7 @@ TEXTS = {
     "environment": "environment",
     "failure": "failure",
     "version": "version",
+    "last_version": "last_version",
     "task": "task",
 }
 _DETAILS = ("id", "prompt")
@@ -331,7 +333,7 @@ def _compare(found: Comparison, schema: Schema) -> Clause:
             return Clause("1" if value is None and op == "=" else "0", ())
         number = isinstance(value, float) and column in schema.numeric
         return _plain(column, op, value) if number and op != "~" else _text(column, op, value)
-    if name in ("version", "task") and op != "~" and isinstance(value, str | float):
+    if name in ("version", "last_version", "task") and op != "~" and isinstance(value, str | float):
         return _plain(name, op, _numbered(value))
     return _text(TEXTS[name], op, value)
 

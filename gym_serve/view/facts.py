@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -24,6 +24,9 @@ TEXT_LIMIT = 100_000
 NAME_LIMIT = 100
 """The longest name of an agent, a tool, a field and so on, in characters; longer ones are cut."""
 PROMPT_LIMIT = 200
+
+UNKNOWN_MODEL = "-"
+"""The model server of rollouts that do not name theirs: those of foreign agents."""
 
 _RESERVED = frozenset(
     {
@@ -38,6 +41,15 @@ _MOST_FIELDS = 64
 _LARGEST_COUNT = 10**12  # a million of them can be added up
 _LONGEST = 1e9  # seconds
 _LATEST = 1e11  # seconds since 1970
+
+
+class Usage(NamedTuple):
+    """Counts of model calls, as `gym_serve.servers.usage` has them."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    unreported: int
 
 
 class Facts(msgspec.Struct):
@@ -63,6 +75,10 @@ class Facts(msgspec.Struct):
     seconds: float | None = None
     version: int | str | None = None
     """Version of the weights at its first model call."""
+    last_version: int | str | None = None
+    """Version of the weights at its last model call."""
+    usage: dict[str, Usage] = {}
+    """What its model calls used, judges included, by model server; empty if it does not say."""
     at: float | None = None
     """When it ended, in Unix seconds."""
     prompt: str = ""
@@ -93,6 +109,8 @@ class _Item(msgspec.Struct):
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    unreported: int | None = None
     calls: int | None = None
 
 
@@ -252,7 +270,7 @@ def _lenient(kind: Any, value: Any) -> Any:
 
 
 def _fits(kind: Any, name: str, value: Any) -> bool:
-    if name in ("calls", "input_tokens", "output_tokens"):
+    if name in ("calls", "unreported", "input_tokens", "cached_tokens", "output_tokens"):
         return type(value) is int
     if name in ("created_at", "began", "dur"):
         return type(value) in (int, float)
@@ -289,9 +307,12 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
     timeline: _Timeline = _read(top, "_ng_timeline", _Timeline) or _Timeline()
     for step in timeline.steps:
         _take_step(facts, step, timeline.servers)
-    usages = [*(_read(top, "model_usage", _Nested) or {}).get("model", {}).values()]
+    stages: dict[str, dict[str, _Usage]] = _read(top, "model_usage", _Nested) or {}
+    usages = [*stages.get("model", {}).values()]
     if not usages and response.usage is not None:
         usages = [response.usage]
+        stages = {**stages, "model": {UNKNOWN_MODEL: response.usage}}
+    facts.usage = _by_model(stages)
     if usages:
         facts.input_tokens = _small(sum(_count(usage.input_tokens) for usage in usages))
         facts.output_tokens = _small(sum(_count(usage.output_tokens) for usage in usages))
@@ -305,6 +326,17 @@ def _measure(facts: Facts, top: Mapping[str, msgspec.Raw], response: _Response) 
         facts.at = _between(response.created_at, 0, _LATEST)
 
 
+def _by_model(stages: Mapping[str, Mapping[str, _Usage]]) -> dict[str, Usage]:
+    """The counts of all stages together."""
+    found: dict[str, Usage] = {}
+    for servers in stages.values():
+        for server, usage in servers.items():
+            given = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.unreported)
+            known = found.get(name := server[:NAME_LIMIT], (0, 0, 0, 0))
+            found[name] = Usage(*(_small(a + _count(b)) for a, b in zip(known, given, strict=True)))
+    return found
+
+
 def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
     """A step of a timeline (docs/formats.md): its first items are kind, ts, dur, queued and server."""
     kind, server = step[0] if step else None, step[4] if len(step) > 4 else None
@@ -313,8 +345,8 @@ def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
         if more.get("stage") is None:
             facts.turns = (facts.turns or 0) + 1
             version = more.get("version")
-            if facts.version is None and isinstance(version, str | int):
-                facts.version = _version(version)
+            if isinstance(version, str | int):
+                _take_version(facts, version)
     elif kind in ("verify", "seed") and isinstance(server, int) and 0 <= server < len(servers):
         facts.environment = _name(servers[server].partition("/")[0])
 
@@ -336,12 +368,13 @@ def _converse(facts: Facts, top: Mapping[str, msgspec.Raw], params: _Params, res
     facts.prompt = " ".join(facts.prompt[: 4 * PROMPT_LIMIT].split())[:PROMPT_LIMIT]
     tools: dict[str, None] = {}
     calls = 0
+    unversioned = facts.version is None  # the timeline tells it of calls that are no items, too
     for item in response.output:
         if item.type is not None and item.type.endswith("_call"):
             tools[_one_line(item.name or item.type)] = None
         calls += len(item.prompt_token_ids) > 2
-        if facts.version is None and item.weight_version is not None:
-            facts.version = _version(item.weight_version)
+        if unversioned and item.weight_version is not None:
+            _take_version(facts, item.weight_version)
         texts.extend(_texts(item))
     facts.tools = tuple(tools)[:_MOST_FIELDS]
     if facts.turns is None:
@@ -423,6 +456,13 @@ def _version(value: str | int | None) -> int | str | None:
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 18 else _name(value)
     return value if value is None or abs(value) < 1 << 63 else str(value)[:NAME_LIMIT]
+
+
+def _take_version(facts: Facts, version: str | int) -> None:
+    """Note the version of the next model call."""
+    facts.last_version = _version(version)
+    if facts.version is None:
+        facts.version = facts.last_version
 
 
 def _name(value: str | None) -> Any:

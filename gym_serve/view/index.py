@@ -5,6 +5,7 @@ words for full-text search. It follows a file that grows; a file that was replac
 
 - ``rollouts`` is narrow, because filters and sorts go through all of it. The verifier's fields are columns
   ``f0``, ``f1``, ... of it, and ``fields`` has their names. ``tools`` has each name between newlines.
+  Likewise ``u0``, ``u1``, ... are what its calls of a model server used, and ``models`` has the names.
 - ``details`` has what only a page of the table shows.
 - ``words`` finds texts and holds none: the file has them.
 - ``state`` says how far the files have been read, and what they were.
@@ -29,21 +30,26 @@ from typing import Any, BinaryIO
 import orjson
 
 from gym_serve.rollouts.files import MAX_ROW_BYTES
-from gym_serve.view.facts import Facts, facts_of
+from gym_serve.view.facts import Facts, Usage, facts_of
 from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
 
 FAILURES = 10**9
 """Number of the first failed attempt."""
 KEPT_PROBLEMS = 1000
-FORMAT = 1
+FORMAT = 2
 """Of the tables: another number makes all indices anew."""
 
+MOST_MODELS = 16
+"""The most model servers of which the index has the usage; a run with more has no cost."""
+
+_UNUSED = (None,) * len(Usage._fields)
 _BATCH = 2000  # rollouts
 _BATCH_SECONDS = 0.5
 _ENDS = 4096  # bytes at both ends of what was read, by which a replaced file is told
 _COLUMNS = (
     *("n", "start", "size", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
-    *("input_tokens", "output_tokens", "seconds", "version", "at"),
+    *("input_tokens", "output_tokens", "seconds", "version", "last_version"),
+    *("behind", "at"),
 )
 _TABLES = f"""
 CREATE TABLE rollouts ({", ".join(_COLUMNS).replace("n,", "n INTEGER PRIMARY KEY,", 1)});
@@ -51,6 +57,7 @@ CREATE INDEX by_task ON rollouts (task);
 CREATE TABLE details (n INTEGER PRIMARY KEY, id TEXT, prompt TEXT);
 CREATE VIRTUAL TABLE words USING fts5(text, content='', detail=none, columnsize=0);
 CREATE TABLE fields (name TEXT PRIMARY KEY, number INTEGER, numeric INTEGER);
+CREATE TABLE models (name TEXT PRIMARY KEY, number INTEGER);
 CREATE TABLE problems (file TEXT, line INTEGER, message TEXT);
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
@@ -106,6 +113,8 @@ class Indexer:
         self._database: sqlite3.Connection | None = None
         self._feeds: list[_Feed] = []
         self._fields: dict[str, tuple[int, bool]] = {}
+        self._models: dict[str, int] = {}
+        self._newest: int | None = None
         self._problems = 0
         self._error: str | None = None
 
@@ -175,6 +184,9 @@ class Indexer:
         self._problems = state.get("problems", 0)
         found = database.execute("SELECT name, number, numeric FROM fields")
         self._fields = {name: (number, bool(numeric)) for name, number, numeric in found}
+        self._models = dict(database.execute("SELECT name, number FROM models"))
+        query = "SELECT max(last_version) FROM rollouts WHERE typeof(last_version) = 'integer' AND n < ?"
+        self._newest = database.execute(query, (FAILURES,)).fetchone()[0]
 
     def _fresh(self) -> list[_Feed]:
         return [
@@ -209,13 +221,14 @@ class Indexer:
 
     def _reset(self) -> None:
         database = self._connected
-        names = ("rollouts", "details", "words", "fields", "problems", "state")
+        names = ("rollouts", "details", "words", "fields", "models", "problems", "state")
         epoch = dict(database.execute("SELECT key, value FROM state")).get("epoch", 0)
         database.executescript("BEGIN;" + "".join(f"DROP TABLE {name};" for name in names) + _TABLES)
         database.execute("INSERT INTO state VALUES ('format', ?), ('epoch', ?)", (FORMAT, epoch + 1))
         database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
         self._feeds, self._fields, self._problems = self._fresh(), {}, 0
+        self._models, self._newest = {}, None
 
     def _read(self, feed: _Feed, ends: float) -> bool:
         """Index lines until the time is over; whether there may be more."""
@@ -337,10 +350,18 @@ class Indexer:
         for _, _, _, facts in batch:
             for name, value in facts.fields.items():
                 self._learn(name, not isinstance(value, str))
+            for name in facts.usage:
+                self._meet(name)
         own = [name for name, (number, _) in sorted(self._fields.items(), key=lambda pair: pair[1][0])]
-        marks = ", ".join("?" * (len(_COLUMNS) + len(own)))
+        models = list(self._models)
+        names = [
+            *_COLUMNS,
+            *(f"f{self._fields[name][0]}" for name in own),
+            *(column for name in models for column in usage_columns(self._models[name])),
+        ]
+        marks = ", ".join("?" * len(names))
         database.executemany(
-            f"INSERT OR REPLACE INTO rollouts VALUES ({marks})",
+            f"INSERT OR REPLACE INTO rollouts ({', '.join(names)}) VALUES ({marks})",
             [
                 (
                     *(
@@ -356,8 +377,10 @@ class Indexer:
                         f.turns,
                     ),
                     "".join(["\n", "\n".join(f.tools), "\n"]) if f.tools else "",
-                    *(f.input_tokens, f.output_tokens, f.seconds, f.version, f.at),
+                    *(f.input_tokens, f.output_tokens, f.seconds, f.version, f.last_version),
+                    *(self._behind(n, f), f.at),
                     *(f.fields.get(name) for name in own),
+                    *(count for name in models for count in f.usage.get(name, _UNUSED)),
                 )
                 for n, start, size, f in batch
             ],
@@ -382,6 +405,25 @@ class Indexer:
             self._connected.execute("UPDATE fields SET numeric = 0 WHERE name = ?", (name,))
             self._fields[name] = (known[0], False)
 
+    def _meet(self, model: str) -> None:
+        if model not in self._models and len(self._models) < MOST_MODELS:
+            number = len(self._models)
+            for column in usage_columns(number):
+                self._connected.execute(f"ALTER TABLE rollouts ADD COLUMN {column}")
+            self._connected.execute("INSERT INTO models VALUES (?, ?)", (model, number))
+            self._models[model] = number
+
+    def _behind(self, n: int, facts: Facts) -> int | None:
+        """How many versions older its first call's is than the newest one of the rollouts up to this one.
+
+        Lines are in order of completion. Those of failures are in another file, so they have no such place.
+        """
+        first, last = facts.version, facts.last_version
+        if n >= FAILURES or not isinstance(first, int) or not isinstance(last, int):
+            return None
+        self._newest = last if self._newest is None else max(self._newest, last)
+        return min(max(self._newest, first) - first, 10**12)  # SQLite has 64 bits
+
     def _save(self, more: bool) -> None:
         database = self._connected
         torn = sum(feed.torn for feed in self._feeds)
@@ -402,6 +444,11 @@ class Indexer:
             changed["revision"] = known.get("revision", 0) + 1
             database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", changed.items())
             database.execute("COMMIT")
+
+
+def usage_columns(number: int) -> list[str]:
+    """The columns of ``rollouts`` with the `Usage` of a model server."""
+    return [f"u{number}_{name}" for name in Usage._fields]
 
 
 def database_of(folder: Path) -> Path:

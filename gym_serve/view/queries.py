@@ -24,7 +24,7 @@ _FAR = 20_000  # rows
 _TASK_SORTS = ("task", "attempts", "solved", "mean_reward", "spread", "longest", "rate")
 _ROW = (
     *("n", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
-    *("input_tokens", "output_tokens", "seconds", "version"),
+    *("input_tokens", "output_tokens", "seconds", "version", "last_version", "behind"),
 )
 
 
@@ -57,6 +57,11 @@ class RolloutRow(TypedDict):
     seconds: float | None
     version: str | None
     """Version of the weights at its first model call."""
+    last_version: str | None
+    """Version of the weights at its last model call."""
+    behind: int | None
+    """How many versions older ``version`` is than the newest one of the rollouts up to this one in the file,
+    which are in order of completion; None if versions are no integers."""
     prompt: str
     """The first 200 characters of the last user message of the row."""
     marks: list[str]
@@ -182,6 +187,7 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
             "task": str(row["task"]),
             "tools": _names(row["tools"]),
             "version": None if row["version"] is None else str(row["version"]),
+            "last_version": None if row["last_version"] is None else str(row["last_version"]),
             "tokens": None if given is None and made is None else (given or 0) + (made or 0),
             "input_tokens": given,
             "output_tokens": made,
@@ -305,16 +311,15 @@ def facets(readings: Sequence[Reading], node: Node | None) -> dict[str, dict[str
 def _facets_of(reading: Reading, node: Node | None) -> dict[str, Counter[str]]:
     where, values = reading.where(node)
     rows = reading.sql(
-        "SELECT agent, environment, failure, version, tools, count(*) FROM rollouts"
-        f" WHERE {where} GROUP BY 1, 2, 3, 4, 5",
+        "SELECT agent, environment, failure, version, last_version, tools, count(*) FROM rollouts"
+        f" WHERE {where} GROUP BY 1, 2, 3, 4, 5, 6",
         values,
     )
     found: dict[str, Counter[str]] = {
-        name: Counter() for name in ("agent", "environment", "failure", "version", "tool")
+        name: Counter() for name in ("agent", "environment", "failure", "version", "last_version", "tool")
     }
-    for agent, environment, failure, version, tools, count in rows:
-        pairs = (("agent", agent), ("environment", environment), ("failure", failure), ("version", version))
-        for name, value in pairs:
+    for *values, tools, count in rows:
+        for name, value in zip(found, values, strict=False):
             if value is not None:
                 found[name][str(value)] += count
         for tool in _names(tools):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.view.annotations import Annotations, annotations_of
 from gym_serve.view.expression import Node, Schema, column, condition
@@ -30,10 +31,14 @@ class Run:
     Args:
         files: the run.
         cache: where its index is.
+        prices: of model servers; they come before those that the run's header has.
     """
 
-    def __init__(self, files: RunFiles, cache: Path | None = None) -> None:
+    def __init__(
+        self, files: RunFiles, cache: Path | None = None, prices: Mapping[str, Prices] | None = None
+    ) -> None:
         self.files = files
+        self.prices = dict(prices or {})
         self.folder = (cache or cache_folder()) / files.id
         self.annotations = Annotations(annotations_of(files.main))
         self._free: list[sqlite3.Connection] = []
@@ -121,6 +126,8 @@ class Reading:
         if self.state.get("format") != FORMAT:
             self.state, found = {}, []
         self.fields = {name: f"f{number}" for name, number, _ in found}
+        self.models: dict[str, int] = {} if self.empty else dict(self.sql("SELECT name, number FROM models"))
+        """Numbers of the model servers whose usage the index has."""
         numeric = frozenset(f"f{number}" for _, number, is_numeric in found if is_numeric)
         self.numeric = numeric
         self.schema = Schema(self.fields, numeric, self._tagged)

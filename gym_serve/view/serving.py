@@ -7,12 +7,13 @@ import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 
+from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest
 from gym_serve.view.following import start_following
 from gym_serve.view.index import drop_stale
@@ -30,6 +31,7 @@ def serve(
     default_port: int,
     browser: bool,
     say: Callable[[str], None],
+    prices: Mapping[str, Prices] | None = None,
 ) -> None:
     """Show the runs of some paths until the process is interrupted.
 
@@ -40,13 +42,14 @@ def serve(
         default_port: see ``port``.
         browser: whether to open the page.
         say: told the URL, once it answers.
+        prices: see `View`.
 
     Raises:
         InvalidRequest: a path does not exist, or is a file of another kind.
         BadRequest: the port is taken, or the index cannot be kept.
     """
     cache = cache_folder()
-    view = View(paths, cache)
+    view = View(paths, cache, prices)
     drop_stale(cache)
     listening = _listen(host, port, default_port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)

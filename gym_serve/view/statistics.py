@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
+from gym_serve.view.costs import costs_of, recorded_prices
 from gym_serve.view.expression import Node, parse
 from gym_serve.view.queries import facets
 from gym_serve.view.runs import Reading, Run
@@ -62,22 +63,32 @@ def _summary(reading: Reading, node: Node | None) -> dict[str, Any]:
     totals = reading.sql(
         "SELECT count(*), count(reward), count(failure), total(reward), min(reward), max(reward),"
         " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), count(seconds),"
-        " min(at), max(at)"
+        " min(at), max(at), avg(behind), max(behind), total(last_version != version)"
         f" FROM rollouts WHERE {where}",
         values,
     )
-    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, None, None, 0, None, None)]
-    count, scored, failed, total, low, high, given, made, turns, seconds, timed, first, last = totals[0]
+    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, None, None, 0, None, None, None, None, 0)]
+    count, scored, failed, total, low, high, given, made, turns, seconds, timed, first, last, *lag = totals[0]
+    tasks, solved = _by_task(reading, where, values)
+    costs = costs_of(reading, where, values, {**recorded_prices(reading.run.files), **reading.run.prices})
+    if costs is not None:
+        costs |= {
+            "per_rollout": costs["total"] / count if count else None,
+            "per_solved_task": costs["total"] / solved if solved else None,
+        }
     return {
         "id": reading.run.id,
         "rollouts": count,
         "scored": scored,
         "failed": failed,
         "mean_reward": total / scored if scored else None,
-        **_by_task(reading, where, values),
+        **tasks,
         "histogram": _histogram(reading, where, values, low, high),
         "failures": _counts(reading, "failure", where, values),
         "versions": _counts(reading, "version", where, values),
+        "behind": None if lag[0] is None else {"mean": lag[0], "most": lag[1]},
+        "straddling": int(lag[2]),
+        "cost": costs,
         "tokens": {"input": int(given), "output": int(made)},
         "turns_mean": turns,
         "seconds": {
@@ -89,24 +100,25 @@ def _summary(reading: Reading, node: Node | None) -> dict[str, Any]:
     }
 
 
-def _by_task(reading: Reading, where: str, values: Sequence[Any]) -> dict[str, Any]:
-    """The 95% interval of the mean reward, and pass@k with the reward as the score."""
+def _by_task(reading: Reading, where: str, values: Sequence[Any]) -> tuple[dict[str, Any], int]:
+    """The 95% interval of the mean reward, and pass@k with the reward as the score; how many are solved."""
     rows = reading.sql(
-        "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1) FROM rollouts"
+        "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1),"
+        " max(reward) >= 1 FROM rollouts"
         f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
         values,
     )
     if not rows:
-        return {"interval": None, "pass_at_k": {}}
+        return {"interval": None, "pass_at_k": {}}, 0
     clusters = Clusters(len(rows))
     mean = Figure(clusters)
     curves: dict[int, list[float]] = {}
-    odd = [task for task, count, _, binary, _ in rows if binary != count]
+    odd = [task for task, count, _, binary, *_ in rows if binary != count]
     scores = _scores(reading, where, values, odd)
-    sizes = sorted(count for _, count, _, _, _ in rows)
+    sizes = sorted(count for _, count, *_ in rows)
     most = sizes[len(sizes) // 2]  # what half of the tasks reach
     wanted = [k for k in (1 << power for power in range(11)) if k <= most]
-    for position, (task, count, total, _, ones) in enumerate(rows):
+    for position, (task, count, total, _, ones, _) in enumerate(rows):
         mean.add(clusters.of(position), total, count)
         given = scores.get(task)
         curve = pass_curve(given if given is not None else [1.0] * int(ones) + [0.0] * (count - int(ones)))
@@ -116,7 +128,7 @@ def _by_task(reading: Reading, where: str, values: Sequence[Any]) -> dict[str, A
     told = mean.confidence()
     interval = [told["low"], told["high"]] if "low" in told else None
     passed = {str(k): math.fsum(found) / len(found) for k, found in sorted(curves.items())}
-    return {"interval": interval, "pass_at_k": passed}
+    return {"interval": interval, "pass_at_k": passed}, sum(row[-1] for row in rows)
 
 
 def _scores(reading: Reading, where: str, values: Sequence[Any], tasks: list[Any]) -> dict[Any, list[float]]:

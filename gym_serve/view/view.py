@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.view.index import index_run
 from gym_serve.view.queries import RolloutRow, each_rollout
@@ -29,9 +30,16 @@ class View:
     Args:
         paths: files and folders.
         cache: where the indices are kept.
+        prices: of model servers; they come before those that a run's header has.
     """
 
-    def __init__(self, paths: Iterable[str | Path], cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        paths: Iterable[str | Path],
+        cache: Path | None = None,
+        prices: Mapping[str, Prices] | None = None,
+    ) -> None:
+        self._prices = prices
         self._paths = [Path(path) for path in paths]
         self._cache = cache or cache_folder()
         self._runs: dict[str, Run] = {}
@@ -53,7 +61,7 @@ class View:
             if files.id in self._runs:
                 self._runs[files.id].files = files
             else:
-                self._runs[files.id] = Run(files, self._cache)
+                self._runs[files.id] = Run(files, self._cache, self._prices)
 
     def index(self) -> None:
         """Index all that is in the files now."""
@@ -177,8 +185,8 @@ class View:
         return found
 
     def _schema(self, pa: Any) -> Any:
-        texts = ("run", "id", "task", "agent", "environment", "failure", "version", "prompt")
-        whole = ("n", "attempt", "turns", "tokens", "input_tokens", "output_tokens")
+        texts = ("run", "id", "task", "agent", "environment", "failure", "version", "last_version", "prompt")
+        whole = ("n", "attempt", "turns", "behind", "tokens", "input_tokens", "output_tokens")
         types = {
             **dict.fromkeys(texts, pa.string()),
             **dict.fromkeys(whole, pa.int64()),

@@ -165,26 +165,31 @@ def attempt(dice: random.Random, task: int, index: int, skill: float, version: i
         "expected_answer": answer,
         "judge_agrees": right,
         "edit_distance": dice.randrange(0, 40),
-        "model_usage": {"model": {"policy": USAGE | {"output_tokens": 60 + dice.randrange(200)}}},
+        "model_usage": {
+            "model": {"policy": USAGE | {"output_tokens": 60 + dice.randrange(200)}},
+            "verify": {"judge": {"calls": 1, "input_tokens": 240, "output_tokens": 12}},
+        },
         "_ng_latency_s": seconds,
-        "_ng_timeline": _timeline(begin, seconds, version, exchange),
+        "_ng_timeline": _timeline(begin, seconds, version, version + (index == 3), exchange),
     }
 
 
-def _timeline(begin: float, seconds: float, version: int, exchange: tuple[str, str]) -> dict[str, Any]:
+def _timeline(
+    begin: float, seconds: float, version: int, last: int, exchange: tuple[str, str]
+) -> dict[str, Any]:
     whole = int(seconds * 1e6)
 
     def step(kind: str, server: int, start: float, length: float, *columns: Any, queued: float = 0.0) -> Any:
         return [kind, *(int(whole * share) for share in (start, length, queued)), server, *columns]
 
-    policy = {"version": str(version)}
+    policy, later = {"version": str(version)}, {"version": str(last), "retries": 1}
     prompt, answer = exchange
     judged = {"stage": "verify", "prompt": prompt, "answer": answer}
     steps = [
         step("seed", 0, 0.0, 0.01),
         step("model", 1, 0.01, 0.31, 412, None, 38, "tool_calls", policy, queued=0.05),
         step("tool", 0, 0.33, 0.14, "run_python", None, None),
-        step("model", 1, 0.48, 0.38, 588, None, 97, "stop", policy | {"retries": 1}, queued=0.02),
+        step("model", 1, 0.48, 0.38, 588, None, 97, "stop", later, queued=0.02),
         step("model", 2, 0.87, 0.11, 240, None, 12, None, judged),
         step("verify", 0, 0.865, 0.125),
     ]
@@ -255,6 +260,8 @@ def showcase(folder: Path) -> tuple[Path, Path]:
                 "_ng_rollout_index": 7,
                 "_ng_rollout_id": "23-7",
             }
+        prices = {"policy": {"input": 0.2, "output": 0.8}, "judge": {"input": 1.25, "output": 10.0}}
+        (folder / f"{name}_run.json").write_text(json.dumps({"prices": prices}))
         paths.append(write(folder / f"{name}.jsonl", made))
         write(
             folder / f"{name}_failures.jsonl",

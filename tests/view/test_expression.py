@@ -37,7 +37,7 @@ SCHEMA = Schema(
 def select() -> Callable[[str], list[int]]:
     columns = [
         *("n", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
-        *("input_tokens", "output_tokens", "seconds", "version", "f0", "f1"),
+        *("input_tokens", "output_tokens", "seconds", "version", "last_version", "behind", "f0", "f1"),
     ]
     database = sqlite3.connect(":memory:")
     database.execute(f"CREATE TABLE rollouts ({', '.join(columns)})")

@@ -15,6 +15,12 @@ import psutil
 import pytest
 from view.made import failed, rollout, start, until_indexed, url_of, viewer, write
 
+from gym_serve.rollouts.journal import Header
+from gym_serve.servers.usage import Prices
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.view.costs import parse_price
+from gym_serve.view.view import View
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -62,7 +68,14 @@ def test_a_row_of_the_table(client: httpx.Client, runs: dict[str, str]) -> None:
             **{"run": runs["one.jsonl"], "n": 11, "id": "2-3", "task": "2", "attempt": 3},
             **{"agent": "weather_agent", "environment": "weather", "reward": 1.0, "failure": None},
             **{"turns": 2, "tools": ["get_weather"], "tokens": 23, "input_tokens": 20, "output_tokens": 3},
-            **{"seconds": 2.5, "version": "17", "prompt": "Question 2: rain?", "marks": []},
+            **{
+                "seconds": 2.5,
+                "version": "17",
+                "last_version": "18",
+                "behind": 1,
+                "prompt": "Question 2: rain?",
+                "marks": [],
+            },
             "fields": {"score": 0.5, "extracted": "answer 3"},
         }
     ]
@@ -101,10 +114,86 @@ def test_a_summary(client: httpx.Client, runs: dict[str, str]) -> None:
     assert run["pass_at_k"] == {"1": 0.5, "2": pytest.approx(5 / 6), "4": 1.0}
     assert run["failures"] == {"model_timeout": 1}
     assert run["versions"] == {"17": 13}
+    assert found["facets"]["last_version"] == {"18": 13}
+    assert (run["behind"], run["straddling"]) == ({"mean": 1.0, "most": 1}, 13)
+    assert run["cost"] is None
     assert sum(run["histogram"]["counts"]) == 12
     assert run["over_time"][-1] == {"at": 1_795_413_977.4, "rollouts": 13, "mean_reward": 0.5, "failed": 1}
     assert found["facets"]["tool"] == {"get_weather": 12}
     assert found["facets"]["environment"] == {"weather": 13}
+
+
+def test_how_far_a_rollout_is_behind_the_newest_version(tmp_path: Path) -> None:
+    """Lines are in order of completion: a rollout that began long ago is behind what later ones have seen."""
+
+    def made(task: int, first: int, last: int) -> dict[str, Any]:
+        told = rollout(task, 0)
+        steps = told["_ng_timeline"]["steps"]
+        steps[1][-1], steps[3][-1] = {"version": str(first)}, {"version": str(last)}
+        return told
+
+    spans = [(3, 3), (4, 5), (3, 4), (6, 6), (2, 6)]
+    path = write(tmp_path / "out.jsonl", [made(task, *span) for task, span in enumerate(spans)])
+    write(tmp_path / "out_failures.jsonl", [failed(9, 0)])
+    with View([path], tmp_path / "cache") as view:
+        view.index()
+        found = [(row["version"], row["last_version"], row["behind"]) for row in view.rollouts()]
+        assert found == [
+            *(("3", "3", 0), ("4", "5", 1), ("3", "4", 2), ("6", "6", 0), ("2", "6", 4)),
+            ("17", "18", None),
+        ]
+        assert [row["n"] for row in view.rollouts("behind >= 2 and last_version >= 4")] == [2, 4]
+        summary = view.summary("last_version < 18")["runs"][0]
+        assert (summary["behind"], summary["straddling"]) == ({"mean": 1.4, "most": 4}, 3)
+        with open(path, "ab") as file:  # the newest version is known after a new start, too
+            file.write(orjson.dumps(made(5, 1, 2)) + b"\n")
+    with View([path], tmp_path / "cache") as view:
+        view.index()
+        assert [row["behind"] for row in view.rollouts("task = 5")] == [5]
+        assert list(view.to_pandas("task = 5")["behind"]) == [5]
+
+
+def test_costs_of_models_whose_prices_are_known(tmp_path: Path) -> None:
+    policy = {"calls": 2, "input_tokens": 1000, "cached_tokens": 400, "output_tokens": 500}
+    judge = {"calls": 1, "input_tokens": 2000, "output_tokens": 0, "unreported": 1}
+    usage = {"model": {"policy": policy}, "verify": {"policy": policy, "judge": judge}}
+    path = write(tmp_path / "out.jsonl", [rollout(0, index, model_usage=usage) for index in range(4)])
+    header = Header.new(
+        **{"input": {}, "expansion": {}, "graph": {}, "rollouts": 4, "problems": 0, "source": ""},
+        prices={"policy": {"input": 1.0, "output": 10.0, "cached_input": 0.5}},
+    )
+    header.write(tmp_path / "out_run.json")
+
+    def cost(where: str = "", **prices: Prices) -> Any:
+        with View([path], tmp_path / "cache", prices) as view:
+            view.index()
+            return view.summary(where)["runs"][0]["cost"]
+
+    one = 2 * (600 * 1.0 + 400 * 0.5 + 500 * 10.0) / 1e6
+    found = cost()
+    assert found == {
+        **{"total": pytest.approx(4 * one), "models": {"policy": found["total"]}},
+        **{"per_rollout": pytest.approx(one), "per_solved_task": pytest.approx(4 * one)},
+        **{"unpriced": ["judge"], "unreported": 4},
+    }
+    assert cost("reward = 0")["per_solved_task"] is None
+    whole = cost(judge=Prices(input=2.0, output=1.0))
+    assert (whole["unpriced"], whole["models"]["judge"]) == ([], pytest.approx(4 * 2000 * 2.0 / 1e6))
+    assert cost(policy=Prices(input=0.0, output=0.0))["total"] == 0.0
+    (tmp_path / "out_run.json").write_text('{"prices": {"policy": {"input": -1, "output": "x"}}}')
+    assert cost() is None
+    assert cost(other=Prices(input=1.0, output=1.0)) is None
+    with viewer(path, "--price", "policy=1/10/0.5", cache=tmp_path / "cache") as client:
+        until_indexed(client, 4)
+        assert get(client, "api/summary")["runs"][0]["cost"] == found
+
+
+@pytest.mark.parametrize(
+    "price", ["policy", "=1/2", "policy=1", "policy=1/2/3/4", "policy=1/-2", "policy=a/2"]
+)
+def test_a_price_that_is_none(price: str) -> None:
+    with pytest.raises(InvalidRequest, match="a price must be MODEL=INPUT/OUTPUT"):
+        parse_price(price)
 
 
 def test_a_comparison(client: httpx.Client, runs: dict[str, str]) -> None:

@@ -82,11 +82,12 @@ export function FilterBox({ address, error }) {
   </form>`;
 }
 
-const FACETS = [["agent", "Agent"], ["environment", "Environment"], ["failure", "Failure"], ["tool", "Tool used"], ["version", "Policy version"], ["tag", "Tag"]];
+const FACETS = [["agent", "Agent"], ["environment", "Environment"], ["failure", "Failure"], ["tool", "Tool used"], ["version", "Policy version"], ["last_version", "Last policy version"], ["tag", "Tag"]];
 
 /** The values that there are, with how often; a click adds one to the filter, or takes it out. */
 export function Facets({ facets, where, choose }) {
-  const shown = FACETS.map(([key, title]) => [key, title, Object.entries(facets?.[key] ?? {}).sort((a, b) => b[1] - a[1])])
+  const straddled = Object.entries(facets?.version ?? {}).some(([value, number]) => facets.last_version?.[value] !== number);
+  const shown = FACETS.filter(([key]) => key !== "last_version" || straddled).map(([key, title]) => [key, title, Object.entries(facets?.[key] ?? {}).sort((a, b) => b[1] - a[1])])
     .filter(([, , entries]) => entries.length > 0);
   return shown.map(([key, title, entries]) => html`<section class="facet"><h2>${title}</h2><ul>${entries.slice(0, 12).map(([value, number]) => {
     const condition = `${key} = ${quoted(value)}`;

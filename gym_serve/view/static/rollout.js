@@ -77,7 +77,7 @@ function Verdict({ data, query }) {
       ${components.length > 0 && html`<table class="pairs tight"><tbody>${components.map(([name, value]) => html`<tr><th scope="row"><${Name}>${name}<//></th><td class="number">${number(value)}</td></tr>`)}</tbody></table>`}
       ${failure && html`<${Failure} failure=${failure} />`}
       <dl class="facts">
-        ${[["environment", summary.environment], ["agent", summary.agent], ["policy", summary.version]].map(([name, value]) => value !== null && value !== undefined && value !== "" && html`
+        ${[["environment", summary.environment], ["agent", summary.agent], ["policy", summary.last_version === summary.version ? summary.version : `${summary.version} to ${summary.last_version}`], ["versions behind", summary.behind > 0 ? summary.behind : null]].map(([name, value]) => value !== null && value !== undefined && value !== "" && html`
           <div><dt>${name}</dt><dd><${Name} limit=${40}>${String(value)}<//></dd></div>`)}
         <div><dt>model calls</dt><dd>${count(summary.turns)}</dd></div>
         <div><dt>tokens</dt><dd>${short(summary.tokens)}</dd></div>

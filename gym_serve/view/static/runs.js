@@ -79,7 +79,20 @@ const MEASURES = [
   ["seconds, 90 %", (one) => duration(one.seconds?.p90)],
   ["rollouts a minute", (one) => number(rate(one), 1)],
   ["policy versions", (one) => versions(one)],
+  ["versions behind, mean", (one) => number(one.behind?.mean, 2), (one) => one.behind, "How many versions older the first model call's is than the newest one that the run had used when the rollout ended"],
+  ["versions behind, most", (one) => count(one.behind?.most), (one) => one.behind],
+  ["changed version midway", (one) => `${count(one.straddling)} (${percent(one.straddling / one.rollouts)})`, (one) => one.straddling > 0, "Rollouts whose last model call is of another version than their first one"],
+  ["cost", (one) => cost(one, "total"), (one) => one.cost, "In the currency of the prices, judges included"],
+  ["cost of a rollout", (one) => cost(one, "per_rollout"), (one) => one.cost],
+  ["cost of a solved task", (one) => cost(one, "per_solved_task"), (one) => one.cost, "The whole cost by the number of tasks that a rollout has solved"],
 ];
+
+function cost({ cost: found }, name) {
+  if (!found) return "–";
+  const { unpriced, unreported } = found;
+  const told = [unpriced.length > 0 && `without ${unpriced.map((one) => visible(one).slice(0, 30)).join(", ")}`, unreported > 0 && `without ${times(unreported, "call")} of unknown usage`].filter(Boolean).join(", ");
+  return html`${found[name] === null ? "–" : number(Number(found[name].toPrecision(3)), 9)}${told && found[name] !== null && html`<br /><span class="muted small">${told}</span>`}`;
+}
 
 function rate(summary) {
   const points = (summary.over_time ?? []).filter(({ at }) => at !== null);
@@ -91,14 +104,15 @@ function rate(summary) {
 function versions(summary) {
   const names = Object.keys(summary.versions ?? {});
   if (names.length === 0) return "–";
-  return names.length === 1 ? visible(names[0]).slice(0, 20) : `${names.length}`;
+  const [first, last] = [names[0], names.at(-1)].map((name) => visible(name).slice(0, 20));
+  return names.length === 1 ? first : `${count(names.length)}: ${first} to ${last}`;
 }
 
 function Comparison({ shown, runs, colour }) {
   if (shown.length === 0) return null;
   return html`<section class="block"><h2>Measures</h2><div class="wide" tabindex="0" role="region" aria-label="Measures of each run"><table class="grid numbers">
     <thead><tr><th scope="col">measure</th>${shown.map((one) => html`<th scope="col"><span class="dot" style=${{ background: colour(one.id) }}></span><${Name} limit=${30}>${nameOf(runs, one.id)}<//></th>`)}</tr></thead>
-    <tbody>${MEASURES.map(([name, of]) => html`<tr><th scope="row">${name}</th>${shown.map((one) => html`<td>${of(one)}</td>`)}</tr>`)}</tbody></table></div></section>`;
+    <tbody>${MEASURES.filter(([, , has]) => !has || shown.some(has)).map(([name, of, , title]) => html`<tr><th scope="row" title=${title}>${name}</th>${shown.map((one) => html`<td>${of(one)}</td>`)}</tr>`)}</tbody></table></div></section>`;
 }
 
 function Legend({ shown, runs, colour }) {
