@@ -171,6 +171,7 @@ def measure(path: Path, rollouts: int, cache: Path) -> JSON:
         found["last_page_s"] = timed(client, sort="-seconds", offset=rollouts - 100)
         found["tasks_s"] = timed(client, "api/tasks", sort="-spread")
         found["summary_s"] = timed(client, "api/summary")
+        found["summary_of_a_filter_s"] = spread([timed(client, "api/summary", where=w) for w in FILTERS])
         id_ = run["id"]
         numbers = random.Random(1).sample(range(rollouts), 50)
         found["rollout_s"] = spread([timed(client, f"api/rollout/{id_}/{n}") for n in numbers])

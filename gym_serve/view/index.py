@@ -6,6 +6,7 @@ words for full-text search. It follows a file that grows; a file that was replac
 - ``rollouts`` is narrow, because filters and sorts go through all of it. The verifier's fields are columns
   ``f0``, ``f1``, ... of it, and ``fields`` has their names. ``tools`` has each name between newlines.
   Likewise ``u0``, ``u1``, ... are what its calls of a model server used, and ``models`` has the names.
+  Rollouts that are equal in what facets count are of one ``kind``, because small numbers are grouped fast.
 - ``details`` has what only a page of the table shows.
 - ``words`` finds texts and holds none: the file has them.
 - ``state`` says how far the files have been read, and what they were.
@@ -36,7 +37,7 @@ from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
 FAILURES = 10**9
 """Number of the first failed attempt."""
 KEPT_PROBLEMS = 1000
-FORMAT = 2
+FORMAT = 3
 """Of the tables: another number makes all indices anew."""
 
 MOST_MODELS = 16
@@ -49,14 +50,16 @@ _ENDS = 4096  # bytes at both ends of what was read, by which a replaced file is
 _COLUMNS = (
     *("n", "start", "size", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
     *("input_tokens", "output_tokens", "seconds", "version", "last_version"),
-    *("behind", "at"),
+    *("behind", "at", "kind"),
 )
+_KIND = ("agent", "environment", "failure", "version", "last_version", "tools")
 _TABLES = f"""
 CREATE TABLE rollouts ({", ".join(_COLUMNS).replace("n,", "n INTEGER PRIMARY KEY,", 1)});
 CREATE INDEX by_task ON rollouts (task);
 CREATE TABLE details (n INTEGER PRIMARY KEY, id TEXT, prompt TEXT);
 CREATE VIRTUAL TABLE words USING fts5(text, content='', detail=none, columnsize=0);
 CREATE TABLE fields (name TEXT PRIMARY KEY, number INTEGER, numeric INTEGER);
+CREATE TABLE kinds (number INTEGER PRIMARY KEY, {", ".join(_KIND)});
 CREATE TABLE models (name TEXT PRIMARY KEY, number INTEGER);
 CREATE TABLE problems (file TEXT, line INTEGER, message TEXT);
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -114,6 +117,7 @@ class Indexer:
         self._feeds: list[_Feed] = []
         self._fields: dict[str, tuple[int, bool]] = {}
         self._models: dict[str, int] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
         self._newest: int | None = None
         self._problems = 0
         self._error: str | None = None
@@ -185,6 +189,7 @@ class Indexer:
         found = database.execute("SELECT name, number, numeric FROM fields")
         self._fields = {name: (number, bool(numeric)) for name, number, numeric in found}
         self._models = dict(database.execute("SELECT name, number FROM models"))
+        self._kinds = {tuple(kind): number for number, *kind in database.execute("SELECT * FROM kinds")}
         query = "SELECT max(last_version) FROM rollouts WHERE typeof(last_version) = 'integer' AND n < ?"
         self._newest = database.execute(query, (FAILURES,)).fetchone()[0]
 
@@ -221,14 +226,14 @@ class Indexer:
 
     def _reset(self) -> None:
         database = self._connected
-        names = ("rollouts", "details", "words", "fields", "models", "problems", "state")
+        names = ("rollouts", "details", "words", "fields", "models", "kinds", "problems", "state")
         epoch = dict(database.execute("SELECT key, value FROM state")).get("epoch", 0)
         database.executescript("BEGIN;" + "".join(f"DROP TABLE {name};" for name in names) + _TABLES)
         database.execute("INSERT INTO state VALUES ('format', ?), ('epoch', ?)", (FORMAT, epoch + 1))
         database.execute("INSERT INTO state VALUES ('path', ?)", (os.fsencode(self.files.main),))
         database.execute("COMMIT")
         self._feeds, self._fields, self._problems = self._fresh(), {}, 0
-        self._models, self._newest = {}, None
+        self._models, self._kinds, self._newest = {}, {}, None
 
     def _read(self, feed: _Feed, ends: float) -> bool:
         """Index lines until the time is over; whether there may be more."""
@@ -376,9 +381,9 @@ class Indexer:
                         f.failure,
                         f.turns,
                     ),
-                    "".join(["\n", "\n".join(f.tools), "\n"]) if f.tools else "",
+                    _tools(f),
                     *(f.input_tokens, f.output_tokens, f.seconds, f.version, f.last_version),
-                    *(self._behind(n, f), f.at),
+                    *(self._behind(n, f), f.at, self._kind(f)),
                     *(f.fields.get(name) for name in own),
                     *(count for name in models for count in f.usage.get(name, _UNUSED)),
                 )
@@ -412,6 +417,17 @@ class Indexer:
                 self._connected.execute(f"ALTER TABLE rollouts ADD COLUMN {column}")
             self._connected.execute("INSERT INTO models VALUES (?, ?)", (model, number))
             self._models[model] = number
+
+    def _kind(self, facts: Facts) -> int:
+        kind = (
+            *(facts.agent, facts.environment, facts.failure, facts.version, facts.last_version),
+            _tools(facts),
+        )
+        number = self._kinds.get(kind)
+        if number is None:
+            number = self._kinds[kind] = len(self._kinds)
+            self._connected.execute("INSERT INTO kinds VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *kind))
+        return number
 
     def _behind(self, n: int, facts: Facts) -> int | None:
         """How many versions older its first call's is than the newest one of the rollouts up to this one.
@@ -486,6 +502,10 @@ def drop_stale(cache: Path) -> None:
 def _indices(cache: Path) -> Iterator[Path]:
     if cache.is_dir():
         yield from (path for path in cache.iterdir() if re.fullmatch("[0-9a-f]{12}", path.name))
+
+
+def _tools(facts: Facts) -> str:
+    return "\n".join(["", *facts.tools, ""]) if facts.tools else ""
 
 
 def _ends(path: Path, length: int) -> tuple[str, str]:

@@ -18,7 +18,8 @@ from gym_serve.view.runs import Reading, Run
 
 MOST_ROWS = 1000
 """The most rows of a page."""
-_MOST_FACETS = 200
+MOST_FACETS = 500
+"""The most values of a facet."""
 _SHOWN_ATTEMPTS = 64
 _FAR = 20_000  # rows
 _TASK_SORTS = ("task", "attempts", "solved", "mean_reward", "spread", "longest", "rate")
@@ -299,29 +300,29 @@ def _names(tools: str) -> list[str]:
     return tools.strip("\n").split("\n") if tools else []
 
 
-def facets(readings: Sequence[Reading], node: Node | None) -> dict[str, dict[str, int]]:
-    """How many rollouts have each agent, environment, failure, tool and version; the commonest of them."""
-    found: dict[str, Counter[str]] = {}
-    for reading in readings:
-        for name, counts in _facets_of(reading, node).items():
-            found.setdefault(name, Counter()).update(counts)
-    return {name: dict(counts.most_common(_MOST_FACETS)) for name, counts in found.items()}
+def read_facets(reading: Reading, where: str, values: Sequence[Any]) -> tuple[dict[str, dict[str, int]], int]:
+    """How many rollouts have each agent, environment, failure, tool and version, the commonest first; and how
+    many changed their version midway.
 
-
-def _facets_of(reading: Reading, node: Node | None) -> dict[str, Counter[str]]:
-    where, values = reading.where(node)
+    Args:
+        reading: of the run's index.
+        where, values: which rollouts, in SQL.
+    """
     rows = reading.sql(
-        "SELECT agent, environment, failure, version, last_version, tools, count(*) FROM rollouts"
-        f" WHERE {where} GROUP BY 1, 2, 3, 4, 5, 6",
+        "SELECT agent, environment, failure, version, last_version, tools, count FROM"
+        f" (SELECT kind, count(*) AS count FROM rollouts WHERE {where} GROUP BY kind)"
+        " JOIN kinds ON kinds.number = kind",
         values,
     )
     found: dict[str, Counter[str]] = {
         name: Counter() for name in ("agent", "environment", "failure", "version", "last_version", "tool")
     }
-    for *values, tools, count in rows:
-        for name, value in zip(found, values, strict=False):
+    straddling = 0
+    for *told, tools, count in rows:
+        straddling += count if told[3] != told[4] else 0
+        for name, value in zip(found, told, strict=False):
             if value is not None:
                 found[name][str(value)] += count
         for tool in _names(tools):
             found["tool"][tool] += count
-    return found
+    return {name: dict(counts.most_common(MOST_FACETS)) for name, counts in found.items()}, straddling

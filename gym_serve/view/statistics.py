@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
 from gym_serve.view.costs import costs_of, recorded_prices
 from gym_serve.view.expression import Node, parse
-from gym_serve.view.queries import facets
+from gym_serve.view.queries import read_facets
 from gym_serve.view.runs import Reading, Run
 
 _BINS = 20
 _MOMENTS = 60
+_BESIDE = ThreadPoolExecutor(4, "gym-serve-figures")
 _SHARE = 0.1  # of the time, at most, that a growing run's figures may take
 _TASKS = 500
+_PLACES = 2000  # among which the seconds are dealt out, to find the quantiles
 
 
 def read_summary(runs: Sequence[Run], where: str = "") -> dict[str, Any]:
@@ -52,83 +57,116 @@ def _kept(reading: Reading, node: Node | None) -> tuple[dict[str, Any], dict[str
         if revision == reading.revision or (growing and time.monotonic() < until):
             return result  # type: ignore[no-any-return]
     began = time.monotonic()
-    result = _summary(reading, node), facets([reading], node)
+    beside = _BESIDE.submit(_groups, reading.run, node)
+    figures = _figures(reading, node)
+    groups = beside.result()
+    result = _summary(figures, groups), groups.facets
     now = time.monotonic()
     reading.run.keep(key, 0, (reading.revision, now + (now - began) / _SHARE, result))
     return result
 
 
-def _summary(reading: Reading, node: Node | None) -> dict[str, Any]:
+class _Groups(NamedTuple):
+    """What is counted group by group."""
+
+    facets: dict[str, dict[str, int]]
+    tasks: dict[str, Any]
+    """The 95% interval of the mean reward, and pass@k with the reward as the score."""
+    solved: int
+    """Tasks with a reward of 1 or more."""
+    straddling: int
+    """Rollouts whose last model call is of another version than their first one."""
+
+
+def _summary(figures: dict[str, Any], groups: _Groups) -> dict[str, Any]:
+    costs = figures["cost"]
+    if costs is not None:
+        costs["per_rollout"] = costs["total"] / figures["rollouts"] if figures["rollouts"] else None
+        costs["per_solved_task"] = costs["total"] / groups.solved if groups.solved else None
+    failures, versions = groups.facets["failure"], groups.facets["version"]
+    told = {"failures": failures, "versions": versions, "straddling": groups.straddling}
+    return {**figures, **groups.tasks, **told}
+
+
+def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
     where, values = reading.where(node)
     totals = reading.sql(
         "SELECT count(*), count(reward), count(failure), total(reward), min(reward), max(reward),"
-        " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), count(seconds),"
-        " min(at), max(at), avg(behind), max(behind), total(last_version != version)"
+        " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), min(seconds), max(seconds),"
+        " min(at), max(at), avg(behind), max(behind), total(reward IN (0, 1))"
         f" FROM rollouts WHERE {where}",
         values,
     )
-    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, None, None, 0, None, None, None, None, 0)]
-    count, scored, failed, total, low, high, given, made, turns, seconds, timed, first, last, *lag = totals[0]
-    tasks, solved = _by_task(reading, where, values)
-    costs = costs_of(reading, where, values, {**recorded_prices(reading.run.files), **reading.run.prices})
-    if costs is not None:
-        costs |= {
-            "per_rollout": costs["total"] / count if count else None,
-            "per_solved_task": costs["total"] / solved if solved else None,
-        }
+    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, *[None] * 8, 0)]
+    count, scored, failed, total, low, high, given, made, turns, seconds, *rest = totals[0]
+    quickest, slowest, first, last, behind, most_behind, binary = rest
+    p50, p90 = _quantiles(reading, where, values, (quickest, slowest))
+    prices = {**recorded_prices(reading.run.files), **reading.run.prices}
     return {
         "id": reading.run.id,
         "rollouts": count,
         "scored": scored,
         "failed": failed,
         "mean_reward": total / scored if scored else None,
-        **tasks,
-        "histogram": _histogram(reading, where, values, low, high),
-        "failures": _counts(reading, "failure", where, values),
-        "versions": _counts(reading, "version", where, values),
-        "behind": None if lag[0] is None else {"mean": lag[0], "most": lag[1]},
-        "straddling": int(lag[2]),
-        "cost": costs,
+        "histogram": _binary_histogram(scored - int(total), int(total))
+        if binary == scored
+        else _histogram(reading, where, values, low, high),
+        "behind": None if behind is None else {"mean": behind, "most": most_behind},
+        "cost": costs_of(reading, where, values, prices),
         "tokens": {"input": int(given), "output": int(made)},
         "turns_mean": turns,
-        "seconds": {
-            "mean": seconds,
-            "p50": _quantile(reading, where, values, timed, 0.5),
-            "p90": _quantile(reading, where, values, timed, 0.9),
-        },
+        "seconds": {"mean": seconds, "p50": p50, "p90": p90},
         "over_time": _over_time(reading, where, values, first, last),
     }
 
 
-def _by_task(reading: Reading, where: str, values: Sequence[Any]) -> tuple[dict[str, Any], int]:
-    """The 95% interval of the mean reward, and pass@k with the reward as the score; how many are solved."""
-    rows = reading.sql(
-        "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1),"
-        " max(reward) >= 1 FROM rollouts"
-        f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
-        values,
-    )
-    if not rows:
-        return {"interval": None, "pass_at_k": {}}, 0
-    clusters = Clusters(len(rows))
+def _groups(run: Run, node: Node | None) -> _Groups:
+    """Asked beside `_figures`, by a connection of its own: SQLite uses a second processor for it."""
+    with run.reading() as reading:
+        where, values = reading.where(node)
+        facets, straddling = read_facets(reading, where, values)
+        rows = reading.sql(
+            "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1),"
+            " max(reward) >= 1 FROM rollouts"
+            f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
+            values,
+        )
+        if not rows:
+            return _Groups(facets, {"interval": None, "pass_at_k": {}}, 0, straddling)
+        odd = [task for task, count, _, binary, *_ in rows if binary != count]
+        scores = _scores(reading, where, values, odd)
+    clusters = _clusters(len(rows))
     mean = Figure(clusters)
-    curves: dict[int, list[float]] = {}
-    odd = [task for task, count, _, binary, *_ in rows if binary != count]
-    scores = _scores(reading, where, values, odd)
-    sizes = sorted(count for _, count, *_ in rows)
-    most = sizes[len(sizes) // 2]  # what half of the tasks reach
-    wanted = [k for k in (1 << power for power in range(11)) if k <= most]
-    for position, (task, count, total, _, ones, _) in enumerate(rows):
+    for position, (_, count, total, *_) in enumerate(rows):
         mean.add(clusters.of(position), total, count)
-        given = scores.get(task)
-        curve = pass_curve(given if given is not None else [1.0] * int(ones) + [0.0] * (count - int(ones)))
-        for k in {*wanted, most}:
-            if k <= count:
-                curves.setdefault(k, []).append(curve[k - 1])
     told = mean.confidence()
-    interval = [told["low"], told["high"]] if "low" in told else None
-    passed = {str(k): math.fsum(found) / len(found) for k, found in sorted(curves.items())}
-    return {"interval": interval, "pass_at_k": passed}, sum(row[-1] for row in rows)
+    tasks = {
+        "interval": [told["low"], told["high"]] if "low" in told else None,
+        "pass_at_k": _pass_at_k(rows, scores),
+    }
+    return _Groups(facets, tasks, sum(row[5] for row in rows), straddling)
+
+
+def _pass_at_k(rows: Sequence[Sequence[Any]], scores: dict[Any, list[float]]) -> dict[str, float]:
+    """The mean over the tasks with so many rollouts.
+
+    Args:
+        rows: of `_groups`.
+        scores: of tasks with rewards besides 0 and 1.
+    """
+    sizes = sorted(row[1] for row in rows)
+    most = sizes[len(sizes) // 2]  # what half of the tasks reach
+    curves: Counter[tuple[float, ...]] = Counter(tuple(pass_curve(of)) for of in scores.values())
+    for (count, ones), tasks in Counter(
+        (row[1], int(row[4])) for row in rows if row[0] not in scores
+    ).items():
+        curves[tuple(pass_curve([1.0] * ones + [0.0] * (count - ones)))] += tasks
+    found = {}
+    for k in sorted({most, *(1 << power for power in range(11))}):
+        if k <= most:
+            passed = [(curve[k - 1] * tasks, tasks) for curve, tasks in curves.items() if k <= len(curve)]
+            found[str(k)] = math.fsum(value for value, _ in passed) / sum(tasks for _, tasks in passed)
+    return found
 
 
 def _scores(reading: Reading, where: str, values: Sequence[Any], tasks: list[Any]) -> dict[Any, list[float]]:
@@ -142,6 +180,11 @@ def _scores(reading: Reading, where: str, values: Sequence[Any], tasks: list[Any
         if task in chosen:
             found.setdefault(task, []).append(reward)
     return found
+
+
+def _binary_histogram(zeros: int, ones: int) -> dict[str, Any]:
+    counts = [zeros, *[0] * (_BINS - 2), ones]
+    return {"edges": [step / _BINS for step in range(_BINS + 1)], "counts": counts}
 
 
 def _histogram(
@@ -163,20 +206,42 @@ def _histogram(
     return {"edges": [start + width * step for step in range(_BINS)] + [end], "counts": counts}
 
 
-def _counts(reading: Reading, column: str, where: str, values: Sequence[Any]) -> dict[str, int]:
-    query = (
-        f"SELECT {column}, count(*) FROM rollouts WHERE {column} IS NOT NULL AND {where}"
-        f" GROUP BY 1 ORDER BY {'count(*) DESC' if column == 'failure' else '1'} LIMIT 500"
-    )
-    return {str(value): count for value, count in reading.sql(query, values)}
+def _quantiles(
+    reading: Reading, where: str, values: Sequence[Any], span: tuple[float | None, float | None]
+) -> list[float | None]:
+    """The median and the 90% quantile of the seconds: exact, but only those near them are sorted.
+
+    Args:
+        span: the least and the most seconds.
+    """
+    low, high = span
+    if low is None or high is None:
+        return [None, None]
+    place = "CAST((seconds - ?) / ? AS INTEGER)"
+    bounds = (low, (high - low) / _PLACES or 1.0)
+    chosen = f"FROM rollouts WHERE seconds IS NOT NULL AND {where}"
+    sizes = reading.sql(f"SELECT {place}, count(*) {chosen} GROUP BY 1 ORDER BY 1", (*bounds, *values))
+    count = sum(size for _, size in sizes)
+    wanted = [_at(sizes, min(int(share * count), count - 1)) for share in (0.5, 0.9)]
+    near: dict[int, list[float]] = {}
+    query = f"SELECT {place} AS place, seconds {chosen} AND place IN (?, ?)"
+    for at, seconds in reading.sql(query, (*bounds, *values, *(at for at, _ in wanted))):
+        near.setdefault(at, []).append(seconds)
+    return [sorted(near[at])[rank] for at, rank in wanted]
 
 
-def _quantile(reading: Reading, where: str, values: Sequence[Any], count: int, share: float) -> float | None:
-    if not count:
-        return None
-    query = f"SELECT seconds FROM rollouts WHERE seconds IS NOT NULL AND {where} ORDER BY 1 LIMIT 1 OFFSET ?"
-    rows = reading.sql(query, (*values, min(int(share * count), count - 1)))
-    return rows[0][0] if rows else None
+def _at(sizes: Sequence[tuple[int, int]], rank: int) -> tuple[int, int]:
+    """The place where a rank of the whole is, and its rank there."""
+    for place, size in sizes:
+        if rank < size:
+            return place, rank
+        rank -= size
+    raise AssertionError("the rank must be below the sum of the sizes")
+
+
+@lru_cache(maxsize=8)
+def _clusters(tasks: int) -> Clusters:
+    return Clusters(tasks)
 
 
 def _over_time(
@@ -227,7 +292,7 @@ def compare_runs(
             sides.append(_sides(reading, [parse(where), parse(own)]))
     both = [task for task in sides[0] if task in sides[1]]
     counts = {"better": 0, "worse": 0, "same": 0}
-    clusters = Clusters(len(both)) if both else None
+    clusters = _clusters(len(both)) if both else None
     difference = Figure(clusters) if clusters is not None else None
     tasks = []
     for position, task in enumerate(both):

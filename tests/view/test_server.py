@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import psutil
 import pytest
 from view.made import failed, rollout, start, until_indexed, url_of, viewer, write
 
+from gym_serve.metrics.estimators import pass_curve
 from gym_serve.rollouts.journal import Header
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest
@@ -121,6 +124,53 @@ def test_a_summary(client: httpx.Client, runs: dict[str, str]) -> None:
     assert run["over_time"][-1] == {"at": 1_795_413_977.4, "rollouts": 13, "mean_reward": 0.5, "failed": 1}
     assert found["facets"]["tool"] == {"get_weather": 12}
     assert found["facets"]["environment"] == {"weather": 13}
+
+
+@pytest.mark.parametrize(
+    "where", ["", "reward >= 0", "fields.score < 0.3", "fields.score >= 0.5 and tool = a", "reward > 9"]
+)
+def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
+    dice = random.Random(4)
+    made = []
+    for at in range(600):
+        one = rollout(at // 6, at % 6, _ng_latency_s=dice.choice([0.0, dice.expovariate(0.2), 900.0]))
+        one["reward"] = float(dice.random() < 0.4) if at < 300 else round(dice.uniform(-1, 2), 3)
+        one["score"] = dice.random()
+        one["response"]["output"][0]["name"] = dice.choice("abc")
+        one["_ng_timeline"]["steps"][3][-1] = {"version": str(dice.randrange(17, 20))}
+        made.append(one)
+    path = write(tmp_path / "out.jsonl", made)
+    write(tmp_path / "out_failures.jsonl", [failed(at, 7) for at in range(20)])
+    with View([path], tmp_path / "cache") as view:
+        view.index()
+        for chosen in (where, f"({where or 'turns > 0'}) and n < 300"):  # of these, all rewards are 0 or 1
+            rows = list(view.rollouts(chosen))
+            found = view.summary(chosen)
+            (told,) = found["runs"]
+            rewards = [row["reward"] for row in rows if row["reward"] is not None]
+            assert (told["rollouts"], told["scored"]) == (len(rows), len(rewards))
+            assert told["mean_reward"] == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
+            assert told["straddling"] == sum(row["version"] != row["last_version"] for row in rows)
+            tools = Counter(tool for row in rows for tool in row["tools"])
+            assert found["facets"]["tool"] == tools
+            assert told["failures"] == Counter(row["failure"] for row in rows if row["failure"])
+            seconds = sorted(row["seconds"] for row in rows)
+            expected = {
+                f"p{share}": seconds[len(seconds) * share // 100] if rows else None for share in (50, 90)
+            }
+            assert {name: told["seconds"][name] for name in expected} == expected
+            edges, counts = told["histogram"]["edges"], told["histogram"]["counts"]
+            assert sum(counts) == len(rewards)
+            assert counts[-1] == sum(reward >= edges[-2] for reward in rewards)
+            tasks: dict[str, list[float]] = {}
+            for row in sorted(rows, key=lambda row: row["attempt"]):
+                if row["reward"] is not None:
+                    tasks.setdefault(row["task"], []).append(row["reward"])
+            curves = [pass_curve(of) for of in tasks.values()]
+            for k, passed in told["pass_at_k"].items():
+                of = [curve[int(k) - 1] for curve in curves if len(curve) >= int(k)]
+                assert passed == pytest.approx(sum(of) / len(of))
+            assert bool(told["pass_at_k"]) == bool(rewards)
 
 
 def test_how_far_a_rollout_is_behind_the_newest_version(tmp_path: Path) -> None:
