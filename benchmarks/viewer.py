@@ -206,8 +206,10 @@ class viewer:
 
     def __exit__(self, *error: object) -> None:
         self._client.close()
+        indexing = psutil.Process(self._process.pid).children()
         self._process.terminate()
         self._process.wait()
+        psutil.wait_procs(indexing, timeout=10)  # it ends a moment later, and until then it writes the index
 
 
 class Peak:
