@@ -14,6 +14,7 @@ from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collec
 from gym_serve.rollouts.files import read_records
 from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_answer
 from gym_serve.types.errors import InvalidRequest, Unavailable
+from gym_serve.view.view import View
 
 PRICES = {"policy": Prices(input=2.0, cached_input=0.5, output=10.0), "judge": Prices(input=1.0, output=4.0)}
 USED = {
@@ -50,8 +51,16 @@ async def collected(folder: Path, rows: int, budget: Budget | None = None, **opt
     return await collect(given_, folder / "out.jsonl", collection, **options)
 
 
+def cost_in_the_viewer(folder: Path) -> Any:
+    """By the prices in the header of the run."""
+    with View([folder / "out.jsonl"], folder / "cache") as view:
+        view.index()
+        return view.summary()["runs"][0]["cost"]
+
+
 async def test_a_run_tells_what_it_used_and_cost(tmp_path: Path) -> None:
     report = await collected(tmp_path, 3)
+    assert cost_in_the_viewer(tmp_path)["total"] == pytest.approx(3 * COST)
     assert report.complete
     assert report.exhausted is None
     assert report.spent.tokens == 3 * TOKENS
@@ -97,6 +106,8 @@ async def test_failed_attempts_count(tmp_path: Path) -> None:
 
     report = await collected(tmp_path, 1, run=failing)
     assert report.spent.tokens == 3 * TOKENS
+    seen = cost_in_the_viewer(tmp_path)
+    assert (seen["total"], seen["per_solved_task"]) == (pytest.approx(3 * COST), None)
 
 
 async def test_an_agent_that_tells_no_servers_counts_by_its_response(tmp_path: Path) -> None:
