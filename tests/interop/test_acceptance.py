@@ -3,6 +3,8 @@
 Each trainer runs in a process of the venv that `make interop` builds, on a CPU, with an engine that really
 samples (`acceptance`). What it would train on is compared with what the engine sampled: tokens, masks,
 log-probabilities, versions, rewards, and the baselines of groups.
+
+The table in docs/released-trainers.md is made of what passed here; with ``TRAINERS_TABLE=1`` it is written.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import Literal
 
 import pytest
 from acceptance import CASES, YES, Asked, Case, Ran, Sample
+from support.docs import ROOT, blocks_of
 
-ROOT = Path(__file__).parents[2]
 VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
 
 pytestmark = [
@@ -38,6 +40,9 @@ class Trainer:
 
     Attributes:
         script: ``run_{script}.py`` runs it.
+        own: its own code that the script runs.
+        left: what of it does not run without a GPU, and why.
+        file: the file of docs/released-trainers.md that a user writes; None for a command with settings.
         failures: what it has for a failed rollout: a masked sample, one with a single action, or none.
         versions: what its engine tells of the policy's versions: those of the first and the last token, the
             last one of each turn, or none.
@@ -48,6 +53,9 @@ class Trainer:
     """
 
     script: str
+    own: Sequence[str]
+    left: str
+    file: str | None
     failures: Literal["masked", "one action", "none"] = "masked"
     versions: Literal["tokens", "turns", "none"] = "none"
     branches: bool = False
@@ -57,14 +65,73 @@ class Trainer:
 
 
 TRAINERS = {
-    "verl V0": Trainer("verl", versions="tokens"),
-    "verl V1": Trainer("verl", failures="none", versions="tokens", branches=True, truncated=False),
-    "OpenRLHF": Trainer("openrlhf", failures="one action"),
-    "NeMo RL": Trainer("nemo_rl", truncated=False),
-    "SkyRL": Trainer("skyrl"),
-    "slime": Trainer("slime", versions="turns", branches=True),
+    "verl V0": Trainer(
+        "verl",
+        ["LLMServerClient", "AgentLoopWorker.generate_sequences", "compute_grpo_outcome_advantage"],
+        "`main_ppo`: FSDP and the engines need a GPU",
+        "gym.yaml",
+        versions="tokens",
+    ),
+    "verl V1": Trainer(
+        "verl",
+        ["LLMServerClient", "AgentLoopWorkerTQ.generate_sequences", "ReplayBuffer.sample"],
+        "`main_ppo`: FSDP and the engines need a GPU",
+        "gym.yaml",
+        failures="none",
+        versions="tokens",
+        branches=True,
+        truncated=False,
+    ),
+    "OpenRLHF": Trainer(
+        "openrlhf",
+        [
+            "_load_agent_executor",
+            "SamplesGenerator._process_response_into_experience",
+            "RemoteExperienceMaker.compute_advantages_and_returns",
+            "SingleTurnAgentExecutor",
+        ],
+        "its Ray trainer: DeepSpeed, vLLM and FlashAttention need CUDA, and are stood in for",
+        "agent.py",
+        failures="one action",
+    ),
+    "NeMo RL": Trainer(
+        "nemo_rl",
+        [
+            "spinup_nemo_gym_actor",
+            "run_async_nemo_gym_rollout",
+            "AsyncNemoGymRolloutImpl",
+            "calculate_baseline_and_std_per_prompt",
+            "classify_rollout_failure",
+        ],
+        "the policy's workers: need a GPU",
+        "grpo.yaml",
+        truncated=False,
+    ),
+    "SkyRL": Trainer(
+        "skyrl",
+        [
+            "prepare_generator_input",
+            "RayPPOTrainer.generate",
+            "RayPPOTrainer.postprocess_generator_output",
+            "RayPPOTrainer.convert_to_training_input",
+            "RayPPOTrainer.compute_advantages_and_returns",
+        ],
+        "its inference engines and workers: need a GPU",
+        None,
+    ),
+    "slime": Trainer(
+        "slime",
+        ["generate_and_rm_group"],
+        "the rollout manager: needs SGLang on a GPU",
+        "rollout.py",
+        versions="turns",
+        branches=True,
+    ),
     "AReaL": Trainer(
         "areal",
+        ["OpenAIProxyWorkflow.arun_episode", "proxy_rollout_server", "to_tensor_dict"],
+        "the trainer: needs a GPU; its parser of tool calls (SGLang's or vLLM's) is replaced",
+        "train.py",
         failures="none",
         versions="tokens",
         branches=True,
@@ -73,6 +140,11 @@ TRAINERS = {
         groups=False,
     ),
 }
+
+PAGE = ROOT / "docs" / "released-trainers.md"
+BEGIN, END = "<!-- made by tests/interop/test_acceptance.py -->\n", "<!-- end -->\n"
+
+_passed: dict[str, list[Case]] = {name: [] for name in TRAINERS}
 
 
 @cache
@@ -201,6 +273,7 @@ def test_a_trainer_gets_what_was_sampled_and_what_it_is_worth(name: str, case: C
             larger = math.sqrt((len(scored) + len(failed) - 1) / (len(scored) - 1))
             expected = (sample.reward - mean) / stdev(rewards) * larger
             assert sample.normalized == pytest.approx(expected, rel=1e-3)
+    _passed[name].append(case)
 
 
 def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> None:
@@ -230,3 +303,38 @@ def test_areal_says_why_it_rejects_a_rollout() -> None:
     assert extra["single/failed"] == ["RolloutFailed: unavailable: the verifier is away"] * 2
     assert "rewards groups of rollouts" in extra["group/accepted"][0]
     assert "a mistake in verify" in extra["failing/verify"][0]
+
+
+def row_of(name: str, passed: Sequence[Case]) -> str:
+    """The line of a trainer in the table: what passed, and what its script names."""
+    trainer = TRAINERS[name]
+    script = Path(__file__).with_name(f"run_{trainer.script}.py").read_text()
+    for own in trainer.own:
+        assert all(part in script for part in own.split(".")), f"run_{trainer.script}.py does not run {own}"
+    refused = [case for case in passed if case.environment == "group" and not trainer.groups]
+    cases = f"{len(passed) - len(refused)}" + (f"; {len(refused)} refused" if refused else "")
+    lines = "a command"
+    if trainer.file is not None:
+        (block,) = (block for block in blocks_of(PAGE) if block.file == trainer.file)
+        code = [line for line in block.text.splitlines()[1:] if line.strip()]
+        lines = f"{len(code)} (`{trainer.file}`)"
+    own = ", ".join(f"`{own}`" for own in trainer.own)
+    return f"| {name} | {runs(trainer.script)[name].version} | {cases} | {own} | {trainer.left} | {lines} |\n"
+
+
+def test_the_table_of_the_documentation_says_what_ran() -> None:
+    if any(len(passed) < len(CASES) for passed in _passed.values()):
+        pytest.skip("the table is made of the whole suite, and not all of its cases have passed")
+    made = (
+        "| trainer | version | groups | its own code that ran | what did not, and why | lines of yours |\n"
+        "|---|---|---|---|---|---|\n"
+    ) + "".join(row_of(name, passed) for name, passed in _passed.items())
+    text = PAGE.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    assert begin
+    assert end
+    if os.environ.get("TRAINERS_TABLE"):
+        PAGE.write_text(before + begin + made + end + after)
+    else:
+        assert table == made, "run this with TRAINERS_TABLE=1"
