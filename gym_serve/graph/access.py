@@ -4,12 +4,20 @@ A client of a graph spends the API key of its model. So a graph without a token 
 unless its file says ``insecure: true``. Web pages in a browser on this machine are refused too: those of
 another origin, and those whose host name was pointed here (DNS rebinding). A graph may have several tokens,
 each of which is accepted, so that a new one can be handed out before the old one is removed.
+
+A person in a browser types the token once (`gym_serve.graph.sign_in`) and has a *pass* from then on: a cookie
+that no script can read, that ends after twelve hours, and that every gateway of the graph checks by the token
+that it was made with. Browsers send cookies to all ports of a host, and with the requests of any page there.
+So a pass lets in only what the graph's own pages ask for, and a request that changes something also needs the
+header ``X-Gym-Serve: 1``, which no page of another origin can send.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
+import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -18,7 +26,16 @@ from starlette.requests import Request
 
 from gym_serve.types.errors import Forbidden, Unauthorized
 
+PASS_COOKIE = "gym_serve_pass"
+PASS_SECONDS = 12 * 3600
+"""For how long a pass is good."""
+
 _PORTS = {"http": ":80", "https": ":443"}
+_READS = ("GET", "HEAD")
+_OWN = (
+    "same-origin",
+    "none",
+)  # values of `Sec-Fetch-Site`: the page itself, or the person at the address bar
 
 
 class Access:
@@ -56,26 +73,61 @@ class Access:
 
     def is_anonymous(self, request: Request) -> bool:
         """Whether a request has no token, although one is needed."""
-        headers = request.headers
-        return self.secured and "authorization" not in headers and "x-api-key" not in headers
+        shown = {"authorization", "x-api-key"} & set(request.headers) or PASS_COOKIE in request.cookies
+        return self.secured and not shown
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without a valid token.
+        """Refuse a request without a valid token or pass.
 
         Raises:
             Unauthorized: it has none, or a wrong one.
+            Forbidden: it has a pass, but does not come from a page of the graph.
         """
         if not self._tokens:
             return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if key := request.headers.get("x-api-key"):  # as clients of Anthropic's Messages send it
+        headers = request.headers
+        if PASS_COOKIE in request.cookies and not {"authorization", "x-api-key"} & set(headers):
+            self._check_pass(request, request.cookies[PASS_COOKIE])
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if key := headers.get("x-api-key"):  # as clients of Anthropic's Messages send it
             scheme, token = "bearer", key
         # Header values are Latin-1 to Starlette: this restores the bytes that were sent.
-        given = token.strip().encode("latin-1")
-        # All tokens are compared, so that the time does not reveal which one matched.
-        known = sum(hmac.compare_digest(given, token) for token in self._tokens)
-        if scheme.lower() != "bearer" or not known:
+        if scheme.lower() != "bearer" or not self._is_token(token.strip().encode("latin-1")):
             raise Unauthorized("send the graph's auth_token as 'Authorization: Bearer <token>'")
+
+    def pass_of(self, token: str) -> str:
+        """A pass for whoever knows a token.
+
+        Raises:
+            Unauthorized: nobody has this token.
+        """
+        given = token.strip().encode("utf-8", "replace")
+        if not self._is_token(given):
+            raise Unauthorized("This is not a token of the graph")
+        end = int(time.time()) + PASS_SECONDS
+        return f"{end}.{_seal(given, end)}"
+
+    def _check_pass(self, request: Request, given: str) -> None:
+        if request.headers.get("sec-fetch-site", "none") not in _OWN:
+            raise Forbidden("a browser's pass is good for the graph's own pages only")
+        if request.method not in _READS and request.headers.get("x-gym-serve") != "1":
+            raise Forbidden("with a browser's pass, a change needs the header X-Gym-Serve: 1")
+        end, _, seal = given.partition(".")
+        seconds = int(end) if end.isascii() and end.isdecimal() and len(end) < 16 else 0
+        shown = seal.encode("latin-1", "replace")
+        known = sum(hmac.compare_digest(shown, _seal(token, seconds).encode()) for token in self._tokens)
+        if not known or seconds < time.time():
+            raise Unauthorized("the browser's pass is over; sign in again")
+
+    def _is_token(self, given: bytes) -> bool:
+        # All tokens are compared, so that the time does not reveal which one matched.
+        return sum(hmac.compare_digest(given, token) for token in self._tokens) > 0
+
+
+def _seal(token: bytes, end: int) -> str:
+    """What only a holder of the token can make, and what tells nothing of it."""
+    return hmac.new(token, b"gym_serve pass %d" % end, hashlib.sha256).hexdigest()
 
 
 def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -> str | None:

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym_serve.graph import html_pages, wire
+from gym_serve.graph import html_pages, sign_in, wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
 from gym_serve.graph.ownership import watch
@@ -174,7 +174,8 @@ class Gateway:
         except (Forbidden, Unauthorized) as error:
             client = request.client.host if request.client else "a client"
             fault(None, error.code, f"a request from {client} was refused: {error.code}: {error.message}")
-            response = wire.failed(error)
+            asks = isinstance(error, Unauthorized) and sign_in.wants_form(request)
+            response = sign_in.form(_root(request), _path(request)) if asks else wire.failed(error)
         except GymError as error:
             response = wire.failed(error)
         except ClientDisconnect:
@@ -224,7 +225,9 @@ class Gateway:
         return await reports_of(serve.get_replica_context().app_name, servers, op)
 
     async def _route(self, request: Request, request_id: str) -> Response:
-        path = request.scope["path"].removeprefix(_root(request)).strip("/")
+        path = _path(request)
+        if path == sign_in.SIGN_IN:
+            return await sign_in.answer(request, _root(request), self._access)
         if path == "health" and self._access.is_anonymous(request):
             return wire.wrong_method(request, "GET") or await self._probe(request)
         self._access.check_token(request)
@@ -445,6 +448,12 @@ def _root(request: Request) -> str:
     """Route prefix of the application; empty for the root."""
     root: str = request.scope.get("root_path", "")
     return root.rstrip("/")
+
+
+def _path(request: Request) -> str:
+    """Path below the application's, without a slash at either end."""
+    path: str = request.scope["path"].removeprefix(_root(request)).strip("/")
+    return path
 
 
 def _typed(server: str, op: str, reply: Reply) -> Reply:

@@ -41,9 +41,20 @@ _KINDS = {"agent": "agent", "resources": "environment", "model": "model"}
 _ENDPOINTS = ("agent", "model")
 
 
-def page(content: str) -> HTMLResponse:
-    """The response that carries a page, whose style is `STYLE`."""
-    return HTMLResponse(content, headers=_HEADERS)
+def page(content: str, status: int = 200, *, posts: bool = False) -> HTMLResponse:
+    """The response that carries a page, whose style is `STYLE`.
+
+    Args:
+        content: its HTML.
+        status: of the response.
+        posts: whether it has a form, which is posted to the graph.
+    """
+    headers = dict(_HEADERS)
+    if posts:
+        policy = headers["content-security-policy"]
+        headers["content-security-policy"] = policy.replace("form-action 'none'", "form-action 'self'")
+        headers["referrer-policy"] = "same-origin"  # else browsers post the form with `Origin: null`
+    return HTMLResponse(content, status, headers)
 
 
 def home(prefix: str, nodes: Mapping[str, Node], default_agent: str | None) -> str:

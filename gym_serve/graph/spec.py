@@ -385,6 +385,7 @@ RESERVED_NAMES = frozenset(
         "rollouts",
         "run",
         "server_instances",
+        "sign-in",
         "stats",
         "v1",
     }
