@@ -9,7 +9,7 @@
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
 # make test-browser   the viewer's page in Chromium; a part of make slow
-# make docs   the documentation as a site, in build/docs; warnings are errors
+# make docs   the documentation as a site, in build/docs; warnings are errors. SITE=FOLDER adds this version to a folder
 # make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
 # make image   a container image for CPU nodes, from the wheel, by BUILD (docker build; buildah bud)
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
@@ -34,6 +34,8 @@ TRAIN ?= .venv-train
 DIST ?= .venv-dist
 BUILD ?= docker build
 DOCS ?= .venv-docs
+SITE ?= build/docs
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
@@ -109,7 +111,7 @@ dist: $(DIST)/.tools
 
 image: dist
 	$(DIST)/bin/hadolint Dockerfile
-	$(BUILD) --tag gym-serve:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) .
+	$(BUILD) --tag gym-serve:$(VERSION) .
 
 sbom: dist
 	rm -rf $(DIST)/installed
@@ -124,7 +126,8 @@ $(DIST)/.tools:
 
 # The site needs mkdocs-material alone, not gym_serve: the extra's line of pyproject.toml is what is installed.
 docs: $(DOCS)/.done
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir $(SITE)/$(VERSION)
+	$(DOCS)/bin/python docs/site/versions.py $(SITE)
 
 $(DOCS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
