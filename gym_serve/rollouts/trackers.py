@@ -43,6 +43,7 @@ SAMPLES = 50
 _EVERY_SECONDS = 10.0
 _TABLE_SECONDS = 600.0
 _TEXT = 4_000  # characters of a prompt or an answer
+_MLFLOW_BATCH = 1_000  # metrics that its servers take at once
 
 
 class Tracker(Protocol):
@@ -144,8 +145,11 @@ class MlflowTracker:
                 self._client.log_param(self._run, name, value)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run, re.sub(r"[^\w\-. :/]", "_", name), value, step=step)
+        entities, now = import_module("mlflow.entities"), int(time.time() * 1000)
+        names = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in values.items()}
+        metrics = [entities.Metric(name, value, now, step) for name, value in names.items()]
+        for begin in range(0, len(metrics), _MLFLOW_BATCH):
+            self._client.log_batch(self._run, metrics[begin : begin + _MLFLOW_BATCH])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         data = {name: [row[position] for row in rows] for position, name in enumerate(columns)}
@@ -387,9 +391,19 @@ def _row(rollout: JSON) -> list[Any]:
 
 
 def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
-    """The numbers in the metrics of a run, as ``agent/metric``."""
+    """The numbers in the metrics of a run, as ``agent/metric``.
+
+    A tracker draws a chart of each, so those of k attempts are told for the powers of two and the largest k.
+    """
     for agent in agents:
-        name = agent["agent_ref"]["name"]
-        for key, value in (agent.get("agent_metrics") or {}).items():
-            if isinstance(value, int | float):
+        name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
+        attempts = {key: int(found[-1]) for key in metrics if (found := _ATTEMPTS.findall(key))}
+        largest = max(attempts.values(), default=0)
+        for key, value in metrics.items():
+            k = attempts.get(key, 1)
+            if isinstance(value, int | float) and (k & (k - 1) == 0 or k == largest):
                 yield f"{name}/{key}", float(value)
+
+
+_ATTEMPTS = re.compile(r"(?:@|avg-of-)(\d+)")
+"""The k in ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k``."""

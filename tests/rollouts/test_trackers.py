@@ -74,6 +74,21 @@ async def test_a_collection_is_followed_from_its_config_to_its_samples(tmp_path:
     assert {len(row) for row in rows} == {len(COLUMNS)}
 
 
+async def test_few_of_the_metrics_of_many_attempts_are_told(tmp_path: Path) -> None:
+    tracker = Recorded()
+    rows = Path("environments/mcqa/data/example.jsonl")
+    with Gym.from_graph("graphs/mcqa.yaml", ray=False) as gym:
+        report = await gym.collect(rows, tmp_path / "out.jsonl", track=tracker, repeats=11, limit=2)
+    *_, (_, told, _) = [entry for entry in tracker.got if entry[0] == "metrics"]
+    assert report.metrics is not None
+    known = {f"mcqa_agent/{key}" for key in report.metrics[0]["agent_metrics"]}
+    assert {f"mcqa_agent/pass@{k}/accuracy" for k in range(1, 12)} <= known
+    few = (1, 2, 4, 8, 11)
+    for kind in ("pass@{k}", "majority@{k}", "pass@1[avg-of-{k}]"):
+        names = {f"mcqa_agent/{kind.format(k=k)}/accuracy": k for k in range(1, 12)}
+        assert [k for name, k in names.items() if name in told] == list(few), kind
+
+
 async def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Recorded(broken=True)
     with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
@@ -274,6 +289,7 @@ def test_wandb_joins_the_run_of_a_trainer(tmp_path: Path, monkeypatch: pytest.Mo
                 gym.run(ROWS)
                 run.log({"loss": 0.5}, step=step)
         assert wandb.run is run  # the trainer ends it
+    wandb.teardown()  # the end of a process: the file is written
     [folder] = tmp_path.glob("wandb/offline-run-*")
     content = next(folder.glob("*.wandb")).read_bytes()
     for key in ("loss", "rollouts/scored", "simple_agent"):
