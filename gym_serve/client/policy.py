@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gym_serve.observe.logs import admits
 from gym_serve.servers.model import ANSWER, TAKE
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import GymError, InvalidRequest
@@ -135,8 +136,10 @@ class PolicyService:
                 raise InvalidRequest(f"`generate` must return {len(requests)} answers, got {shown}")
             return [_told(request, each) for request, each in zip(requests, found, strict=True)]
         except Exception as error:  # of the trainer's code: its calls fail, and are tried again
-            logger.exception("the policy behind %s failed", self._name)
-            return [{"id": each.id, "error": f"{type(error).__name__}: {error}"} for each in requests]
+            kind = type(error).__name__
+            if (more := admits(self._name, "generate", kind)) is not None:
+                logger.exception("the policy behind %s failed%s", self._name, more)
+            return [{"id": each.id, "error": f"{kind}: {error}"} for each in requests]
 
 
 def _told(request: PolicyRequest, answer: Any) -> JSON:

@@ -153,11 +153,13 @@ class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         server = getattr(record, "server", None) or self._server
         fields = " ".join(f"{name}={value}" for name, value in self.fields(record).items())
-        text = f"{self.formatTime(record)} {record.levelname} {server} {record.getMessage()}"
-        text += f" [{fields}]" if fields else ""
-        text += f"\n{trace}" if (trace := self.trace(record)) else ""
+        lines = [*record.getMessage().splitlines(), *self.trace(record).splitlines()] or [""]
+        # The fields end the first line, where `read_log` looks for them.
+        lines[0] = f"{self.formatTime(record)} {record.levelname} {server} {lines[0]}" + (
+            f" [{fields}]" if fields else ""
+        )
         # A message may hold what a model wrote: none of its lines can pass for a record.
-        return "\n  ".join(text.splitlines())
+        return "\n  ".join(lines)
 
 
 class _JsonFormatter(_Formatter):

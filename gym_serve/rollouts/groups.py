@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 
+from gym_serve.observe.logs import admits
 from gym_serve.rollouts.files import RecordFile, read_records, run_in_threads, sync_directory, writing
 from gym_serve.rollouts.grouping import (
     VERIFY_REWARD,
@@ -161,8 +162,10 @@ async def compared(
         except (asyncio.TimeoutError, TimeoutError):
             failure = DeadlineExceeded(f"compare did not answer within {options.patience:g} s")
         except Exception as error:
-            logger.exception("the group of row %s could not be compared", group.task_index)
-            failure = GymError(f"{type(error).__name__}: {error}")
+            kind = type(error).__name__
+            if (more := admits("compare", kind)) is not None:
+                logger.exception("the group of row %s could not be compared%s", group.task_index, more)
+            failure = GymError(f"{kind}: {error}")
         finally:
             spend({USAGE_FIELD: meter.to_json()})
         failed += 1

@@ -22,6 +22,7 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gym_serve.metrics import LATENCY_FIELD
+from gym_serve.observe.logs import admits
 from gym_serve.observe.tracing import OFF, Span, span
 from gym_serve.rollouts.rows import METADATA_KEYS, is_failure, row_of_attempt
 from gym_serve.rollouts.scheduling import (
@@ -366,8 +367,11 @@ class RolloutRunner:
                 limit = "its deadline" if self._options.timeout is None else f"{self._options.timeout:g} s"
                 rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {limit}"))
             except Exception as error:
-                logger.exception("rollout %s failed with an unexpected error", row["_ng_rollout_id"])
-                rollout = failed_rollout(row, GymError(f"{type(error).__name__}: {error}"))
+                kind = type(error).__name__
+                if (more := admits("rollout", kind)) is not None:
+                    said = "rollout %s failed with an unexpected error%s"
+                    logger.exception(said, row["_ng_rollout_id"], more)
+                rollout = failed_rollout(row, GymError(f"{kind}: {error}"))
             if seen.recording:
                 _describe(seen, row, rollout)
         metadata = {key: row[key] for key in (*METADATA_KEYS, "agent_ref") if key in row}

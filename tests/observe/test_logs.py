@@ -107,6 +107,16 @@ def test_a_graph_s_log_is_read_by_level_and_rollout(tmp_path: Path) -> None:
     assert read_log(tmp_path, [("math", "judge")], {}) == ([], {})
 
 
+def test_a_record_of_several_lines_is_found_by_its_rollout(tmp_path: Path) -> None:
+    write(tmp_path)
+    with use(CallContext("r", affinity="3-0")):
+        logging.getLogger("an.author").warning("the page has\n  two lines\n")
+        logging.getLogger("an.author").warning("")
+    [first, second], _ = read_log(tmp_path, SERVER, {}, rollout="3-0")
+    assert first.text.endswith("policy the page has [rollout=3-0 request=r]\n    two lines")
+    assert second.text.endswith("policy  [rollout=3-0 request=r]")
+
+
 def test_reading_goes_on_over_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "2000")
     write(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, keys, row, rows, scored
 
+from gym_serve.observe import logs
 from gym_serve.rollouts import Expansion, Order, RunnerOptions, expand, jobs_of, stream
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
 from gym_serve.types.rows import failed_rollout
@@ -29,6 +30,20 @@ async def test_every_row_has_its_rollout() -> None:
     assert keys(found) == [(task, rollout) for task in range(50) for rollout in range(3)]
     assert agent.most_running == 7
     assert all(r["_ng_latency_s"] >= 0 for r in found)
+
+
+async def test_an_unexpected_error_is_logged_a_few_times(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_kinds", {})
+
+    async def breaks(row: JSON) -> JSON:
+        raise ZeroDivisionError(f"in row {row['number']}")
+
+    found = await streamed(breaks, 40, attempts=1)
+    assert all("ZeroDivisionError: in row" in rollout["error"] for rollout in found)
+    told = [record for record in caplog.records if "unexpected error" in record.message]
+    assert [record.exc_info is not None for record in told] == [True] * 5
 
 
 async def backwards(row: JSON) -> JSON:
