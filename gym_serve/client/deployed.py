@@ -45,6 +45,7 @@ from gym_serve.routing.serve_compat import (
     is_being_deleted,
     route_prefix,
     running_version,
+    started_ray,
 )
 from gym_serve.routing.starting import START_LOG
 from gym_serve.servers.model import HoldMode, PauseMode
@@ -241,7 +242,14 @@ def deploy(
         else:
             WeightStore(source.name).delete()  # of a graph of this name that ran before
             claim, ours = Ownership(source.name).take(terms), True
-            launch(graph, source.name, source.route_prefix, source=source.path, owned=True)
+            launch(
+                graph,
+                source.name,
+                source.route_prefix,
+                source=source.path,
+                owned=True,
+                with_code=not started_ray(),  # that one runs on this machine, with this process's sys.path
+            )
     except BaseException:
         if ours:
             _delete(source.name)

@@ -127,7 +127,8 @@ class Gym:
         """Deploy a graph and wait until it is ready; a running one of the same file is taken over or joined.
 
         A deployed graph belongs to this process: `shutdown` takes it down, and so does the cluster, some time
-        after this process has ended without it. A graph that was joined is left running.
+        after this process has ended without it. A graph that was joined is left running. A cluster that this
+        process has not started gets the packages of the graph's own classes (docs/deploying.md).
 
         Args:
             graph: path of a graph file, or what stands under its ``args``.

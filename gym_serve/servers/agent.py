@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,21 +20,16 @@ from gym_serve.observe.catalogue import RolloutMeter
 from gym_serve.observe.logs import fault
 from gym_serve.observe.timeline import Recorder
 from gym_serve.observe.tracing import Span, span
+from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
-from gym_serve.servers.protocols import check_messages, models_list, without_stream
+from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
-from gym_serve.types.protocols import (
-    chat_to_params,
-    message_to_params,
-    response_to_chat,
-    response_to_message,
-    schemas,
-)
+from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import (
     ROLLOUT,
@@ -174,15 +170,7 @@ class AgentServer(Server):
     def operations(self) -> dict[str, Operation]:
         return {
             "run": Operation(self.run, "Run one episode of a row", ROW, ROLLOUT),
-            "v1/responses": Operation(
-                self.responses, "A whole episode as one Response", ROW_PARAMS, schemas.RESPONSE
-            ),
-            "v1/chat/completions": Operation(
-                self._chat, "A whole episode as one ChatCompletion", schemas.CHAT, schemas.COMPLETION
-            ),
-            "v1/messages": Operation(
-                self._messages, "A whole episode as one Message", schemas.MESSAGES, schemas.MESSAGE
-            ),
+            **{op: self._protocol(op, protocol) for op, protocol in PROTOCOLS.items()},
             "v1/models": Operation(
                 self._models, "This agent, as the model of its endpoint", None, schemas.MODELS, "GET"
             ),
@@ -191,14 +179,16 @@ class AgentServer(Server):
             ),
         }
 
-    async def _chat(self, body: Any) -> JSON:
-        """What the episode says last: the tool calls before it were already run here."""
-        check_messages(body)
-        return response_to_chat(await self.responses(chat_to_params(without_stream(body))), body)
-
-    async def _messages(self, body: Any) -> JSON:
-        check_messages(body)
-        return response_to_message(await self.responses(message_to_params(body)), body)
+    def _protocol(self, op: str, protocol: WireProtocol) -> Operation:
+        whole = op == "v1/responses"
+        answer = SpokenAnswer(self, whole=whole)
+        return Operation(
+            self.responses if whole else partial(protocol.answer, answer),
+            f"A whole episode as one {protocol.result}",
+            ROW_PARAMS if whole else protocol.request,
+            protocol.response,
+            stream=partial(protocol.stream, answer),
+        )
 
     async def _models(self, body: Any) -> JSON:
         return models_list([self.name])

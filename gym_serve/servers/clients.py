@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from gym_serve.observe.tracing import span
-from gym_serve.servers.context import current
+from gym_serve.servers.context import closing, current
 from gym_serve.servers.spans import describe_call
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_answer, record_failure, record_notes
@@ -29,7 +29,7 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 from gym_serve.types.model_endpoint import ModelEndpoint
-from gym_serve.types.protocols import check_completion, check_response
+from gym_serve.types.protocols import FINAL_EVENTS, check_completion, check_response, read_events
 
 Kind = Literal["model", "resources", "agent"]
 
@@ -63,23 +63,25 @@ class Client:
         """
         context = current()
         with span(op, context.traceparent, "internal" if op.startswith("tools/") else "client") as seen:
-            reply = await self.transport.call(
-                Call(
-                    op,
-                    b"" if body is None else encode(body),
-                    session,
-                    context.request_id,
-                    context.affinity,
-                    context.timeout(),
-                    self._endpoint,
-                    seen.traceparent,
-                )
-            )
+            reply = await self.transport.call(self._call(op, body, session, seen.traceparent))
             if seen.recording:
                 describe_call(seen, self.transport.server, op, body, reply)
         if reply.notes is not None:
             self._noted(reply.notes)
         return reply
+
+    def _call(self, op: str, body: Any, session: str | None, traceparent: str | None) -> Call:
+        context = current()
+        return Call(
+            op,
+            b"" if body is None else encode(body),
+            session,
+            context.request_id,
+            context.affinity,
+            context.timeout(),
+            self._endpoint,
+            traceparent,
+        )
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
         """`call`, with the reply decoded.
@@ -155,15 +157,21 @@ class ModelClient(Client):
 
     kind = "model"
 
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def responses(
+        self, params: dict[str, Any], hear: Callable[[dict[str, Any]], None] | None = None
+    ) -> dict[str, Any]:
         """``POST /v1/responses``: OpenAI's Response object for a Responses body.
+
+        Args:
+            params: the body.
+            hear: called with each event of OpenAI's stream while the model answers; None asks for no stream.
 
         Raises:
             Rejected: the model refused the request.
             Retryable: it is overloaded, unavailable or too slow, or its answer is malformed.
             OperatorError: a setting is wrong, such as the key or the address of an endpoint.
         """
-        return await self._checked("v1/responses", params, check_response)
+        return await self._checked("v1/responses", params, check_response, hear)
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
         """``POST /v1/chat/completions``: OpenAI's ChatCompletion object for a Chat body.
@@ -180,15 +188,47 @@ class ModelClient(Client):
         if op in _METERED:
             record_failure(self.transport.server, body, status, begun, notes)
 
-    async def _checked(self, op: str, body: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
+    async def _checked(
+        self,
+        op: str,
+        body: Any,
+        check: Callable[[Any], Any],
+        hear: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = await self.fetch(op, body)
+            answer: dict[str, Any] = await (self._heard(op, body, hear) if hear else self.fetch(op, body))
             check(answer)
         except NotFound as error:  # the graph, or a URL in it, names a server of another kind
             raise EndpointMisconfigured(error.message, server=error.server) from None
         except Unavailable as error:
             error.server = error.server or self.transport.server
             raise
+        return answer
+
+    async def _heard(self, op: str, body: Any, hear: Callable[[dict[str, Any]], None]) -> Any:
+        """`fetch` by a Responses stream: the response that its last event has."""
+        begun, answer = time.monotonic(), None
+        try:
+            with span(op, current().traceparent, "client") as seen:
+                call = self._call(op, body, None, seen.traceparent)
+                async with closing(self.transport.stream(call)) as chunks:
+                    async for event in read_events(chunks):
+                        hear(event)
+                        if event.get("type") in FINAL_EVENTS:
+                            answer = event.get("response")
+                if seen.recording:
+                    describe_call(seen, self.transport.server, op, body, Reply.of(answer))
+            if answer is None:
+                raise Unavailable("the model's stream ended before its answer was complete")
+        except GymError as error:
+            error.server = error.server or self.transport.server
+            self._failed(op, body, error.status, None, begun)
+            raise
+        except asyncio.CancelledError:
+            status = DeadlineExceeded.status if current().timeout() == 0.0 else CALLER_LEFT
+            self._failed(op, body, status, None, begun)
+            raise
+        self._answered(op, body, answer, None, begun)
         return answer
 
 

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gym_serve.observe.catalogue import TOOL_CALLS
+from gym_serve.servers.agent_streams import heard
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.sessions import replica_of
@@ -160,6 +161,7 @@ class Episode:
         self.meter = UsageMeter()
         self.fields: JSON = {}
         self._model = model
+        self._events = heard()
         self._resources = resources
         self._environment = self._place = name_of(resources, "resources")
         self._placed: str | None = None  # the session that is at this place
@@ -219,7 +221,7 @@ class Episode:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
             raise EpisodeOver
         body = {**self._params, "input": self._input}
-        response = await self.stage("model", lambda: self._model.responses(body))
+        response = await self.stage("model", lambda: self._answer(body))
         turn: list[JSON] = response["output"]
         if any(not isinstance(item, dict) for item in turn):
             raise Unavailable("the model answered with output items that are not objects", stage="model")
@@ -239,6 +241,12 @@ class Episode:
             self._input = [_without_tokens(item) for item in self._input]
         self._input = self._input + turn
         return turn
+
+    async def _answer(self, body: JSON) -> JSON:
+        # An agent behind a URL, in the place of a model, has no stream.
+        if self._events is None or not isinstance(self._model, ModelClient):
+            return await self._model.responses(body)
+        return await self._events.call(self._model, body, self.items)
 
     def replace_response(self, response: JSON) -> None:
         """Make a Response that was produced elsewhere the response of the whole episode.

@@ -57,12 +57,14 @@ class WireProtocol(NamedTuple):
 
     Attributes:
         summary: its name.
+        result: what its answer is called.
         request, response: JSON schemas of the body and the answer.
         answer: the whole answer to a body.
         stream: the answer to a body as server-sent events.
     """
 
     summary: str
+    result: str
     request: JSON
     response: JSON
     answer: Callable[[Model, Any], Awaitable[JSON]]
@@ -228,13 +230,13 @@ def _check_list(given: Any, key: str, wanted: str) -> None:
 
 PROTOCOLS: Mapping[str, WireProtocol] = {
     "v1/responses": WireProtocol(
-        "OpenAI Responses", schemas.PARAMS, schemas.RESPONSE, _responses, _stream_responses
+        "OpenAI Responses", "Response", schemas.PARAMS, schemas.RESPONSE, _responses, _stream_responses
     ),
     "v1/chat/completions": WireProtocol(
-        "OpenAI Chat Completions", schemas.CHAT, schemas.COMPLETION, _chat, _stream_chat
+        "OpenAI Chat Completions", "ChatCompletion", schemas.CHAT, schemas.COMPLETION, _chat, _stream_chat
     ),
     "v1/messages": WireProtocol(
-        "Anthropic Messages", schemas.MESSAGES, schemas.MESSAGE, _messages, _stream_messages
+        "Anthropic Messages", "Message", schemas.MESSAGES, schemas.MESSAGE, _messages, _stream_messages
     ),
 }
 """By operation. A stream raises its failures, also after the first event."""

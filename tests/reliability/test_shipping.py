@@ -1,4 +1,6 @@
-"""`gym-serve up --address` brings a user's code to nodes that lack it, and new versions of it, under load.
+"""`Gym.from_graph` and `gym-serve up --address` bring a user's code to nodes that lack it.
+
+`up` brings new versions of it too, under load.
 
 Slow: it takes two minutes, and what it covers changes seldom. The fast part is tests/graph/test_code.py.
 """
@@ -28,6 +30,11 @@ def test_nodes_that_lack_the_package_run_it(said: dict[str, Any]) -> None:
     assert said["had"] == [False, False]
     assert said["before"]["versions"] == [["1", 10]]
     assert said["nodes"] == 2
+
+
+def test_a_trainer_brings_its_code_along(said: dict[str, Any]) -> None:
+    assert said["had"] == [False, False]  # before it
+    assert said["trained"] == {"here": "1", "rollouts": [[1.0, "1", 10]] * 4}
 
 
 def test_the_same_code_replaces_nothing(said: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""A user's folder and two nodes that lack it: `gym-serve up` brings its code there, and a new version of it.
+"""A user's folder and two nodes that lack it: `Gym.from_graph` and `gym-serve up` bring its code there.
 
     python -m support.shipping FOLDER
 
-FOLDER/there becomes the /tmp of the second node, and the user's folder is hidden from the first. Rollouts run
-all the time, while `up` is called with the same code, with new code, and with broken code. Prints one JSON
-object.
+FOLDER/there becomes the /tmp of the second node, and the user's folder is hidden from the first. A trainer
+deploys the graph and ends. Then rollouts run all the time, while `up` is called with the same code, with new
+code, and with broken code. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ class Slow(ScriptedModel):
         await asyncio.sleep(0.5)
         return await super().responses(body)
 """
+TRAINER = """
+import json
+import sys
+
+import my_env  # a trainer may use its own package too
+
+from gym_serve import Gym
+
+rows = [{"responses_create_params": {"input": "Hello."}}] * 4
+with Gym.from_graph("graph.yaml", address=sys.argv[1], name="trained") as gym:
+    found = [[rollout["reward"], rollout.get("version"), rollout.get("price")] for rollout in gym.run(rows)]
+print(json.dumps({"here": my_env.VERSION, "rollouts": found}))
+"""
 ROW = {"responses_create_params": {"input": "Hello."}}
 CONCURRENCY = 8
 PHASE_SECONDS = 10.0
@@ -89,6 +102,17 @@ def write(user: Path, version: str, price: int) -> None:
     (user / "my_prices.py").write_text(f"PRICE = {price}\n")
     (user / "my_model.py").write_text(MODEL)
     (user / "graph.yaml").write_text(GRAPH)
+    (user / "train.py").write_text(TRAINER)
+
+
+def trainer(user: Path, address: str) -> dict[str, Any]:
+    """A trainer in the user's folder that deploys the graph for itself: what it printed."""
+    command = [sys.executable, "train.py", address]
+    ran = subprocess.run(command, cwd=user, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        sys.exit(f"the trainer: {ran.stdout}{ran.stderr}")
+    printed: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return printed
 
 
 def up(user: Path, address: str, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -242,12 +266,13 @@ def main(folder: Path) -> None:
     port = free_port()
     with two_machines(str(there), hidden=str(user), client_port=port) as address:
         had = lacking()
+        trained = trainer(user, address)
         first = up(user, address)
         if first.returncode:
             sys.exit(f"up: {first.stdout}{first.stderr}")
         url = json.loads(first.stdout)["url"]
         said = asyncio.run(scenario(user, address, f"ray://127.0.0.1:{port}", url))
-    print(json.dumps({"had": had, **said}), flush=True)
+    print(json.dumps({"had": had, "trained": trained, **said}), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ answer of a backend that makes no sense raises `Unavailable`.
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
                check_completion    check_response    usage_sum
     stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
-               responses_sse       chat_sse
-    finished   response_events     chat_chunks       message_events      FINAL_EVENTS
+               responses_sse       chat_sse          read_events
+    finished   response_events     chat_chunks       message_events      item_events
+               FINAL_EVENTS        final_event       event_object
 """
 
 from gym_serve.types.protocols.answers import (
@@ -26,6 +27,7 @@ from gym_serve.types.protocols.content import inline_audio, split_think, wrap_th
 from gym_serve.types.protocols.items import (
     assistant_items,
     input_form,
+    is_answer,
     message_item,
     messages_to_items,
     new_id,
@@ -47,6 +49,10 @@ from gym_serve.types.protocols.response_stream import (
     FINAL_EVENTS,
     ResponseStream,
     chat_sse,
+    event_object,
+    final_event,
+    item_events,
+    read_events,
     response_events,
     responses_sse,
 )
@@ -71,14 +77,19 @@ __all__ = [
     "completion_tokens",
     "context_overflow_response",
     "error_message",
+    "event_object",
+    "final_event",
     "inline_audio",
     "input_form",
+    "is_answer",
     "is_context_overflow",
+    "item_events",
     "message_events",
     "message_item",
     "message_to_params",
     "messages_to_items",
     "new_id",
+    "read_events",
     "response_events",
     "response_to_chat",
     "response_to_message",

@@ -89,12 +89,13 @@ def answer_items(output: list[Any]) -> list[Any]:
     that were already run, and must not be run again.
     """
     start = len(output)
-    while start > 0 and _is_answer(output[start - 1]):
+    while start > 0 and is_answer(output[start - 1]):
         start -= 1
     return output[start:]
 
 
-def _is_answer(item: Any) -> bool:
+def is_answer(item: Any) -> bool:
+    """Whether an item of an episode is what the model said: a message, reasoning, or a call."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     return kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
 

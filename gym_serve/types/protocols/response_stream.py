@@ -9,12 +9,13 @@ function_call (such as a tool's output in an episode) is added and done whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.exact import any_json
 from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.protocols.tokens import (
@@ -345,6 +346,15 @@ def responses_sse(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     """A Responses stream: an ``event:`` line with the type and a ``data:`` line for each event."""
     for event in events:
         yield b"event: " + str(event["type"]).encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[JSON]:
+    """The events of `responses_sse`, which may be cut anywhere into chunks."""
+    left = b""
+    async for chunk in chunks:
+        *whole, left = (left + chunk).split(b"\n\n")
+        for event in whole:
+            yield any_json(event.partition(b"\ndata: ")[2])
 
 
 def chat_sse(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
