@@ -1,5 +1,7 @@
 """Train a small model on `boxes.py` with TRL's GRPO: on two cores, without a GPU, in two minutes.
 
+Where torch finds a GPU, the trainer and the engine share it.
+
     python examples/train_grpo.py [--seed 0] [--steps 50] [--resume] [--no-ray] [--output results/train]
 
 The policy is an engine of the graph, which gets the trainer's weights before every step. The folder gets
@@ -16,6 +18,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a core for the trainer, and one for the engine
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # TRL calls rollout_func experimental
 
+import torch
 from boxes import ROWS, make_policy
 from report import Report
 from transformers import PrinterCallback, TrainerCallback
@@ -36,8 +39,11 @@ def graph_of(model: Path) -> dict[str, Any]:
         "inline": ["boxes"],
         "max_steps": 4,
     }
+    policy = {"type": "hf_engine", "model": str(model), "weight_updates": True}
+    if torch.cuda.is_available():
+        policy |= {"device": "cuda", "num_gpus": 0.5}
     return {
-        "models": {"policy": {"type": "hf_engine", "model": str(model), "weight_updates": True}},
+        "models": {"policy": policy},
         "resources": {"boxes": {"type": "boxes:Boxes"}},
         "agents": {"agent": agent},
     }
@@ -73,7 +79,7 @@ def train(
         beta=0.001,  # so that the distance from the first policy is known
         seed=seed,
         model_init_kwargs={"dtype": "float32"},
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         bf16=False,
         gradient_checkpointing=False,
         save_steps=10,

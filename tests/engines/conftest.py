@@ -39,8 +39,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def hf() -> AsyncIterator[HFEngine]:
-    """An hf_engine that takes weights."""
-    engine = HFEngine(name="policy", weight_updates=True)
+    """An hf_engine that takes weights; HF_DEVICE=cuda runs it on a GPU."""
+    engine = HFEngine(name="policy", weight_updates=True, device=os.environ.get("HF_DEVICE", "cpu"))
     await engine.start()
     yield engine
     await engine.stop()
