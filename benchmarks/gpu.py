@@ -23,9 +23,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
 from benchmarks.harness.reports import table
 from gym_serve import Gym
 from gym_serve.deployments.hf_engine.tiny_model import make_tiny_model
@@ -35,6 +32,9 @@ from gym_serve.training.weights import encoded
 
 def make_policy(folder: Path, *, hidden: int, layers: int, seed: int = 0) -> Path:
     """A model with the tiny model's tokenizer, and random weights of this size."""
+    import torch  # here and below: the other benchmarks' venv has no torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
     make_tiny_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = Qwen3Config(
@@ -92,6 +92,8 @@ def graph(policy: Path, judge: Path, device: str, in_flight: int) -> dict[str, A
 
 def difference(model: Any, sample: TrainingSample) -> float:
     """The largest difference of log-probabilities between a sample and `model`, over its generated tokens."""
+    import torch
+
     start = len(sample.prompt_ids)
     ids = torch.tensor([sample.input_ids], device=model.device)
     with torch.inference_mode():
@@ -122,6 +124,9 @@ def main() -> None:
 
 def measured(gym: Gym, policy: Path, arguments: argparse.Namespace) -> list[tuple[str, float]]:
     """Lines of the table."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     row = {"prompt": "Name a colour and say why you like it.", "expected_answer": "blue"}
     params = {"temperature": 1.0, "max_output_tokens": arguments.tokens}
     rates = []
