@@ -108,6 +108,7 @@ class HarnessAgent(AgentServer):
             episode.session,
             current().traceparent,
         )
+        episode.look = recording.look
         try:
             try:
                 answer = await episode.stage("model", lambda: self._harness.run(task))

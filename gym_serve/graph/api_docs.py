@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from gym_serve.graph.gateway import Page
 from gym_serve.graph.html_pages import STYLE
+from gym_serve.graph.live import EPISODES, LIST, LOOK, STOP
 from gym_serve.graph.policy_routes import BODIES
 from gym_serve.graph.run_routes import CANCEL, DROP, NDJSON, READ, ROLLOUTS, CancelBody, RowsBody, RunBody
 from gym_serve.graph.spec import SECTIONS, Node
@@ -144,6 +145,34 @@ _RUNS: dict[str, dict[str, Any]] = {
 }
 """What the gateway answers below ``/rollouts``, by operation."""
 
+_EPISODE = _named(
+    {"id": _TEXT, "agent": _TEXT, "state": _TEXT, "turns": {"type": "integer"}, "prompt": _TEXT}
+)
+_LIVE: dict[str, dict[str, Any]] = {
+    LIST: {
+        "summary": "The episodes that run or wait, and those that have ended lately",
+        "response": _named(
+            {
+                "running": {"type": "integer", "minimum": 0},
+                "queued": {"type": "integer", "minimum": 0},
+                "episodes": {"type": "array", "items": _EPISODE},
+                "ended": {"type": "array", "items": _EPISODE},
+                "silent": {"type": "array", "items": _TEXT, "description": "replicas that do not answer"},
+            }
+        ),
+    },
+    LOOK: {
+        "summary": "One episode, with its rollout so far",
+        "response": {**_EPISODE, "properties": {**_EPISODE["properties"], "rollout": _OBJECT}},
+    },
+    STOP: {
+        "method": "DELETE",
+        "summary": "Stop an episode: its rollout is the failure `stopped`",
+        "response": _named({"id": _TEXT, "stopped": {"const": True}}),
+    },
+}
+"""What the gateway answers below ``/episodes``, by operation."""
+
 _EVENT: dict[str, Any] = {
     "type": "object",
     "description": "each event of the stream",
@@ -206,13 +235,15 @@ for _name in errors.__all__:
     if isinstance(_error, type) and issubclass(_error, errors.GymError) and not _error.__subclasses__():
         _CODES.setdefault(_error.status, []).append(_error.code)
 
-_OF_A_SERVER = (400, 404, 409, 422, 424, 429, 500, 503, 504)
+_OF_A_SERVER = (400, 404, 409, 410, 422, 424, 429, 500, 503, 504)
 _OF_EVERYONE = (403,)  # a web page of another origin
 _OF_A_PAGE = {
     "health": (503,),
     "pressure": (503, 504),
     "stats": (503, 504),
     **dict.fromkeys(("run", *_RUNS), (*_OF_A_SERVER, 413)),
+    LIST: (500, 503),
+    **dict.fromkeys((LOOK, STOP), (404, 409, 500, 503, 504)),
 }
 
 
@@ -249,6 +280,19 @@ _PARAMETERS = {
         "description": f"from /{OPEN}",
         "schema": {"type": "string"},
     },
+    "episode": {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": f"from /{EPISODES}",
+        "schema": {"type": "string"},
+    },
+    "known": {
+        "name": "known",
+        "in": "query",
+        "description": "the `version` that the client has; `rollout` is left out if that is the newest one",
+        "schema": {"type": "string"},
+    },
 }
 _HEADERS: dict[str, Any] = {
     "request_id": {"description": "names the request in logs", "required": True, "schema": _TEXT},
@@ -282,10 +326,11 @@ def openapi(
     if agents:
         routes["run"] = {**_RUN, "request": _row(agents, default_agent)}
         routes |= _RUNS
+    routes |= _LIVE
     paths: dict[str, dict[str, Any]] = {}
     for op, operation in routes.items():
         item = _path_item(None, op, operation, schemas)
-        paths.setdefault(f"/{_route(op) if op in _RUNS else op}", {}).update(item)
+        paths.setdefault(f"/{_route(op) if op in _RUNS or op in _LIVE else op}", {}).update(item)
     for name, operations in described.items():
         faced = _faced(nodes[name]) if operations else {}
         for op, operation in {**(operations or {}), **faced}.items():
@@ -424,6 +469,8 @@ def _route(op: str) -> str:
     """The path of an operation below its server; see `gym_serve.graph.wire`."""
     if op in (TRAJECTORIES, CLOSE, READ, DROP):
         return f"{OPEN}/{{id}}"
+    if op in _LIVE:
+        return EPISODES if op == LIST else f"{EPISODES}/{{id}}"
     if op == "policy/version/read":
         return "policy/version"
     if op in _MCP:
@@ -442,7 +489,9 @@ def _path_item(
     request, response = (_hoist(operation.get(side), key, schemas) for side in ("request", "response"))
     parameters = ["request_id", "timeout", *(["session"] if node and node.kind == "resources" else [])]
     if "{id}" in _route(op):
-        parameters.append("rollout")
+        parameters.append("episode" if op in _LIVE else "rollout")
+    if op == LOOK:
+        parameters.append("known")
     if op == "mcp/close":
         parameters.append("mcp_session")
     if op == ROLLOUTS and node is None:

@@ -32,6 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_serve.graph import html_pages, sign_in, wire
 from gym_serve.graph.access import Access, exposure
 from gym_serve.graph.health import health
+from gym_serve.graph.live import EPISODES, LiveEpisodesOfGraph, Replicas, ReplicasOfCluster
 from gym_serve.graph.ownership import watch
 from gym_serve.graph.peers import Peers, peers_here
 from gym_serve.graph.policy_routes import POLICY, steer
@@ -152,9 +153,11 @@ class Gateway:
             raise GraphError(problem)
         log_of_replica(graph.logs)
         transports = {n: transport_to(node, handles.get(n)) for n, node in graph.nodes.items()}
-        self._connect(graph, transports, peers_here())
+        self._connect(graph, transports, peers_here(), ReplicasOfCluster(graph.nodes))
 
-    def _connect(self, graph: Graph, transports: Mapping[str, Transport], peers: Peers) -> None:
+    def _connect(
+        self, graph: Graph, transports: Mapping[str, Transport], peers: Peers, replicas: Replicas
+    ) -> None:
         self._graph = graph
         self._access = Access(graph.auth_tokens, insecure=graph.insecure)
         self._public: Mapping[str, Any] = {}
@@ -164,6 +167,7 @@ class Gateway:
         self._probed = 0.0
         self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
         self._runs = RunRoutes(graph, transports, peers)
+        self._live = LiveEpisodesOfGraph(replicas)
 
     async def answer(self, request: Request) -> Response:
         """Answer one HTTP request."""
@@ -241,6 +245,8 @@ class Gateway:
         server, _, op = path.partition("/")
         if server == ROLLOUTS:
             return await self._runs.answer(request, path)
+        if server == EPISODES:
+            return await self._live.answer(request, path)
         if server not in self._graph.nodes and (added := (await _added_pages()).get(path)):
             if wrong := wire.wrong_method(request, "GET"):
                 return wrong

@@ -65,6 +65,11 @@ class LocalGraph:
         """The transport to a server, by its name."""
         return self._transports[server]
 
+    @property
+    def runners(self) -> list[ServerRunner]:
+        """Of the servers of this process."""
+        return list(self._runners.values())
+
     def server(self, name: str) -> Server | None:
         """A server of this process, by its name; None for one that is reached by its URL."""
         runner = self._runners.get(name)
@@ -87,7 +92,7 @@ class LocalGraph:
                     raise Unavailable(message, server=name) from error
                 self._started.append(runner)
             if self._ingress is not None:
-                await self._ingress.start(self._graph, self._transports)
+                await self._ingress.start(self._graph, self._transports, self.runners)
         except BaseException:
             await self.stop()
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import uvicorn
@@ -19,8 +19,10 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gym_serve.graph.gateway import Gateway
+from gym_serve.graph.live import ThisProcess
 from gym_serve.graph.peers import Alone
 from gym_serve.graph.spec import Graph
+from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Transport
 
 __all__ = ["LocalGateway", "LocalIngress", "listen"]
@@ -44,10 +46,13 @@ class LocalGateway(Gateway):
     Args:
         graph: the graph.
         transports: to its servers, by name.
+        runners: of those that run here.
     """
 
-    def __init__(self, graph: Graph, transports: Mapping[str, Transport]) -> None:
-        self._connect(graph.outline(), transports, Alone())
+    def __init__(
+        self, graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
+    ) -> None:
+        self._connect(graph.outline(), transports, Alone(), ThisProcess(runners))
         self.reconfigure({"graph": graph.public(), "owned": False})
 
 
@@ -64,9 +69,11 @@ class LocalIngress:
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.token = SecretStr(secrets.token_urlsafe(24))
 
-    async def start(self, graph: Graph, transports: Mapping[str, Transport]) -> None:
+    async def start(
+        self, graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
+    ) -> None:
         """Answer; until then, requests wait."""
-        self._gateway = LocalGateway(replace(graph, auth_tokens=(self.token,)), transports)
+        self._gateway = LocalGateway(replace(graph, auth_tokens=(self.token,)), transports, runners)
         config = uvicorn.Config(self._answer, log_level="error", lifespan="off", interface="asgi3", ws="none")
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))

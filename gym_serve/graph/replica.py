@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from gym_serve.graph.live import LIST, LOOK, STOP, answer_here
 from gym_serve.graph.local import remote_transport
 from gym_serve.graph.pressure import PRESSURE, report
 from gym_serve.graph.profiling import PROFILE, dispatch_profile
@@ -179,6 +180,8 @@ class Replica:
     def _dispatch(self, call: Call) -> Coroutine[Any, Any, Reply]:
         if call.op in (PRESSURE, STATS):  # answered at once, also when the queue is full
             return self._report(with_counts=call.op == STATS)
+        if call.op in (LIST, LOOK, STOP):
+            return answer_here(call, self._runners, self._admission)
         if call.op == PROFILE:
             return dispatch_profile(call, self._replica)
         if self._weights.takes(call):

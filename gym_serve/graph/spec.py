@@ -375,6 +375,7 @@ def _type_name(value: Any) -> str:
 RESERVED_NAMES = frozenset(
     {
         "docs",
+        "episodes",
         "gateway",
         "global_config_dict_yaml",
         "graph",
@@ -387,6 +388,7 @@ RESERVED_NAMES = frozenset(
         "server_instances",
         "sign-in",
         "stats",
+        "ui",
         "v1",
     }
 )

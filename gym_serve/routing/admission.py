@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from itertools import count
+from typing import NamedTuple
 
 from gym_serve.routing.rpc import QueueFullError
 from gym_serve.servers.context import closing
@@ -17,6 +19,20 @@ from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import GymError, Overloaded
 
 _WINDOW_SECONDS = 10
+
+
+class QueuedCall(NamedTuple):
+    """A call that waits.
+
+    Attributes:
+        number: of all calls that have waited here.
+        call: the call.
+        since: `time.monotonic` moment from which it waits.
+    """
+
+    number: int
+    call: Call
+    since: float
 
 
 class Admission:
@@ -46,12 +62,30 @@ class Admission:
         self._dispatch = dispatch
         self._stream = stream
         self._limits = limits
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: OrderedDict[asyncio.Future[None], QueuedCall] = OrderedDict()
+        self._numbers = count(1)
 
     @property
     def waiting(self) -> int:
         """Calls that wait."""
         return len(self._queue)
+
+    def queued(self) -> Iterable[QueuedCall]:
+        """The calls that wait, the oldest first."""
+        return self._queue.values()
+
+    def refuse(self, number: int, error: GymError) -> bool:
+        """End a call that waits with an error.
+
+        Returns:
+            whether it waits.
+        """
+        turn = next((turn for turn, queued in self._queue.items() if queued.number == number), None)
+        if turn is None:
+            return False
+        del self._queue[turn]
+        turn.set_exception(error)
+        return True
 
     async def dispatch(self, call: Call) -> Reply:
         """Run a call as soon as there is room.
@@ -59,8 +93,11 @@ class Admission:
         Raises:
             QueueFullError: too many calls wait already; this one was not begun.
         """
-        if waited := await self._begin(call):
-            call = call._replace(waited=waited)
+        try:
+            if waited := await self._begin(call):
+                call = call._replace(waited=waited)
+        except GymError as error:  # see `refuse`
+            return Reply.failed(error, call.session)
         try:
             reply = await self._dispatch(call)
         finally:
@@ -96,7 +133,7 @@ class Admission:
             return 0.0
         begun = time.monotonic()
         try:
-            await self._turn()
+            await self._turn(call)
         except BaseException:
             self.unbound -= call.session is None
             raise
@@ -107,15 +144,15 @@ class Admission:
         self.running -= 1
         self._admit()
 
-    async def _turn(self) -> None:
+    async def _turn(self, call: Call) -> None:
         """Wait for room; `_admit` counts the call as running."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
+        self._queue[turn] = QueuedCall(next(self._numbers), call, time.monotonic())
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._queue.remove(turn)
+            if turn.cancelled() or turn.exception() is not None:  # cancelled alone, or refused as well
+                self._queue.pop(turn, None)
             else:  # admitted and cancelled at the same moment
                 self.running -= 1
                 self._admit()
@@ -124,7 +161,7 @@ class Admission:
     def _admit(self) -> None:
         limit, _ = self._limits()
         while self._queue and self.running < limit:
-            turn = self._queue.popleft()
+            turn, _ = self._queue.popitem(last=False)
             if not turn.done():
                 self.running += 1
                 turn.set_result(None)

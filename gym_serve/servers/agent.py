@@ -25,8 +25,10 @@ from gym_serve.servers.base import Operation, Server, author_error, place_of_cla
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
+from gym_serve.servers.live import LIVE, LiveEpisodes
 from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
+from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
@@ -101,6 +103,8 @@ class AgentServer(Server):
         self._meter = RolloutMeter(self.name, name_of(self.config.resources, "resources"))
         self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
+        self.live = LiveEpisodes()
+        """The episodes that run here, and the last ones that have run."""
 
     async def act(self, episode: Episode) -> None:
         """Drive an episode to its end: model calls and tool calls, nothing else.
@@ -131,7 +135,7 @@ class AgentServer(Server):
             return await self._run(row)
 
     async def _run(self, row: JSON) -> JSON:
-        episode = self._episode(row)
+        episode = self._begun(self._episode(row))
         wall, begun = time.time(), time.monotonic()
         if self.config.timeline:
             episode.meter.recorder = Recorder(begun)
@@ -161,7 +165,7 @@ class AgentServer(Server):
             GymError: the episode failed.
         """
         check_params(params)
-        episode = self._episode({"responses_create_params": params})
+        episode = self._begun(self._episode({"responses_create_params": params}))
         await self._within_deadline(episode.row, self._acted(episode))
         if episode.response is None:
             raise Unavailable("the agent made no model call", server=self.name)
@@ -169,7 +173,7 @@ class AgentServer(Server):
 
     def operations(self) -> dict[str, Operation]:
         return {
-            "run": Operation(self.run, "Run one episode of a row", ROW, ROLLOUT),
+            "run": Operation(self._answer_run, "Run one episode of a row", ROW, ROLLOUT),
             **{op: self._protocol(op, protocol) for op, protocol in PROTOCOLS.items()},
             "v1/models": Operation(
                 self._models, "This agent, as the model of its endpoint", None, schemas.MODELS, "GET"
@@ -181,14 +185,41 @@ class AgentServer(Server):
 
     def _protocol(self, op: str, protocol: WireProtocol) -> Operation:
         whole = op == "v1/responses"
-        answer = SpokenAnswer(self, whole=whole)
+        answer = SpokenAnswer(self._answer, whole=whole)
         return Operation(
-            self.responses if whole else partial(protocol.answer, answer),
+            self._answer if whole else partial(protocol.answer, answer),
             f"A whole episode as one {protocol.result}",
             ROW_PARAMS if whole else protocol.request,
             protocol.response,
             stream=partial(protocol.stream, answer),
         )
+
+    async def _answer_run(self, row: Any) -> Reply:
+        """`run`, for people who look (`gym_serve.servers.live`)."""
+        live, rollout = self.live.begin(row), b""
+        try:
+            with live:
+                rollout = encode(await self.run(row))
+            if not rollout:  # it was stopped, and an agent with a `run` of its own cannot say how far it was
+                rollout = encode(failed_rollout(row, live.failure()))
+        finally:
+            self.live.end(live, rollout)
+        return Reply(200, rollout, current().session)
+
+    async def _answer(self, params: JSON) -> JSON:
+        """`responses`, for people who look."""
+        live = self.live.begin({"responses_create_params": params})
+        try:
+            with live:
+                return await self.responses(params)
+        finally:
+            self.live.end(live)
+        raise live.failure()
+
+    def _begun(self, episode: Episode) -> Episode:
+        if (live := LIVE.get()) is not None:
+            live.episode = episode
+        return episode
 
     async def _models(self, body: Any) -> JSON:
         return models_list([self.name])
@@ -280,6 +311,11 @@ class AgentServer(Server):
                 return await work
             except GymError:
                 raise
+            except asyncio.CancelledError:
+                live = LIVE.get()
+                if live is None or live.stopped is None:
+                    raise
+                raise live.failure() from None  # `LiveEpisode` takes its cancellation back
             except Exception as error:
                 raise author_error(AgentFailed, self.name, self.act, error) from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import closing
@@ -136,35 +136,29 @@ def heard() -> EpisodeEvents | None:
     return _HEARD.get()
 
 
-class Agent(Protocol):
-    """What is streamed; `gym_serve.servers.agent.AgentServer` describes the methods."""
-
-    async def responses(self, params: JSON) -> JSON: ...
-
-
 class SpokenAnswer:
     """An agent as the protocols read a model (`gym_serve.servers.protocols.Model`): what it says.
 
     Args:
-        agent: the agent.
+        answer: runs an episode for a body of ``v1/responses``; its Response.
         whole: whether the calls and outputs of tools are part of it, as in a Response.
     """
 
-    def __init__(self, agent: Agent, *, whole: bool) -> None:
-        self._agent = agent
+    def __init__(self, answer: Callable[[JSON], Awaitable[JSON]], *, whole: bool) -> None:
+        self._answer = answer
         self._whole = whole
 
     async def responses(self, body: JSON) -> JSON:
         """The whole episode."""
-        return await self._agent.responses(body)
+        return await self._answer(body)
 
     async def chat_completions(self, body: JSON) -> JSON:
         """What the episode says last: the tool calls before it were already run here."""
-        return response_to_chat(await self._agent.responses(chat_to_params(body)), body)
+        return response_to_chat(await self._answer(chat_to_params(body)), body)
 
     async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
         """`responses` as events."""
-        events = EpisodeEvents().read(lambda: self._agent.responses(body))
+        events = EpisodeEvents().read(lambda: self._answer(body))
         async with closing(events if self._whole else _said(events)) as found:
             async for event in found:
                 yield event
@@ -172,7 +166,7 @@ class SpokenAnswer:
     async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
         """`chat_completions` as chunks, after what the episode has said before its last tool call."""
         stream = CompletionStream(body)
-        events = EpisodeEvents().read(lambda: self._agent.responses(chat_to_params(body)))
+        events = EpisodeEvents().read(lambda: self._answer(chat_to_params(body)))
         async with closing(_paragraphs(_said(events))) as found:
             async for event in found:
                 for chunk in stream.event(event):

@@ -206,15 +206,19 @@ class Captures:
             session.running -= 1
             session.used = time.monotonic()
 
-    def trajectories(self) -> JSON:
+    def trajectories(self, *, take: bool = True) -> JSON:
         """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls.
+
+        Args:
+            take: whether the notes have the times, which are forgotten here then.
 
         Raises:
             SessionLost, SessionNotFound: the capture does not exist, or not any more.
         """
         session = self._current()
         nodes, failure = session.state.tree.nodes, session.state.failure
-        current().notes[MODEL_CALLS] = session.state.recorder.take()
+        if take:
+            current().notes[MODEL_CALLS] = session.state.recorder.take()
         return {
             "id": session.id,
             "calls": len(nodes),
@@ -350,6 +354,16 @@ class Recording:
         if failure := answer.get("failure"):
             self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"
+        found: list[JSON] = answer["trajectories"]
+        return found
+
+    async def look(self) -> list[JSON]:
+        """The trajectories so far, for people who look: nothing changes by that.
+
+        Raises:
+            GymError: the server did not answer.
+        """
+        answer = await self._model.fetch(TRAJECTORIES, {"look": True}, session=self.id)
         found: list[JSON] = answer["trajectories"]
         return found
 

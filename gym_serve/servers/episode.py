@@ -16,7 +16,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gym_serve.observe.catalogue import TOOL_CALLS
@@ -51,6 +51,7 @@ _AT_END = (
 _NOT_WRITTEN = frozenset({*_AT_END, "logprobs", "encrypted_content"})
 _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
+_READABLE_BYTES = 8 * 2**20
 _NOWHERE = ("", "local")  # no replicas
 
 T = TypeVar("T")
@@ -126,6 +127,18 @@ def _cut(value: Any, left: int) -> tuple[Any, int]:
     return value, left - 8
 
 
+def readable(items: Sequence[JSON]) -> list[JSON]:
+    """Items without training tokens, and with all of their texts together cut to some megabytes."""
+    left, made = _READABLE_BYTES, list[JSON]()
+    for item in items:
+        try:
+            shorter, left = _cut(item, left)
+        except RecursionError:
+            shorter = {"type": "message", "role": "assistant", "content": "(nested too deeply to be shown)"}
+        made.append(shorter)
+    return made
+
+
 class Episode:
     """One episode of a row.
 
@@ -145,6 +158,9 @@ class Episode:
         session: id of the session with the environment, once it is open.
         meter: the usage of the episode's model calls, those of its environment included.
         fields: further fields of the rollout, from the agent; fields of the verdict take precedence.
+        running: the stages that run now: name, `time.monotonic` moment of the beginning, details.
+        look: asks for what is not here until the end: the trajectories of an external harness. None if
+            everything is here.
     """
 
     def __init__(
@@ -160,6 +176,8 @@ class Episode:
         self.session: str | None = None
         self.meter = UsageMeter()
         self.fields: JSON = {}
+        self.running: list[tuple[str, float, tuple[Any, ...]]] = []
+        self.look: Callable[[], Awaitable[list[JSON]]] | None = None
         self._model = model
         self._events = heard()
         self._resources = resources
@@ -185,6 +203,12 @@ class Episode:
         if self._response is None and self._last is not None:
             self._response = {**self._last, "output": self.items, "usage": usage_sum(self._usages)}
         return self._response
+
+    def shown(self) -> JSON | None:
+        """`response` for readers; see `readable`."""
+        if self._last is None and not self.items:
+            return None
+        return {**(self._last or {}), "output": readable(self.items), "usage": usage_sum(self._usages)}
 
     @property
     def used(self) -> JSON:
@@ -327,6 +351,8 @@ class Episode:
             GymError: it failed; the error's ``stage`` is set.
         """
         begun = time.monotonic()
+        running = (name, begun, details)
+        self.running.append(running)
         with use(current().within(self._timeouts[name])) as context, metering(self.meter, name):
             try:
                 with time_limit(context.timeout()):
@@ -341,6 +367,8 @@ class Episode:
                     raise self._late(name) from None
                 error.stage = error.stage or name
                 raise
+            finally:
+                self.running.remove(running)
         self._add_step(name, begun, result, details)
         return result
 

@@ -260,7 +260,7 @@ class ModelServer(Server):
         return Reply.of({"id": id_}, id_)
 
     async def _op_trajectories(self, body: Any) -> JSON:
-        return self.captures.trajectories()
+        return self.captures.trajectories(take=not (isinstance(body, dict) and body.get("look")))
 
     async def _op_close(self, body: Any) -> JSON:
         self.captures.close()

@@ -23,11 +23,13 @@
     │   ├── Unauthorized           401  the bearer token is missing or wrong
     │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
     │   └── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
-    └── AuthorError           fix the code of the environment or agent: the message has file and line
-        ├── SeedFailed          500  `seed` raised
-        ├── VerifyFailed        500  `verify` raised, or returned no verdict
-        ├── CompareFailed       500  `compare` raised, or returned no rewards
-        └── AgentFailed         500  `act` raised
+    ├── AuthorError           fix the code of the environment or agent: the message has file and line
+    │   ├── SeedFailed          500  `seed` raised
+    │   ├── VerifyFailed        500  `verify` raised, or returned no verdict
+    │   ├── CompareFailed       500  `compare` raised, or returned no rewards
+    │   └── AgentFailed         500  `act` raised
+    └── Stopped               leave it: somebody stopped this episode on purpose
+                                410  nothing tries it again by itself
 
 All of them pickle (they cross Ray), and cross HTTP as ``{"error": {"code", "message", ...}}``;
 `GymError.to_body` and `error_from_body` are the two directions. A ``code`` is stable: it is
@@ -63,6 +65,7 @@ __all__ = [
     "SeedFailed",
     "SessionLost",
     "SessionNotFound",
+    "Stopped",
     "TooLarge",
     "ToolFailed",
     "Unauthorized",
@@ -278,6 +281,12 @@ class CompareFailed(AuthorError):
 
 class AgentFailed(AuthorError):
     """`act` raised."""
+
+
+class Stopped(GymError):
+    """Somebody stopped the episode on purpose. There is no reward; it is not a zero."""
+
+    status = 410  # not one on which clients try again
 
 
 def error_from_body(status: int, body: Any, *, server: str | None = None) -> GymError:

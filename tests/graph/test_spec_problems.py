@@ -92,7 +92,20 @@ def test_sections_and_keys_of_other_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "health", "docs", "graph", "redoc", "gateway", "v1", "server_instances", "sign-in"]
+    "name",
+    [
+        "run",
+        "health",
+        "docs",
+        "graph",
+        "redoc",
+        "gateway",
+        "v1",
+        "server_instances",
+        "sign-in",
+        "ui",
+        "episodes",
+    ],
 )
 def test_routes_are_no_names(name: str) -> None:
     content = graph(models={name: {"type": FakeModel, "model": "m"}})

@@ -113,4 +113,4 @@ def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _gateway(graph: Graph, running: LocalGraph) -> LocalGateway:
-    return LocalGateway(graph, {name: running.transport(name) for name in graph.nodes})
+    return LocalGateway(graph, {name: running.transport(name) for name in graph.nodes}, running.runners)

@@ -39,7 +39,7 @@ async def local_site(
     local = LocalGraph(resolved)
     await local.start()
     secured = replace(resolved, auth_tokens=tuple(map(SecretStr, tokens)))
-    gateway = LocalGateway(secured, {name: local.transport(name) for name in resolved.nodes})
+    gateway = LocalGateway(secured, {name: local.transport(name) for name in resolved.nodes}, local.runners)
     site = LocalSite(gateway)
     base = f"http://127.0.0.1:8000{ROOT}/"
     try:

@@ -1,0 +1,271 @@
+"""`LiveEpisodes`: the episodes that an agent runs now, and its last ones, for people who look.
+
+An agent enters each episode when it begins, and takes it out when it ends. That is all while nobody looks:
+what an entry tells is made from the episode itself when somebody asks (`LiveEpisode.summary`,
+`LiveEpisode.so_far`). Of the rollouts that have ended, the last ones are kept as they were sent, in a bounded
+number of bytes.
+
+An episode that is stopped is cancelled at once, down to the request of its model, and its session is closed.
+Its rollout is a failure (`Stopped`), which nothing tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gym_serve.servers.context import interruptible
+from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
+from gym_serve.types.errors import GymError, Stopped
+from gym_serve.types.model_endpoint import public_row
+from gym_serve.types.requests import JSON, input_items, message_text
+from gym_serve.types.timeline import TIMELINE_FIELD
+
+if TYPE_CHECKING:
+    from gym_serve.servers.episode import Episode
+
+LIVE: ContextVar[LiveEpisode | None] = ContextVar("gym_serve_live", default=None)
+"""The entry of the episode that runs in this context."""
+
+_KEPT = 32  # rollouts that have ended
+_KEPT_BYTES = 8 * 2**20  # of all of them together
+_KEPT_SECONDS = 1800.0
+_LOOK_SECONDS = 2.0
+_LONGEST_PROMPT = 300  # characters
+
+
+_numbers = count(1)
+
+
+class LiveEpisode(interruptible):
+    """An episode that runs: the ``with`` block of `AgentServer` around it.
+
+    Attributes:
+        number: of all episodes in this process.
+        asked: the body of the call.
+        episode: the episode, once there is one.
+        stopped: the stage in which it was stopped; None if nobody has.
+    """
+
+    __slots__ = ("_entered", "asked", "began", "episode", "number", "stopped")
+
+    def __init__(self, number: int, asked: Any) -> None:
+        self.number = number
+        self.asked = asked
+        self.began = time.monotonic()
+        self.episode: Episode | None = None
+        self.stopped: str | None = None
+
+    def __enter__(self) -> LiveEpisode:
+        super().__enter__()
+        self._entered = LIVE.set(self)
+        return self
+
+    def __exit__(self, *error: Any) -> bool:
+        LIVE.reset(self._entered)
+        return super().__exit__(*error)
+
+    def stop(self) -> None:
+        """Cancel it. Safe to call again."""
+        self.stopped = self.stopped or self._stages()[0][0]
+        self.interrupt()
+
+    @property
+    def version(self) -> str:
+        """Changes with whatever `so_far` says."""
+        episode = self.episode
+        if episode is None:
+            return "0"
+        if episode.look is not None:  # it is elsewhere
+            return f"{time.monotonic():.1f}"
+        recorder = episode.meter.recorder
+        steps = 0 if recorder is None else len(recorder.steps)
+        return f"{len(episode.items)}.{steps}.{episode.meter.calls('model')}"
+
+    def failure(self) -> Stopped:
+        """Why it has no reward."""
+        stage = None if self.stopped in (None, "agent") else self.stopped
+        return Stopped("the episode was stopped by a person, at the graph's /episodes", stage=stage)
+
+    def summary(self) -> JSON:
+        """What it is, what it is doing, and how far it is."""
+        episode = self.episode
+        row = self._row()
+        stages = self._stages()
+        meter = UsageMeter() if episode is None else episode.meter
+        now = time.monotonic()
+        return {
+            **identity(row),
+            "state": "stopping" if self.stopped else stages[0][0],
+            "tools": [details[0] for kind, _, details in stages if kind == "tool" and details],
+            "state_seconds": now - stages[0][1],
+            "seconds": now - self.began,
+            **_counts(meter),
+        }
+
+    async def so_far(self, agent: str) -> JSON:
+        """The rollout so far, in the form of one that has ended, without training tokens.
+
+        Args:
+            agent: name of the agent.
+        """
+        episode = self.episode
+        if episode is None:
+            return self._row()
+        made = {**self._row(), **episode.fields, **episode.used}
+        if (response := episode.shown()) is not None:
+            made["response"] = response
+        elif episode.look is not None:
+            made |= await _looked(episode.look)
+        if (recorder := episode.meter.recorder) is not None:
+            now = time.monotonic()
+            made[TIMELINE_FIELD] = recorder.to_json(agent, {}, time.time() - (now - self.began), now)
+        return made
+
+    def _row(self) -> JSON:
+        if self.episode is not None:
+            return public_row(self.episode.row)
+        return public_row(self.asked) if isinstance(self.asked, dict) else {}
+
+    def _stages(self) -> list[tuple[str, float, tuple[Any, ...]]]:
+        """The stages that run now, the oldest first; ``agent`` where it is in none."""
+        running = [] if self.episode is None else self.episode.running
+        return list(running) or [("agent", self.began, ())]
+
+
+class EndedEpisode:
+    """A rollout that has ended.
+
+    Attributes:
+        number: see `LiveEpisode`.
+        body: its JSON, as it was sent.
+    """
+
+    __slots__ = ("_ended", "_summary", "body", "number")
+
+    def __init__(self, number: int, body: bytes) -> None:
+        self.number = number
+        self.body = body
+        self._ended = time.monotonic()
+        self._summary: JSON | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since it ended."""
+        return time.monotonic() - self._ended
+
+    def summary(self) -> JSON:
+        """What it was, and how it ended."""
+        if self._summary is None:
+            self._summary = _of_rollout(orjson.loads(self.body))
+        return {**self._summary, "ended_seconds": self.age}
+
+
+class LiveEpisodes:
+    """The episodes of one agent in this process."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, LiveEpisode] = {}
+        self._ended: OrderedDict[int, EndedEpisode] = OrderedDict()
+        self._ended_bytes = 0
+
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._running)
+
+    def begin(self, asked: Any) -> LiveEpisode:
+        """Enter an episode, by the body of its call."""
+        number = next(_numbers)
+        live = self._running[number] = LiveEpisode(number, asked)
+        return live
+
+    def end(self, live: LiveEpisode, rollout: bytes = b"") -> None:
+        """Take out an episode.
+
+        Args:
+            live: the episode.
+            rollout: its rollout as JSON, to be kept for a while; empty if there is none.
+        """
+        del self._running[live.number]
+        if not rollout or len(rollout) > _KEPT_BYTES:
+            return
+        self._ended[live.number] = EndedEpisode(live.number, rollout)
+        self._ended_bytes += len(rollout)
+        while len(self._ended) > _KEPT or self._ended_bytes > _KEPT_BYTES:
+            self._ended_bytes -= len(self._ended.popitem(last=False)[1].body)
+
+    def running(self, most: int) -> Iterator[LiveEpisode]:
+        """The episodes that run, the oldest first."""
+        return islice(self._running.values(), most)
+
+    def ended(self) -> Iterator[EndedEpisode]:
+        """The episodes that have ended lately, the last one first."""
+        while self._ended and next(iter(self._ended.values())).age > _KEPT_SECONDS:
+            self._ended_bytes -= len(self._ended.popitem(last=False)[1].body)
+        return reversed(self._ended.values())
+
+    def get(self, number: int) -> LiveEpisode | EndedEpisode | None:
+        """An episode, by its number; None if it is another agent's, or not known any more."""
+        return self._running.get(number) or self._ended.get(number)
+
+
+async def _looked(look: Callable[[], Awaitable[list[JSON]]]) -> JSON:
+    """What an external harness has done so far; nothing if nobody says so in time."""
+    from gym_serve.servers.episode import readable
+
+    try:
+        trajectories = await asyncio.wait_for(look(), _LOOK_SECONDS)
+    except (GymError, asyncio.TimeoutError):
+        return {}
+    if not trajectories:
+        return {}
+    main = trajectories[0]
+    response = {**main["response"], "output": readable(main["response"]["output"])}
+    return {"captured_input": readable(main["input"]), "response": response}
+
+
+def identity(row: JSON) -> JSON:
+    """Which rollout a row is for, and the beginning of its last user message, in one line."""
+    params = row.get("responses_create_params")
+    given = params.get("input") if isinstance(params, dict) else None
+    items = input_items(given) if isinstance(given, str | list) else []
+    said = [item for item in items if isinstance(item, dict) and item.get("role") == "user"]
+    prompt = " ".join(message_text(said[-1])[: 4 * _LONGEST_PROMPT].split()) if said else ""
+    keys = {"rollout_id": "_ng_rollout_id", "task": "_ng_task_index", "attempt": "_ng_rollout_index"}
+    found = {name: row.get(key) for name, key in keys.items()}
+    return {**{k: _short(v) for k, v in found.items()}, "prompt": prompt[:_LONGEST_PROMPT]}
+
+
+def _of_rollout(rollout: JSON) -> JSON:
+    meter = UsageMeter()
+    meter.merge(rollout.get(USAGE_FIELD))
+    timeline = rollout.get(TIMELINE_FIELD)
+    took = timeline.get("dur") if isinstance(timeline, dict) else None
+    failure = rollout.get("_ng_failure_class")
+    return {
+        **identity(rollout),
+        "state": "ended",
+        "reward": None if failure else rollout.get("reward"),
+        "failure": None if failure is None else str(failure)[:_LONGEST_PROMPT],
+        "seconds": took / 1e6 if isinstance(took, int) else None,
+        **_counts(meter),
+    }
+
+
+def _counts(meter: UsageMeter) -> JSON:
+    """Model calls of the agent, and the tokens of all, judges included."""
+    tokens = [(counts["input_tokens"], counts["output_tokens"]) for _, _, counts in meter]
+    given, made = (sum(column) for column in zip(*tokens, strict=True)) if tokens else (0, 0)
+    return {"turns": meter.calls("model"), "input_tokens": given, "output_tokens": made}
+
+
+def _short(value: Any) -> Any:
+    """A value of a row that may be anything, as a number or a short text."""
+    return value if isinstance(value, int | float | None) else str(value)[:_LONGEST_PROMPT]
