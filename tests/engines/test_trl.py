@@ -214,7 +214,8 @@ def test_a_loop_of_ones_own_trains_while_rollouts_run(examples: Callable[[str], 
 def test_the_script_of_the_guide_trains_and_has_fifteen_lines(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (script,) = (block for block in blocks_of(ROOT / "docs" / "training.md") if block.file == "train.py")
+    page = ROOT / "docs" / "tutorial-train.md"
+    (script,) = (block for block in blocks_of(page) if block.file == "train.py")
     lines = [line for line in script.text.splitlines()[1:] if line.strip()]
     assert len(lines) <= 15
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
