@@ -101,6 +101,7 @@ def pages_of(site: Site) -> dict[str, str]:
         **{view: f"#/rollout/{old}/3?run={old}&at=3&view={view}" for view in VIEWS if view != "branches"},
         "branches": f"#/rollout/{new}/191?view=branches",
         "branch-tokens": f"#/rollout/{new}/191?view=tokens",
+        "versions": f"#/compare?left={new}&right={new}&left_version=41&right_version=43&show=all",
     }
 
 
@@ -249,6 +250,46 @@ def test_tokens_of_branches_have_headings(browser: Browser, shown: Site) -> None
         titles = visited.page.locator("h2.branch")
         expect(titles).to_have_text(["What was scored", "Branch 1", "Branch 2"])
         expect(visited.page.get_by_text("drift:")).to_have_count(1)  # not at the beginning of a branch
+        assert visited.complaints == []
+
+
+def test_two_versions_of_the_policy_are_compared(browser: Browser, tmp_path: Path) -> None:
+    def made(task: int, version: int, reward: float) -> dict[str, Any]:
+        steps = [["model", 3, 9, 0, 1, 3, None, 2, None, {"version": str(version)}]]
+        found = rollout(task, version, reward=reward)
+        return {**found, "_ng_timeline": {**found["_ng_timeline"], "steps": steps}}
+
+    lines = [made(task, version, float(version > 8 + task)) for task in range(3) for version in (8, 9, 10)]
+    write(tmp_path / "training.jsonl", lines)
+    with viewer(tmp_path, cache=tmp_path / "cache") as client:
+        Site(client, 9)
+        with visit(browser, str(client.base_url)) as visited:
+            visited.go("#/compare")
+            page = visited.page
+            expect(page.locator(".compare tbody th")).to_have_text(["0", "1"])  # the oldest and the newest
+            page.get_by_label("right policy version").select_option("9")
+            expect(page.locator(".compare tbody th")).to_have_text(["0"])
+            expect(page.locator(".compare thead")).to_contain_text("version 9")
+            page.get_by_role("button", name="Swap").click()
+            expect(page.locator(".compare tbody tr")).to_contain_text("worse")
+            page.get_by_role("link", name="0", exact=True).click()
+            expect(page.locator("h1")).to_have_text("Two attempts at task 0")
+            expect(page.locator(".side-by-side .reward")).to_have_text(["1", "0"])
+            assert visited.complaints == []
+
+
+def test_the_tab_that_is_shown_is_in_the_window(browser: Browser, shown: Site) -> None:
+    with visit(browser, shown.base, NARROW) as visited:
+        visited.go(f"#/rollout/{shown.runs['step-200']}/191?view=raw")
+        tab = visited.page.locator(".views [aria-current]").bounding_box()
+        assert tab is not None
+        assert tab["x"] + tab["width"] <= NARROW[0]
+        key = visited.page.locator(".raw th", has_text="instructions").first.bounding_box()
+        value = visited.page.locator(".raw td", has_text="Solve the problem.").last.bounding_box()
+        assert key is not None
+        assert value is not None
+        assert value["width"] > NARROW[0] / 2  # below its key, not squeezed beside it
+        assert value["y"] > key["y"]
         assert visited.complaints == []
 
 

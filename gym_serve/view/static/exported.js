@@ -78,14 +78,14 @@ function compared({ rows }, { left, right }) {
   const tasks = rows.map((task) => {
     const side = (run) => {
       const own = task.rollouts.filter((one) => one.run === run && !one.failure);
-      return own.length ? { mean: own.reduce((sum, one) => sum + one.reward, 0) / own.length, attempts: own.length } : null;
+      return own.length ? { mean: own.reduce((sum, one) => sum + one.reward, 0) / own.length, attempts: own.length, solves: own.filter((one) => one.reward >= 1).length * 2 > own.length } : null;
     };
     const [a, b] = [side(left), side(right)];
     let flipped = null;
     if (!a || !b) counts[a ? "only_left" : b ? "only_right" : "same"] += a || b ? 1 : 0;
     else {
       differences.push(b.mean - a.mean);
-      if (a.mean >= 0.5 !== b.mean >= 0.5) flipped = b.mean > a.mean ? "better" : "worse";
+      if (a.solves !== b.solves) flipped = b.solves ? "better" : "worse";
       counts[flipped ?? "same"]++;
     }
     return { task: task.task, prompt: task.prompt, left: a, right: b, flipped };

@@ -3,7 +3,7 @@ import { Annotation } from "./annotation.js";
 import { changed, go, link, shared } from "./address.js";
 import { get, isStatic, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { html, useState } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 import { count, duration, number, short, times } from "./format.js";
 import { useKeys } from "./keys.js";
 import { Markdown } from "./markdown.js";
@@ -57,12 +57,22 @@ export function RolloutPage({ address, runs, version }) {
       <aside class="verdict" aria-label="Verdict"><${Verdict} data=${data} query=${query} />
         <div class="wide-only">${!isStatic && html`<${Annotation} key=${`${run}/${n}`} run=${run} n=${n} />`}</div></aside>
       <div class="content">
-        <nav class="views" aria-label="Views of this rollout">${Object.entries(VIEWS).filter(([, one]) => one.has?.(data) ?? true).map(([name, one]) => html`
-          <a href=${link(["rollout", run, n], changed(query, { view: name === "conversation" ? null : name }))} aria-current=${name === shown ? "page" : null}>${one.title}</a>`)}</nav>
+        <${Views} data=${data} shown=${shown} to=${(name) => link(["rollout", run, n], changed(query, { view: name === "conversation" ? null : name }))} />
         <${Shown} key=${shown} data=${data} run=${run} n=${n} version=${version} />
         <div class="narrow-only">${!isStatic && html`<${Annotation} key=${`${run}/${n}`} run=${run} n=${n} narrow />`}</div>
       </div>
     </div>`;
+}
+
+/** The views as tabs, of which the shown one is scrolled to where they are wider than the window. */
+function Views({ data, shown, to }) {
+  const nav = useRef();
+  useEffect(() => {
+    const tab = nav.current.querySelector("[aria-current]");
+    nav.current.scrollLeft = tab.offsetLeft - nav.current.offsetLeft - (nav.current.clientWidth - tab.offsetWidth) / 2;
+  }, [shown]);
+  return html`<nav class="views" ref=${nav} aria-label="Views of this rollout">${Object.entries(VIEWS).filter(([, one]) => one.has?.(data) ?? true).map(([name, one]) => html`
+    <a href=${to(name)} aria-current=${name === shown ? "page" : null}>${one.title}</a>`)}</nav>`;
 }
 
 function Verdict({ data, query }) {

@@ -8,7 +8,9 @@ import { Bar, Empty, Reward } from "./parts.js";
 import { Table } from "./table.js";
 import { Name } from "./text.js";
 
-const BESIDE = 8; // attempts that are shown of a task
+const BESIDE = 8; // attempts that are shown of a task; of more, one less, so that the rest's number fits
+
+const shownOf = (rollouts) => rollouts.slice(0, rollouts.length > BESIDE ? BESIDE - 1 : BESIDE);
 
 export function TasksPage({ address, version }) {
   const { query } = address;
@@ -20,15 +22,15 @@ export function TasksPage({ address, version }) {
   const set = (changes) => go(link("tasks", changed(query, changes)));
   const fetchRows = useCallback((offset, limit, signal) => get("tasks", { run, where, sort, offset, limit }, signal), [url("", { run, where, sort })]);
   const ofTask = (row) => link("rollouts", { ...shared(query), where: `task = ${JSON.stringify(row.task)}` });
-  const attempts = (row) => html`<span class="attempts">${row.rollouts.slice(0, BESIDE).map((one) => html`<a href=${link(["rollout", one.run, one.n], shared(query))}
+  const attempts = (row) => html`<span class="attempts">${shownOf(row.rollouts).map((one) => html`<a href=${link(["rollout", one.run, one.n], shared(query))}
     aria-label="Attempt ${one.n}: ${one.failure ? "failed" : number(one.reward)}"><${Reward} reward=${one.reward} failure=${one.failure} /></a>`)}
-    ${row.rollouts.length > BESIDE && html`<span class="muted">+${row.rollouts.length - BESIDE}</span>`}</span>`;
+    ${row.rollouts.length > BESIDE && html`<span class="muted">+${row.rollouts.length - shownOf(row.rollouts).length}</span>`}</span>`;
   const solved = (row) => html`<span class="solved"><${Bar} share=${row.solved / row.attempts} colour="var(--good-line)" /> ${row.solved}/${row.attempts}</span>`;
   const columns = () => [
     { key: "task", name: "task", sort: "task", width: "72px", cell: (row) => html`<a href=${ofTask(row)}><${Name}>${String(row.task)}<//></a>` },
-    { key: "solved", name: "solved", sort: "solved", width: "116px", cell: solved },
+    { key: "solved", name: "solved", title: "attempts with a reward of 1 or more", sort: "solved", width: "116px", cell: solved },
     { key: "mean", name: "mean", sort: "mean_reward", width: "70px", number: true, cell: (row) => number(row.mean_reward, 3) },
-    { key: "spread", name: "spread", sort: "spread", width: "70px", number: true, cell: (row) => number(row.spread, 3) },
+    { key: "spread", name: "spread", title: "the highest reward less the lowest", sort: "spread", width: "70px", number: true, cell: (row) => number(row.spread, 3) },
     { key: "longest", name: "longest", title: "the tokens of the longest attempt", sort: "longest", width: "76px", number: true, cell: (row) => short(row.longest) },
     { key: "prompt", name: "prompt", width: "minmax(200px, 1fr)", least: 200, cell: (row) => html`<${Name} limit=${200}>${row.prompt}<//>` },
     { key: "attempts", name: "attempts", width: "minmax(300px, 1.2fr)", least: 300, cell: attempts },

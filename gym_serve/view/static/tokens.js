@@ -74,7 +74,8 @@ function Legend({ scale, versions }) {
   const entries = scale === "version" ? versions.slice(0, 6).map((version, at) => [`v${at}`, String(version)])
     : scale === "advantage" ? [["up2", "above 0.5"], ["up1", "above 0"], ["p0", "0"], ["down1", "below 0"], ["down2", "below −0.5"]]
       : SCALES[scale].legend.map((text, at) => [`p${at}`, text]);
-  return html`<span class="scale-legend">${entries.map(([name, text]) => html`<span class="token ${name}">${visible(text).slice(0, 20)}</span>`)}</span>`;
+  return html`<span class="scale-legend">${entries.map(([name, text]) => html`<span class="token ${name}">${visible(text).slice(0, 20)}</span>`)}</span>
+    ${scale === "advantage" && html`<span class="muted small">GRPO's, computed from the rewards of this run's attempts at the task</span>`}`;
 }
 
 function Detail({ here, turns }) {
@@ -104,7 +105,7 @@ function TokenTurn({ turn, scale, versions, active, choose }) {
   return html`<section class="block token-turn" aria-label="Model call ${turn.turn + 1}">
     <header><span class="who">Model call ${turn.turn + 1}</span><span class="muted">${times(turn.prompt_tokens ?? 0, "prompt token")}${turn.reused > 0 && `, ${count(turn.reused)} of them from the call before`}</span>
       ${turn.drift > 0 && html`<span class="reward partial" title="The prompt does not begin with the tokens of the call before">drift: ${times(turn.drift, "token")}</span>`}
-      ${turn.advantage !== null && turn.advantage !== undefined && html`<span class="muted right">advantage ${number(turn.advantage)}</span>`}</header>
+      ${turn.advantage !== null && turn.advantage !== undefined && html`<span class="muted right" title="GRPO's: the reward less the mean of this run's attempts at the task, divided by their deviation">advantage ${number(turn.advantage)}</span>`}</header>
     <div class="token-text" dir="auto" tabindex="0" role="group" aria-label="Tokens of model call ${turn.turn + 1}" onMouseOver=${chosen} onClick=${chosen} onKeyDown=${onKeyDown}>
       ${tokens.slice(0, limit).map((token, index) => html`<span key=${index} data-index=${index} class="token ${classOf(scale, token, turn, versions)} ${token.trained ? "" : "untrained"} ${index === active ? "active" : ""} ${token.text === null ? "id" : ""}">${token.text === null || token.text === undefined ? token.id : visible(token.text)}</span>`)}</div>
     ${tokens.length > limit && html`<button class="more" onClick=${() => setLimit(limit + 10 * TOKENS)}>Show more <span class="muted">${count(tokens.length - limit)} tokens are folded</span></button>`}
