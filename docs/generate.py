@@ -1,4 +1,4 @@
-"""Write the pages that come from the code: docs/types.md, docs/environments.md and docs/api.md.
+"""Write what comes from the code: docs/types.md, environments.md, api.md, options.md and graph.svg.
 
     python docs/generate.py
 
@@ -19,6 +19,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 import sys
 import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -47,6 +48,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+graph_picture = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["graph_picture"]
+options_page = runpy.run_path(str(ROOT / "docs" / "command_reference.py"))["options_page"]
 SECTIONS: dict[str, tuple[str, type[Server]]] = {
     "models": ("gym_serve.models", ModelServer),
     "resources": ("gym_serve.environments", ResourcesServer),
@@ -476,6 +479,8 @@ PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "types.md": types_page,
     ROOT / "docs" / "environments.md": environments_page,
     ROOT / "docs" / "api.md": api_page,
+    ROOT / "docs" / "options.md": options_page,
+    ROOT / "docs" / "graph.svg": graph_picture,
 }
 
 

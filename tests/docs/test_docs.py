@@ -26,6 +26,8 @@ from support.docs import (
     run_python,
 )
 
+import gym_serve
+import gym_serve.testing
 from gym_serve.observe.catalogue import METRICS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -174,6 +176,18 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         assert command is not None, f"gym-serve {' '.join(words)}"
         unknown = {word for word in words if word.startswith("--")} - options_of(command)
         assert not unknown, f"gym-serve {' '.join(words)}"
+
+
+def test_the_reference_is_complete() -> None:
+    api, commands, options = (
+        (ROOT / "docs" / f"{page}.md").read_text() for page in ("api", "commands", "options")
+    )
+    names = {name for name in (*gym_serve.__all__, *gym_serve.testing.__all__) if name != "__version__"}
+    assert names == {name for name in names if re.search(rf"^(### |- +|.*`){name}\b", api, re.MULTILINE)}
+    links = " ".join(re.findall(r"\[`[^]]*\]", commands))
+    for command in COMMANDS:
+        assert f"`{command[-1]}`" in links or f"`{' '.join(command)}`" in links, command
+        assert f"\n## {' '.join(command)}\n" in options
 
 
 def test_the_pages_from_the_code_are_up_to_date() -> None:
