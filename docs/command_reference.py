@@ -22,6 +22,7 @@ command does what, and leads to the guides.
 
 An option without a value is a switch. A default of — says that you must give the value.
 """
+COMMAND = r"gym-serve (?:list graph|dataset [a-z]+|[a-z-]+)"
 
 
 def options_page() -> str:
@@ -71,6 +72,6 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which names with underscores, and options, are no Markdown."""
+    """Text in which commands, options and names with underscores are code."""
     outside_of_code = r"(?=[^`]*(?:`[^`]*`[^`]*)*$)"
-    return re.sub(rf"(?<![`\w,-])(--[a-z][\w-]*|\w+_\w+)(?![`\w=]){outside_of_code}", r"`\1`", text)
+    return re.sub(rf"(?<![`\w,-])({COMMAND}|--[a-z][\w-]*|\w+_\w+)(?![`\w=]){outside_of_code}", r"`\1`", text)

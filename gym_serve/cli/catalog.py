@@ -31,7 +31,7 @@ FolderOption = Annotated[
     typer.Option(
         "--graphs",
         metavar="FOLDER",
-        help="Folder of the graph files. [default: those that come with gym-serve, and those of ./graphs]",
+        help="Folder of the graph files. [default: those that come with gym_serve, and those of ./graphs]",
     ),
 ]
 
