@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
-from gym_serve.graph.shipped import FOLDER
+from gym_serve.graph.shipped import FOLDER, graph_file
 from gym_serve.graph.spec import SECTIONS, nearest
 from gym_serve.servers.base import Server, missing_package
 from gym_serve.servers.clients import Client, Kind
@@ -239,7 +239,7 @@ def _texts(entry: Entry) -> Iterator[tuple[int, str]]:
     yield 4, entry.summary
     yield 2, f"{entry.kind} {entry.package} {entry.import_path}"
     if entry.kind == "graph":
-        yield 1, Path(entry.name).read_text(encoding="utf-8")
+        yield 1, graph_file(entry.name).read_text(encoding="utf-8")
     if (server := entry.server) is None:
         return
     yield 2, inspect.getdoc(server) or ""

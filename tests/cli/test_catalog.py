@@ -81,6 +81,15 @@ def test_types_of_other_packages_are_listed_and_broken_ones_with_the_reason() ->
     assert "No module named 'gs_missing_module'" in broken.stderr
 
 
+def test_search_finds_the_graphs_that_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where no file has such a name
+    result = runner.invoke(main, ["search", "weather", "--json"])
+    assert result.exit_code == 0, result.output
+    found = [(entry["kind"], entry["name"]) for entry in json.loads(result.stdout)]
+    assert ("graph", "weather") in found
+    assert ("graph", "quickstart") in found  # the word is in the file alone
+
+
 def test_search_ranks_names_first() -> None:
     result = runner.invoke(main, ["search", "weather", *GRAPHS, "--json"])
     assert result.exit_code == 0, result.output
