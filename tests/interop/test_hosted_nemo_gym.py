@@ -159,6 +159,26 @@ async def test_failures_of_seed_and_verify_are_typed():
             await bench.verify({**ROW, "judge": True}, said("done"))
 
 
+async def test_a_tool_that_no_model_could_call_is_refused_at_the_start():
+    class Stepping(HostedNotebook):
+        def make_app(self):
+            app, path = super().make_app()
+            app.router.routes = [route for route in app.routes if route.path != "/reset"]
+            return app, path
+
+    host = ServerRunner(Stepping(**DOUBLE))
+    with pytest.raises(GraphError, match="a tool named step, which is a route here"):
+        await host.start()
+    assert host.server.notebook.life == ["started", "stopped"]
+
+
+async def test_a_stored_rollout_is_a_row_too():
+    async with hosted() as bench:
+        row = {**ROW, "first": "a", "expected": ["a"], "reward": 1.0, "notes": ["a"]}
+        await bench.call("seed_session", row)
+        assert await bench.verify(row, said("done")) == {"reward": 1.0}, "although the row says so already"
+
+
 async def test_its_models_are_those_of_the_graph():
     transport = judge("good")
     async with hosted(servers={"judge_model": transport}) as bench:

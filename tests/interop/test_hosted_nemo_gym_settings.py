@@ -1,6 +1,8 @@
 """Constructing NeMo Gym's servers: secrets, and the neighbours that their code imports."""
 
+import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +75,22 @@ def test_two_servers_with_neighbours_of_one_name_do_not_share_a_process(nemo_gym
     make(nemo_gym("first", "hosted_helpers"))
     with pytest.raises(GraphError, match=r"module 'hosted_helpers'.*take one of them out of inline"):
         make(nemo_gym("second", "hosted_helpers"))
+
+
+def test_a_server_may_be_made_of_a_generic_one(nemo_gym):
+    path = nemo_gym("first", "hosted_helpers")
+    file = Path(importlib.util.find_spec(path).origin)
+    lines = [
+        "from typing import Generic, TypeVar",
+        SERVER.format(neighbour="hosted_helpers").replace("class Server(", "class Base_("),
+        "Task = TypeVar('Task')",
+        "class Games(Base_, Generic[Task]):",
+        "    pass",
+        "class Server(Games[int]):",
+        "    kind: str = 'derived'",
+    ]
+    file.write_text("\n".join(lines))
+    assert make(path).kind == "derived", "pydantic has put Games[int] into the module, too"
 
 
 def test_settings_that_do_not_fit_are_not_quoted(nemo_gym):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,11 +196,13 @@ def _add_folder(module_name: str) -> None:
 
 
 def _only_server(module: ModuleType, base: type) -> Any:
-    found = [
+    servers = [
         cls
         for _, cls in inspect.getmembers(module, inspect.isclass)
         if issubclass(cls, base) and cls.__module__ == module.__name__ and not inspect.isabstract(cls)
     ]
+    # Pydantic puts a generic class with its parameters, ``Server[Env]``, into a module that derives from it.
+    found = [cls for cls in servers if not any(cls in other.__mro__[1:] for other in servers)]
     if len(found) != 1:
         names = ", ".join(f"{module.__name__}:{cls.__name__}" for cls in found) or "none"
         raise GraphError(
@@ -213,6 +216,9 @@ def _client(servers: GraphServers) -> Any:
     utils = importlib.import_module("nemo_gym.server_utils")
     config = importlib.import_module("nemo_gym.config_types").BaseServerConfig(host="in-process", port=0)
     settings = importlib.import_module("omegaconf").OmegaConf.create({})
+    # Code that asks for the config of the whole of NeMo Gym gets an empty one. Without it, NeMo Gym reads the
+    # command line, which is a replica's, and exits.
+    os.environ.setdefault("NEMO_GYM_CONFIG_DICT", "{}")
 
     class GraphClient(utils.ServerClient):  # type: ignore[misc,name-defined]
         async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ServerAnswer:

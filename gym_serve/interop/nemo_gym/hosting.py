@@ -36,6 +36,7 @@ from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, UnavailableTools, 
 from gym_serve.servers.transport import text_as_json
 from gym_serve.servers.usage import metering
 from gym_serve.types.errors import (
+    GraphError,
     GymError,
     InvalidRequest,
     NotFound,
@@ -150,12 +151,19 @@ class NemoGym(ResourcesServer):
         """Make the server and start its application.
 
         Raises:
-            GraphError: it cannot be made.
+            GraphError: it cannot be made, or no model could call its tool.
         """
         made, mcp_path = await asyncio.to_thread(self.make_app)
         app = AsgiApp(made)
         await app.start()
         self._app, self._routes = app, posts_of(app.app)
+        if "step" in self._routes and "reset" not in self._routes:
+            await app.stop()
+            self._app = None
+            raise GraphError(
+                f"server: {self.config.server} has a tool named step, which is a route here: no model could "
+                "call it; an environment of OpenEnv can be hosted with type: openenv"
+            )
         if mcp_path is not None:
             self._mcp = McpTools(app, mcp_path)
             self._mcp_tools = await self._mcp.tools()
@@ -241,7 +249,8 @@ class NemoGym(ResourcesServer):
         """Ask the server's verifier.
 
         Returns:
-            what it answers, without what it repeats of the request.
+            what it answers, without what it repeats of the request; but always the reward, as a row that is a
+            stored rollout has one, too.
 
         Raises:
             VerifierFailed: it raised, or answered no verdict.
@@ -258,7 +267,11 @@ class NemoGym(ResourcesServer):
         verdict = self._json(answer)
         if not isinstance(verdict, dict):
             raise VerifierFailed(f"{self.config.server} returned no verdict: {str(verdict)[:200]}")
-        return {k: v for k, v in verdict.items() if k not in _REPEATED and (k not in body or v != body[k])}
+        return {
+            key: value
+            for key, value in verdict.items()
+            if key == "reward" or (key not in _REPEATED and (key not in body or value != body[key]))
+        }
 
     def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
         async def handler(body: Any) -> Reply:
