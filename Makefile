@@ -8,10 +8,11 @@
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
-# make test-browser   the viewer's page in Chromium; a part of make slow
+# make test-browser   the pages of the viewer and of a graph in Chromium; a part of make slow
 # make docs   the documentation as a site, in build/docs; warnings are errors. SITE=FOLDER adds this version to a folder
 # make vendor   copies the libraries of the viewer's page from npm, as its package.json pins them
 # make image   a container image for CPU nodes, from the wheel, by BUILD (docker build; buildah bud)
+# make image-test   the same without a daemon, on a base from Debian's mirror; its size, user, and a collection in it
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
@@ -41,7 +42,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image sbom
+.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -62,7 +63,7 @@ test-ray: $(VENV)/.test
 
 # VIEWER_PICTURES=1 makes it write the pictures of docs/viewer.md.
 test-browser: $(VENV)/.browser
-	$(BIN)/python -m pytest tests/view/test_page_in_a_browser.py $(TESTS)
+	$(BIN)/python -m pytest tests/view/test_page_in_a_browser.py tests/view/test_docs_in_a_browser.py $(TESTS)
 
 $(VENV)/.browser: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
@@ -112,6 +113,11 @@ dist: $(DIST)/.tools
 image: dist
 	$(DIST)/bin/hadolint Dockerfile
 	$(BUILD) --tag gym-serve:$(VERSION) .
+
+# In CI by .github/workflows: it loads 400 MB from Debian's mirror and PyPI and takes minutes, which .ci/run has not got.
+image-test: dist
+	$(DIST)/bin/hadolint Dockerfile
+	BASE=$(BASE) tests/image.sh
 
 sbom: dist
 	rm -rf $(DIST)/installed

@@ -42,7 +42,7 @@ def check_body(body: JSON) -> None:
         if (given := body.get(key)) is not None and not (_is_number(given) and low <= given <= high):
             raise _wrong(key, f"a number from {low:g} to {high:g}", given)
     limit = body.get("max_output_tokens")
-    if limit is not None and not (type(limit) is int and limit >= 1):
+    if limit is not None and not (_is_number(limit) and limit >= 1 and float(limit).is_integer()):
         raise _wrong("max_output_tokens", "an integer of at least 1", limit)
     choice = body.get("tool_choice")
     if not (choice is None or isinstance(choice, dict) or choice in _CHOICES):

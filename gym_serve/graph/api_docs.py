@@ -1,22 +1,19 @@
-"""The API documentation of a graph: one OpenAPI 3.1 document of all servers, and a page to read it.
+"""The API documentation of a graph: one OpenAPI 3.1 document of all servers.
 
-The page loads nothing from the network, which clusters often lack. A server that does not describe itself
+`gym_serve.graph.docs_page` shows it. A server that does not describe itself
 (it is down, or does not run gym_serve) is listed without its routes.
 """
 
 from __future__ import annotations
 
-import html
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
 from pydantic import BaseModel
 
 from gym_serve.graph.gateway import Page
-from gym_serve.graph.html_pages import STYLE
+from gym_serve.graph.html_pages import KINDS
 from gym_serve.graph.live import EPISODES, LIST, LOOK, STOP
 from gym_serve.graph.policy_routes import BODIES
 from gym_serve.graph.run_routes import CANCEL, DROP, NDJSON, READ, ROLLOUTS, CancelBody, RowsBody, RunBody
@@ -362,81 +359,6 @@ def openapi(
     return document
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """The document as one HTML page."""
-    schemas = document["components"]["schemas"]
-    parts = []
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            body = orjson.dumps(_shown(operation), option=orjson.OPT_INDENT_2).decode()
-            command = _command(method, path, operation, schemas, secured="security" in document)
-            parts.append(
-                f"<details><summary><b>{method.upper()}</b> <code>{html.escape(path)}</code> "
-                f"{html.escape(str(operation['summary']))}</summary>"
-                f"<pre class=command>{html.escape(command)}</pre><pre>{html.escape(body)}</pre></details>"
-            )
-    shared = html.escape(orjson.dumps(schemas, option=orjson.OPT_INDENT_2).decode())
-    servers = "".join(
-        f"<li><code>{html.escape(tag['name'])}</code>: {html.escape(tag['description'])}</li>"
-        for tag in document["tags"]
-    )
-    token = ", <code>GYM_TOKEN</code> the token" if "security" in document else ""
-    prefix = html.escape(str(document["servers"][0]["url"]))
-    return (
-        "<!doctype html><meta charset=utf-8><title>gym_serve</title>"
-        f"<style>{STYLE}</style>"
-        f"<h1>gym_serve</h1><p>All routes are below <code>{prefix}</code>. "
-        "Each route has a command to try it, with an example: <code>URL</code> is the address of this page "
-        f"without <code>/docs</code>{token}. "
-        f"As <a href='openapi.json'>OpenAPI</a>.</p><ul>{servers}</ul>{''.join(parts)}"
-        f"<details><summary>Schemas</summary><pre>{shared}</pre></details>"
-    )
-
-
-_DEEPEST = 6  # levels of an example: schemas may contain themselves
-_VALUES: dict[str, Any] = {"string": "Hello", "integer": 1, "number": 0.5, "boolean": True, "null": None}
-
-
-def _command(
-    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any], *, secured: bool
-) -> str:
-    """A shell command that calls a route; ``{id}`` of its path and a session are the reader's to fill in."""
-    words = ["curl -s"] if method in ("get", "post") else [f"curl -s -X {method.upper()}"]
-    words.append(f'"$URL"{shlex.quote(path)}')
-    if secured:
-        words.append('-H "Authorization: Bearer $GYM_TOKEN"')
-    if body := operation.get("requestBody"):
-        example = _example(next(iter(body["content"].values()))["schema"], schemas)
-        words.append(f"-d {shlex.quote(orjson.dumps(example).decode())}")
-    elif method == "post":
-        words.append("-d '{}'")
-    return " ".join(words)
-
-
-def _example(schema: Any, schemas: Mapping[str, Any], depth: int = 0) -> Any:
-    """A value that fits a schema: what it requires, and nothing else."""
-    if not isinstance(schema, dict) or depth > _DEEPEST:
-        return {}
-    if isinstance(reference := schema.get("$ref"), str):
-        return _example(schemas.get(reference.rpartition("/")[2]), schemas, depth + 1)
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            return _example(schema[key][0], schemas, depth + 1)
-    if schema.get("type") == "array":
-        return [_example(schema.get("items"), schemas, depth + 1)]
-    properties = schema.get("properties") or {}
-    if schema.get("type") == "object" or properties:
-        required = schema.get("required") or ()
-        return {key: _example(properties.get(key), schemas, depth + 1) for key in required}
-    return _VALUES.get(str(schema.get("type")), {})
-
-
 def _faced(node: Node) -> Mapping[str, dict[str, Any]]:
     """What the gateway itself answers for a server."""
     if node.kind == "resources":
@@ -454,15 +376,9 @@ def _row(agents: Sequence[str], default_agent: str | None) -> dict[str, Any]:
     return {**ROW, "required": [*ROW["required"], "agent_ref"], "properties": properties}
 
 
-def _shown(operation: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of an operation: the schemas of its body and its answer."""
-    sides = {"request": operation.get("requestBody"), "response": operation["responses"]["200"]}
-    return {side: next(iter(body["content"].values()))["schema"] for side, body in sides.items() if body}
-
-
 def _tag(node: Node, described: Mapping[str, Any] | None) -> dict[str, str]:
     note = "" if described is not None else "; did not describe its routes"
-    return {"name": node.name, "description": f"{node.kind} ({node.type}){note}"}
+    return {"name": node.name, "description": f"{KINDS[node.kind]} ({node.type}){note}"}
 
 
 def _route(op: str) -> str:

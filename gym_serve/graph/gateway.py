@@ -388,9 +388,15 @@ class Gateway:
         return wire.answer(Reply.of(await self._describe(request)))
 
     async def _docs(self, request: Request) -> Response:
-        from gym_serve.graph import api_docs
+        from gym_serve.graph import docs_page
 
-        return html_pages.page(api_docs.page(await self._describe(request)))
+        return html_pages.page(docs_page.page(await self._describe(request)), script=True)
+
+    async def _docs_script(self, request: Request) -> Response:
+        from gym_serve.graph import docs_page
+
+        headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
+        return Response(docs_page.script(), media_type="text/javascript", headers=headers)
 
     async def _home(self, request: Request) -> Response:
         return html_pages.page(html_pages.home(_root(request), self._graph.nodes, self._graph.default_agent))
@@ -427,6 +433,7 @@ _PAGES = {
     "pressure": Gateway._pressure,
     "stats": Gateway._stats,
     "docs": Gateway._docs,
+    "docs.js": Gateway._docs_script,
     "openapi.json": Gateway._openapi,
 }
 

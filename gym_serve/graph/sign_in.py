@@ -49,10 +49,8 @@ def form(root: str, page: str, error: GymError | None = None) -> HTMLResponse:
     page = page if _PAGE.fullmatch(page) else ""
     told = "" if error is None else f"<p role=alert>{html.escape(error.message)}.</p>"
     return html_pages.page(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Sign in to {title}</title>"
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        '<meta name=color-scheme content="light dark">'
-        f"<style>{html_pages.STYLE}</style><main><h1>Sign in to {title}</h1>{told}"
+        f"<!doctype html><html lang=en>{html_pages.HEAD}<title>Sign in to {title}</title>"
+        f"<main><h1>Sign in to {title}</h1>{told}"
         f'<form method=post action="{html.escape(quote(root))}/{SIGN_IN}">'
         f"<input type=hidden name=next value='{html.escape(page)}'>"
         "<p><label>The graph's token (its auth_token)<br><input type=password name=token required autofocus "

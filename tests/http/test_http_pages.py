@@ -154,8 +154,16 @@ def test_the_page_needs_nothing_from_elsewhere(http: httpx.Client) -> None:
             elements.append((tag, dict(attrs)))
 
     Parser().feed(answer.text)
-    assert not [tag for tag, _ in elements if tag in ("script", "link", "img", "iframe")]
-    assert [attributes["href"] for tag, attributes in elements if tag == "a"] == ["openapi.json"]
+    assert not [tag for tag, _ in elements if tag in ("link", "img", "iframe")]
+    assert [attributes["src"] for tag, attributes in elements if tag == "script"] == ["/web/docs.js"]
+    links = [attributes["href"] for tag, attributes in elements if tag == "a"]
+    assert [link for link in links if not link.startswith("#")] == ["/web/openapi.json"]
+    script = http.get("/docs.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert (
+        "script-src 'self'; connect-src 'self'; require-trusted-types-for"
+        in answer.headers["content-security-policy"]
+    )
     assert "/shop/order" in answer.text
     assert "Order things." in answer.text
 

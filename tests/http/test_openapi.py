@@ -48,6 +48,9 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
 }
 """What takes the place of engines that need a GPU."""
 
+ON_A_CLUSTER = "^/(health|pressure|stats)$|/policy/version$"
+"""What Serve and the cluster's store are asked for."""
+
 PROCESS_PER_SESSION = {"mcp"}
 """A session, which most of these requests open, costs a second: an example of each is enough."""
 
@@ -109,21 +112,20 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
     earlier = {type_ for before in GRAPHS[: GRAPHS.index(file)] for type_ in types_of(before).values()}
     servers = types_of(file)
     new = [name for name, type_ in servers.items() if type_ not in earlier]
-    # A model is the same in every graph. Serve answers the pages: see the test below.
+    # A model is the same in every graph. Only on a cluster are there pages, and versions: see the test below.
     models = [name for name, node in resolved(file).nodes.items() if node.kind == "model"]
-    excluded = ["^/(health|pressure|stats)$", any_of(name for name in models if name not in new)]
+    excluded = [ON_A_CLUSTER, any_of(name for name in models if name not in new)]
     with serving(lambda url: {f"/{file.stem}": resolved(file, url)}) as base:
         url = f"{base}/{file.stem}"
         check(url, "--phases", "fuzzing,stateful", "-n", "1", "--exclude-path-regex", "|".join(excluded))
         if new and file.stem not in PROCESS_PER_SESSION:
-            of_them = ("--include-path-regex", any_of(new))
+            of_them = ("--include-path-regex", any_of(new), "--exclude-path-regex", ON_A_CLUSTER)
             check(url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), *of_them)
 
 
 def test_a_graph_on_a_cluster(deploy: Callable[..., Any], check: Check) -> None:
     """Behind Serve's proxy: its health, its load and what it counted, and each operation with an example."""
     gym = deploy(ROOT / "graphs" / "weather.yaml")
-    pages = "^/(health|pressure|stats)$"
-    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", pages)
-    others = ("--exclude-path-regex", f"{pages}|^/policy/")
+    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", ON_A_CLUSTER)
+    others = ("--exclude-path-regex", f"{ON_A_CLUSTER}|^/policy/")
     check(gym.url, "--phases", "fuzzing,stateful", "-n", "1", *others)
