@@ -207,10 +207,8 @@ JOURNEYS: dict[str, Callable[[Watch], list[str]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "journeys", nargs="*", choices=JOURNEYS, default=list(JOURNEYS), help="all by default"
-    )
-    for name in parser.parse_args().journeys:
+    parser.add_argument("journeys", nargs="*", choices=[*JOURNEYS, []], help="all by default")
+    for name in parser.parse_args().journeys or JOURNEYS:
         with tempfile.TemporaryDirectory() as folder:
             files = JOURNEYS[name](Watch(Path(folder)))
         print(f"{name}: {len(files)} files")

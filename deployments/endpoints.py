@@ -63,8 +63,8 @@ class EndpointConfig(ModelServer.Config):
     max_retries: int = Field(3, ge=0)
     """Further attempts after a 429, a 5xx or a broken connection."""
     max_answer_mb: int = Field(256, ge=1)
-    """Megabytes of an answer at most, tokens and log-probabilities included. Who sends more is broken, and
-    that is a failure: so set it above what the model can write, which is 1 KB a token at most, times
+    """Megabytes of an answer at most, tokens and log-probabilities included. A longer answer is a failure,
+    so set this above the longest answer of the model, which is 1 KB a token at most, times
     1 + ``top_logprobs``."""
     hedge_after: float | None = Field(None, gt=0)
     """Seconds after which a call that has no answer is made at another endpoint as well; the first answer

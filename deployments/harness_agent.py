@@ -57,7 +57,7 @@ class HarnessAgent(AgentServer):
         gateway_token: SecretStr = SecretStr("none")
         """The graph's ``auth_token``: what the harness authenticates with."""
         url: _Url | None = None
-        """Where a harness is asked to work: a ``POST`` with ``row``, ``base_url``, ``api_key``,
+        """URL of a harness, which gets a ``POST`` with ``row``, ``base_url``, ``api_key``,
         ``resources_url`` and ``session``, answered by a JSON object when it is done."""
         headers: dict[str, SecretStr] = Field(default_factory=dict)
         """Headers of that request."""

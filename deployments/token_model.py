@@ -31,7 +31,7 @@ class TokenModel(ChatServer):
 
         return_token_ids: bool = True
         """Put the token ids and log probabilities of every call on its last output item, and continue
-        from them. Off for judges, whose tokens nobody trains on."""
+        from them. Off for judges, which are not trained."""
 
     config: Config
 

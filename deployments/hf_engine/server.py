@@ -57,7 +57,7 @@ class HFEngine(EngineModel):
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
         """Number format of the weights."""
         device: str = "cpu"
-        """Where it runs: ``cpu``, ``cuda``."""
+        """Device: ``cpu`` or ``cuda``."""
         max_model_len: int | None = Field(None, ge=1)
         """Most tokens of a prompt and its generation together; by default its positions."""
         max_batch: int = Field(64, ge=1)

@@ -54,7 +54,7 @@ class UserSimulatorAgent(SimpleAgent):
         max_turns: int = Field(20, ge=1)
         """Answers of the policy per episode at most."""
         stop_phrases: tuple[str, ...] = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
-        """What the user says to end the conversation."""
+        """Texts with which the user ends the conversation."""
         stop_tools: tuple[str, ...] = ()
         """Tools that end the conversation when the policy has called them."""
 

@@ -57,7 +57,7 @@ class VLLMEngine(EngineModel):
         model: str
         """Folder or name of the model."""
         runner: Literal["generate", "pooling"] = "generate"
-        """What it is for: to generate, or (reward models, classifiers) to score."""
+        """``generate`` text, or score it with ``pooling`` (reward models, classifiers)."""
         tensor_parallel_size: int = Field(1, ge=1)
         """GPUs that share the model; ``num_gpus`` is for each."""
         engine_args: JSON = Field(default_factory=dict)

@@ -115,7 +115,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         response_extract_regex: str | None = None
         """Pattern that finds the answer in the last assistant message; else it is all of it."""
         msg_extraction_failure: str = "[NO VALID ANSWER EXTRACTED]"
-        """What the judge is shown when there is no assistant message."""
+        """Text for the judge if there is no assistant message."""
         check_twice_swap: bool = False
         """Ask about an equal answer again with the two sides swapped."""
         reward_if_swap_fails: float = 0.0

@@ -59,7 +59,7 @@ class GenrmCompare(ResourcesServer):
         use_principle: bool = False
         """Tell the model what to judge by: the row's ``principle``, else ``default_principle``."""
         default_principle: str = PRINCIPLE
-        """What to judge by where the row does not say."""
+        """The principle to judge by, if the row has none."""
         max_answer_chars: PositiveInt = 50_000
         """Of a longer answer the model is shown only this many characters at its start."""
         genrm_parse_retries: NonNegativeInt = 3

@@ -66,7 +66,7 @@ class ReasoningGym(ResourcesServer):
         """Settings of the environment."""
 
         sandbox: SandboxName = "process"
-        """Where answers are scored: ``process`` (limits of time and memory) or ``bubblewrap``."""
+        """Sandbox that scores answers: ``process`` (limits of time and memory) or ``bubblewrap``."""
         num_processes: PositiveInt = 2
         """Answers that are scored at the same time, each using one core; read at the start only."""
         score_timeout_seconds: PositiveFloat = 10.0

@@ -118,7 +118,7 @@ class RewardModel(ResourcesServer):
         reward_model: ModelClient
         """The model: a ``pooling_model``, or a ``vllm_engine`` with ``runner: pooling``."""
         head: Head = "scalar"
-        """What it has at its end: one number (``/pooling``), or classes (``/classify``)."""
+        """Output layer of the model: one number (``/pooling``), or classes (``/classify``)."""
         sigmoid: bool = False
         """Squeeze a scalar into 0 to 1, in the model server."""
         class_index: int = Field(1, ge=0)

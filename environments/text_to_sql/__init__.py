@@ -144,7 +144,8 @@ class TextToSql(ResourcesServer):
         check_execution: bool = True
         """Run the queries of SQLite rows that have a ``sql_context`` before asking the judge."""
         sandbox: SandboxName = "bubblewrap"
-        """Where queries run: ``bubblewrap`` or ``process`` (limits of time and memory); see README.md."""
+        """Sandbox that runs queries: ``bubblewrap`` or ``process`` (limits of time and memory); see
+        README.md."""
         num_processes: PositiveInt = 2
         """Queries that are run at the same time, each using up to one core; read at the start only."""
         execution_timeout_secs: PositiveFloat = 5.0

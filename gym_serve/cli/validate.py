@@ -23,8 +23,8 @@ def validate(
 ) -> None:
     """Check a graph file: print all of its problems, or its servers. Starts nothing.
 
-    What this machine lacks to run it (packages, programs, files) is told on stderr, as by gym-serve
-    up. It is no problem of the file, as the graph may run elsewhere.
+    Missing packages, programs and files of this machine are reported on stderr, as by gym-serve up. They
+    are no problem of the file, because the graph may run elsewhere.
 
     Exit status: 0, or 1 if there is a problem.
 

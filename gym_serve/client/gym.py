@@ -262,7 +262,7 @@ class Gym:
         Raises:
             InvalidRequest: rows that cannot be used; of a file, all of them.
             OperatorError: a setting is wrong: an endpoint refuses the key, or ``max_failures`` rollouts in a
-                row met one without such a model or path. What still runs is cancelled.
+                row met one without such a model or path. Running rollouts are cancelled.
         """
         async with aclosing(self._pairs(rows, order, options)) as pairs:
             async for _, rollout in pairs:
@@ -300,9 +300,9 @@ class Gym:
     ) -> AsyncIterator[Group]:
         """Groups of rollouts of one row each (GRPO), as they are settled.
 
-        A group is settled once ``size`` rollouts are scored; what still runs of it is cancelled,
-        down to the model's request. One that cannot be filled says why. Where the environment has
-        ``compare``, it gives the rewards.
+        A group is settled once ``size`` rollouts are scored; its other rollouts are cancelled, down to the
+        model's request. A group that cannot be filled has a ``reason``. If the environment has ``compare``,
+        that gives the rewards.
 
         Args:
             rows: as for `rollouts`.
@@ -342,8 +342,8 @@ class Gym:
             **options: see `RolloutOptions`; ``attempts`` and ``timeout`` are those of the comparison.
 
         Returns:
-            the group. Where the environment has ``compare``, it gave the rewards; if that failed, the group
-            is not usable and says why.
+            the group. If the environment has ``compare``, that gave the rewards; if it failed, the group is
+            not usable and has a ``reason``.
 
         Raises:
             InvalidRequest: there is no rollout.
@@ -375,24 +375,24 @@ class Gym:
         this process or another one. The staleness of a group (``group.staleness``) is the
         version at which it is taken, less that at which its oldest rollout began.
 
-        Groups are taken as they get ready, and every row in its turn: the iteration waits for a slow one
-        before it would become too old. What becomes too old all the same, because the trainer takes fewer
-        groups for a version than it said, is cancelled down to the model's request and begins again before
-        later rows. So each row is trained on as often as it is in ``rows``, however slow it is.
+        Groups are taken as they get ready, and every row in its turn: the iteration waits for a slow group
+        that would otherwise become too old. If the trainer takes fewer groups for a version than it said,
+        groups do become too old; they are cancelled, down to the model's request, and restart before later
+        rows. So each row is trained on as often as it is in ``rows``, however slow it is.
 
         Args:
             rows: as for `rollouts`; those of the caller are drawn in a thread, and may wait.
             size: rollouts wanted per row.
             max_staleness: the largest staleness, k. At most (k + 1) * ``batch`` groups have begun and are not
                 taken; with 0, nothing is made while the trainer learns.
-            straddle: what becomes of rollouts that run while the policy changes. ``continue``: they go on,
-                with the new weights from some token on (``TrainingSample.versions``); ``restart``: they
-                begin anew, so that each rollout is of one version; ``cancel``: their groups begin anew, so
-                that each group is of one version.
+            straddle: what happens to rollouts that run while the policy changes. ``continue``: they
+                continue, with the new weights from some token on (``TrainingSample.versions``);
+                ``restart``: they restart, so that each rollout has one version; ``cancel``: their groups
+                restart, so that each group has one version.
             batch: usable groups that the trainer takes for each version. By default as many as for the
                 version before, and for the first one as many as fit into ``concurrency``.
             ahead: for how many versions groups are made ahead; by default k. With a lower number they are
-                fresher, and the rest of k is left to those that take long.
+                fresher, and only slow groups use the rest of k.
             oversample, quorum, deadline: as for `groups`.
             **options: see `RolloutOptions`; without ``repeats``.
 
@@ -456,7 +456,7 @@ class Gym:
     ) -> Report:
         """Collect rollouts into files, so that nothing is lost and nothing is done twice.
 
-        Where an environment has ``compare``, the rollouts of each row are compared once all have ended.
+        If an environment has ``compare``, the rollouts of each row are compared once all have ended.
 
         Args:
             rows: as for `rollouts`; all of them are checked before anything runs.
@@ -593,7 +593,7 @@ class Gym:
         return await loop.run(self._connection.pressure())
 
     def stats(self) -> JSON:
-        """What all replicas of the graph have counted, and their load (``/stats``).
+        """Counts of all replicas of the graph, and their load (``/stats``).
 
         Beside the keys of `pressure`: ``metrics`` has, for each series of docs/monitoring.md, its ``labels``
         and ``value``; each server has ``cpu_seconds``, by stage.
@@ -657,13 +657,13 @@ class Gym:
             BadRequest: the model is not part of this graph's process or cluster, or also runs inside another
                 server (``inline``).
             Forbidden: the graph is reached over HTTP, and has no ``auth_token``.
-            Unavailable: a replica could not be told.
+            Unavailable: a replica did not answer.
         """
         for name in self._policies(model):
             await loop.run(self._connection.hold(name, mode))
 
     async def resume(self, *, model: str | None = None) -> None:
-        """Let model calls begin again.
+        """Release the model calls that were held.
 
         Args:
             model: as for `pause`.
@@ -708,7 +708,7 @@ class Gym:
 
     @property
     def policy_version(self) -> str | None:
-        """Version of the policy's weights, as the model server has it; None if nobody said one.
+        """Version of the policy's weights, as the model server has it; None if none was set.
 
         It is that of `update_weights`, or of `set_model_endpoints` with a ``version``.
 
@@ -791,13 +791,13 @@ class Gym:
 
         Args:
             model: a model server with ``weight_updates`` on (``vllm_engine``, ``hf_engine``); any other one
-                can be told its version.
+                can be given a version.
             version: name of the weights, e.g. the trainer's step.
             path: a folder or file of safetensors that the replicas' machines see.
             tensors: or the weights themselves, as ``safetensors.torch.save(state_dict)`` writes them; they
-                go through Ray's object store. Without both, the trainer has replaced the weights itself, at
-                the endpoints of a ``chat_model`` say, and tells the version that calls carry from now on.
-            mode: generations that run go on with the new weights (``keep``), or fail as retryable
+                go through Ray's object store. Without both, only the version changes: the trainer has
+                replaced the weights itself, for example at the endpoints of a ``chat_model``.
+            mode: running generations continue with the new weights (``keep``), or fail as retryable
                 (``abort``).
 
         Raises:
@@ -833,7 +833,7 @@ class Gym:
     def metrics(self) -> str:
         """The metrics of a graph in this process, in the text format of Prometheus (see docs/monitoring.md).
 
-        What other graphs in this process have done is counted with them.
+        They include other graphs of this process.
 
         Raises:
             BadRequest: the graph does not run in this process: its Ray nodes publish its metrics.

@@ -86,7 +86,7 @@ class RolloutOptions(TypedDict, total=False):
     timeout: float | None
     """Seconds for one attempt, beside the agent's own deadlines."""
     endpoint: Mapping[str, Any]
-    """Where the policy of these rollouts answers: ``{base_url, model?, api_key?, headers?}``, for rows that
+    """The endpoint of the policy of these rollouts: ``{base_url, model?, api_key?, headers?}``, for rows that
     name no ``_ng_model`` of their own. The model server must allow it (``row_endpoints``)."""
     max_failures: int
     """So many rollouts in a row that meet an `OperatorError` (an endpoint without such a model, say), with no

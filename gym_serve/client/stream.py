@@ -19,10 +19,10 @@ from gym_serve.rollouts import Group, GroupFeed, Handover, StreamCounts
 class GroupStream(AsyncIterator[Group], Iterator[Group]):
     """Groups for a trainer whose policy changes meanwhile; made by `Gym.stream`.
 
-    Iterate over it with ``async for``, or with ``for`` where the trainer is not asynchronous. It begins with
+    Iterate over it with ``async for``, or with ``for`` if the trainer is not asynchronous. It begins with
     the first step, and ends with the last group, with `close` or `aclose`, at the end of a ``with`` or
-    ``async with`` block, with its `Gym`, or when nobody holds it any more. What runs then is cancelled, down
-    to the model's request.
+    ``async with`` block, with its `Gym`, or when it is garbage-collected. Running rollouts are then
+    cancelled, down to the model's request.
     """
 
     def __init__(self, feed: GroupFeed, on_take: Callable[[Group], None]) -> None:
@@ -33,7 +33,7 @@ class GroupStream(AsyncIterator[Group], Iterator[Group]):
 
     @property
     def counts(self) -> StreamCounts:
-        """What became of the groups and rollouts so far, and why rollouts were thrown away."""
+        """Counts of the groups and rollouts so far, and why rollouts were thrown away."""
         return self._feed.counts
 
     async def __anext__(self) -> Group:
@@ -73,7 +73,7 @@ class GroupStream(AsyncIterator[Group], Iterator[Group]):
         return group
 
     async def aclose(self) -> None:
-        """End the stream, and cancel what runs. Safe to call twice."""
+        """End the stream, and cancel running rollouts. Safe to call twice."""
         await loop.run(self._making.stop())
 
     def close(self) -> None:

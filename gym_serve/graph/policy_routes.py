@@ -111,7 +111,7 @@ async def steer(
 
     Raises:
         Forbidden: the graph has no token.
-        GymError: it is refused, or a replica could not be told.
+        GymError: it is refused, or a replica did not answer.
     """
     if op not in BODIES:
         raise NotFound(f"{model} has no route /{op[:100]}; it has {', '.join(BODIES)}")

@@ -335,7 +335,7 @@ class Graph:
     def public(self) -> dict[str, Any]:
         """The servers by section and name, as JSON, without secrets; the answer of ``/graph``.
 
-        Whoever makes rollouts also reads here which share of them is traced.
+        It also has the share of rollouts to trace, for clients that make rollouts.
         """
         shown: dict[str, Any] = {
             section: {name: node.public() for name, node in self.nodes.items() if node.kind == kind}

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0  # between two looks at the version
 
 @dataclass
 class StreamCounts:
-    """What became of the groups and rollouts of a stream."""
+    """Counts of the groups and rollouts of a stream."""
 
     begun: int = 0
     """Groups that have begun."""

@@ -99,8 +99,8 @@ class ModelServer(Server):
         return {**response_to_chat(await self.responses(chat_to_params(body)), body), **metadata}
 
     def metadata(self) -> JSON:
-        """What a call adds to the last output item, the completion and every chunk, as of its beginning: the
-        version of the weights, if somebody said one."""
+        """Fields that a call adds to the last output item, the completion and every chunk, as of its
+        beginning: the version of the weights, if one was set."""
         return {} if self.weight_version is None else {"weight_version": self.weight_version}
 
     async def hold(self, mode: HoldMode) -> None:
@@ -112,7 +112,7 @@ class ModelServer(Server):
             await self.gate.idle()
 
     async def release(self) -> None:
-        """Let model calls begin again."""
+        """Release the model calls that were held."""
         self.gate.open()
 
     async def update_weights(

@@ -99,7 +99,7 @@ class ResourcesServer(Server):
         session_ttl: float = 3600.0
         """Seconds without a call after which a session is closed."""
         unavailable_tools: UnavailableTools = "fail"
-        """What happens if a tool is unavailable (429, 502, 503 or 504): ``fail`` ends the attempt, which is
+        """Behaviour if a tool is unavailable (429, 502, 503 or 504): ``fail`` ends the attempt, which is
         masked and retried; ``show`` gives the model the tool's error, as NeMo Gym does."""
         max_client_sessions: int = Field(10_000, ge=0)
         """Maximum number of open sessions per replica that clients opened over HTTP and may never close. A

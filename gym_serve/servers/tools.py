@@ -30,7 +30,7 @@ WANTS_TOOLS = "_ng_wants_tools"
 tools of its class. Other clients get the same answer as from NeMo Gym."""
 
 UnavailableTools = Literal["fail", "show"]
-"""What happens if a tool is unavailable: the episode fails, or the model is shown the tool's answer."""
+"""Behaviour if a tool is unavailable: the episode fails, or the model is shown the tool's answer."""
 
 UNAVAILABLE = frozenset({429, 502, 503, 504})
 """The statuses of a tool that is unavailable: busy, gone or too slow."""

@@ -65,7 +65,7 @@ class Fixture(BaseModel):
 
     @property
     def kind(self) -> Kind:
-        """What the name says before ``:``, else what is expected."""
+        """The part of the name before ``:``, else derived from the expected verdict."""
         prefix = self.name.partition(":")[0].strip().lower()
         for kind in KINDS:
             if prefix == kind:

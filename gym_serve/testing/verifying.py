@@ -23,11 +23,11 @@ from gym_serve.types.requests import JSON
 
 @dataclass(frozen=True)
 class FixtureResult:
-    """What came of one case.
+    """The result of one case.
 
     Attributes:
         name, kind: the case's.
-        problems: what was not as expected; empty for a case that passed.
+        problems: differences from the expected verdict; empty for a case that passed.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ScriptedReplies:
         return {"id": "resp_fixture", "output": [message]}
 
     async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Likewise for Chat Completions; the reply is a text or a whole completion.
+        """The next reply as a completion; the reply is a text or a whole completion.
 
         Raises:
             BadRequest: there are no more.
@@ -78,7 +78,7 @@ class ScriptedReplies:
         return {"id": "chatcmpl_fixture", "choices": [{"index": 0, "message": message}]}
 
     async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
-        """Likewise for any other operation; the reply is a whole answer.
+        """The next reply to any other operation; the reply is a whole answer.
 
         Raises:
             BadRequest: there are no more.

@@ -189,7 +189,7 @@ class SessionNotFound(Rejected):
 
 
 class ToolFailed(Rejected):
-    """A tool broke. The episode goes on: the error is the tool's output."""
+    """A tool raised an exception. The episode continues: the error is the tool's output."""
 
     status = 422
 

@@ -21,21 +21,21 @@ class PolicyRequest:
     """``max_tokens``, ``temperature``, ``top_p``, ``stop``, ``seed`` and the like, as far as the row and the
     model server say them, with the names of vLLM's sampling parameters."""
     episode: str | None = None
-    """The same for all requests of an episode: what an engine's prefix cache goes by."""
+    """The same for all requests of an episode, to find the engine that has its prefix cached."""
     id: str = ""
     """Names the request."""
 
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """What the policy generated for one request.
+    """The generation of the policy for one request.
 
     Raises:
         InvalidRequest: the lengths differ, or a value is no token id or no log-probability.
     """
 
     token_ids: Sequence[int]
-    """The tokens, that which ends the turn included."""
+    """The tokens, including the one that ends the turn."""
     logprobs: Sequence[float]
     """The natural-log probability of each, of the distribution that it was drawn from."""
     finish_reason: Literal["stop", "length"] = "stop"

@@ -76,7 +76,7 @@ def _finite(reward: float) -> float:
 
 
 class Verdict(BaseModel):
-    """What a verifier says: the reward, and any fields of its own."""
+    """The result of a verifier: the reward, and any fields of its own."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -94,7 +94,7 @@ class CompareRequest(BaseModel):
     response_objs: list[Response]
     """What the agent did, once per rollout."""
     principle: str | None = None
-    """What to judge by, if the row says so."""
+    """The principle to judge by, if the row has one."""
 
 
 class Comparison(BaseModel):
