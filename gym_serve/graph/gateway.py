@@ -3,7 +3,7 @@
 It knows the names of servers and the transports to them, but none of their classes, so it runs where their
 packages are not installed. It passes calls on as bytes, and their replies back
 (`gym_serve.graph.wire`). What it adds is HTTP: routes, bearer tokens, request ids, deadlines,
-sessions, streams, the API documentation, and further pages (`Page`) of installed packages.
+sessions, streams, the API documentation, and further pages (`Page`, `Site`) of installed packages.
 
 Every failure is a JSON body with an ``error.code``; no request makes the gateway raise. To Serve it is an
 ASGI application (`application`), as Serve passes WebSockets only to those.
@@ -16,7 +16,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -79,6 +79,18 @@ class Page:
     summary: str
     response: Mapping[str, Any]
     answer: Callable[[Request, Mapping[str, Node]], Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that a package adds to every graph, below ``/{name}/``: another entry point of that group.
+
+    Attributes:
+        answer: makes the answer, from the request, its path below the site, and the graph's episodes. It may
+            raise a `GymError`.
+    """
+
+    answer: Callable[[Request, str, LiveEpisodesOfGraph], Awaitable[Response]]
 
 
 class Description(NamedTuple):
@@ -247,10 +259,12 @@ class Gateway:
             return await self._runs.answer(request, path)
         if server == EPISODES:
             return await self._live.answer(request, path)
-        if server not in self._graph.nodes and (added := (await _added_pages()).get(path)):
-            if wrong := wire.wrong_method(request, "GET"):
-                return wrong
-            return wire.answer(Reply.of(added.answer(request, self._graph.nodes)))
+        if server not in self._graph.nodes and (added := (await _added_pages()).get(server)):
+            if isinstance(added, Site):
+                return wire.wrong_method(request, "GET") or await added.answer(request, op, self._live)
+            if not op:
+                wrong = wire.wrong_method(request, "GET")
+                return wrong or wire.answer(Reply.of(added.answer(request, self._graph.nodes)))
         if op == "mcp" and server in self._graph.nodes and self._graph.nodes[server].kind == "resources":
             return await self._mcp(request, request_id, server)
         if op.startswith(POLICY) and server in self._graph.nodes and self._is_own_model(server):
@@ -399,7 +413,9 @@ class Gateway:
         return Response(docs_page.script(), media_type="text/javascript", headers=headers)
 
     async def _home(self, request: Request) -> Response:
-        return html_pages.page(html_pages.home(_root(request), self._graph.nodes, self._graph.default_agent))
+        sites = [name for name, page in (await _added_pages()).items() if isinstance(page, Site)]
+        root, nodes = _root(request), self._graph.nodes
+        return html_pages.page(html_pages.home(root, nodes, self._graph.default_agent, sites))
 
     async def _describe(self, request: Request) -> dict[str, Any]:
         from gym_serve.graph import api_docs
@@ -409,7 +425,7 @@ class Gateway:
             _root(request),
             self._graph.nodes,
             dict(zip(self._transports, described, strict=True)),
-            pages=await _added_pages(),
+            pages={name: page for name, page in (await _added_pages()).items() if isinstance(page, Page)},
             default_agent=self._graph.default_agent,
             secured=self._access.secured,
         )
@@ -438,12 +454,12 @@ _PAGES = {
 }
 
 
-async def _added_pages() -> Mapping[str, Page]:
+async def _added_pages() -> Mapping[str, Page | Site]:
     return await asyncio.to_thread(_load_pages)  # imports foreign code
 
 
 @lru_cache
-def _load_pages() -> Mapping[str, Page]:
+def _load_pages() -> Mapping[str, Page | Site]:
     return {point.name: point.load() for point in entry_points(group=_PAGES_GROUP)}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from starlette.responses import HTMLResponse
@@ -45,9 +45,11 @@ _HEADERS = {
 }
 _SCRIPT = "; script-src 'self'; connect-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
 _LINKS = {
+    "ui": "episodes while they run, and the load of the servers",
     "docs": "every route, with its schema and a form to try it",
     "openapi.json": "the same, as OpenAPI 3.1",
     "graph": "every server with its settings",
+    "episodes": "what runs now",
     "health": "state of every server",
     "pressure": "load of every server, and the bottleneck",
     "stats": "metrics: what all replicas have counted",
@@ -77,16 +79,21 @@ def page(content: str, status: int = 200, *, posts: bool = False, script: bool =
     return HTMLResponse(content, status, headers)
 
 
-def home(prefix: str, nodes: Mapping[str, Node], default_agent: str | None) -> str:
+def home(
+    prefix: str, nodes: Mapping[str, Node], default_agent: str | None, sites: Collection[str] = ()
+) -> str:
     """The page at the root of a graph: what runs, and where to go on.
 
     Args:
         prefix: of the application's routes; empty for the root.
         nodes: the servers.
         default_agent: agent of the rows that name none.
+        sites: names of the sites that packages add.
     """
     links = "".join(
-        f'<li><a href="{_path(prefix, name)}">/{name}</a>: {what}</li>' for name, what in _LINKS.items()
+        f'<li><a href="{_path(prefix, name)}">/{name}</a>: {what}</li>'
+        for name, what in _LINKS.items()
+        if name != "ui" or name in sites
     )
     order = list(KINDS)
     rows = sorted(nodes.values(), key=lambda node: order.index(node.kind))

@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import uvicorn
 from pydantic import SecretStr
@@ -24,6 +25,7 @@ from gym_serve.graph.peers import Alone
 from gym_serve.graph.spec import Graph
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Transport
+from gym_serve.types.errors import NotFound
 
 __all__ = ["LocalGateway", "LocalIngress", "listen"]
 
@@ -54,6 +56,9 @@ class LocalGateway(Gateway):
     ) -> None:
         self._connect(graph.outline(), transports, Alone(), ThisProcess(runners))
         self.reconfigure({"graph": graph.public(), "owned": False})
+
+    async def _reports(self, op: str) -> dict[str, list[dict[str, Any]]]:
+        raise NotFound(f"/{op}: only replicas tell their load, and a graph without Ray has none")
 
 
 class LocalIngress:

@@ -17,13 +17,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from itertools import count, islice
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from gym_serve.servers.context import interruptible
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError, Stopped
+from gym_serve.types.exact import any_json
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.timeline import TIMELINE_FIELD
@@ -64,13 +64,15 @@ class LiveEpisode(interruptible):
         self.stopped: str | None = None
 
     def __enter__(self) -> LiveEpisode:
-        super().__enter__()
+        interruptible.__enter__(self)  # `super()` takes twice as long
         self._entered = LIVE.set(self)
         return self
 
-    def __exit__(self, *error: Any) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         LIVE.reset(self._entered)
-        return super().__exit__(*error)
+        return self._over and interruptible.__exit__(self, kind, error, trace)
 
     def stop(self) -> None:
         """Cancel it. Safe to call again."""
@@ -164,7 +166,7 @@ class EndedEpisode:
     def summary(self) -> JSON:
         """What it was, and how it ended."""
         if self._summary is None:
-            self._summary = _of_rollout(orjson.loads(self.body))
+            self._summary = _of_rollout(any_json(self.body))
         return {**self._summary, "ended_seconds": self.age}
 
 
@@ -196,10 +198,11 @@ class LiveEpisodes:
         del self._running[live.number]
         if not rollout or len(rollout) > _KEPT_BYTES:
             return
-        self._ended[live.number] = EndedEpisode(live.number, rollout)
+        ended = self._ended
+        ended[live.number] = EndedEpisode(live.number, rollout)
         self._ended_bytes += len(rollout)
-        while len(self._ended) > _KEPT or self._ended_bytes > _KEPT_BYTES:
-            self._ended_bytes -= len(self._ended.popitem(last=False)[1].body)
+        while len(ended) > _KEPT or self._ended_bytes > _KEPT_BYTES:
+            self._ended_bytes -= len(ended.popitem(last=False)[1].body)
 
     def running(self, most: int) -> Iterator[LiveEpisode]:
         """The episodes that run, the oldest first."""

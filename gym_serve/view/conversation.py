@@ -55,6 +55,22 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
     """
     raw = reading.rollout(n)
     row = table_row(reading, n)
+    return {
+        "run": reading.run.id,
+        "n": n,
+        **shown_rollout(raw, row, begin, end),
+        "neighbours": {"attempts": attempts_at(reading, row["task"], n)},
+    }
+
+
+def shown_rollout(raw: JSON, row: JSON, begin: int | None = None, end: int | None = None) -> JSON:
+    """A rollout for the page, without its place in a file.
+
+    Args:
+        raw: the rollout.
+        row: its row of the table.
+        begin, end: see `read_rollout`.
+    """
     given = _object(raw.get("responses_create_params"))
     response = _object(raw.get("response"))
     everything = _Conversation(raw, given, response)
@@ -64,8 +80,6 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
         cut.append("branches")
     own, verdict = _keys(raw, cut)
     return {
-        "run": reading.run.id,
-        "n": n,
         "id": row["id"],
         "task": row["task"],
         "attempt": row["attempt"],
@@ -87,7 +101,6 @@ def read_rollout(reading: Reading, n: int, begin: int | None = None, end: int | 
         "branches": everything.branches,
         "row": own,
         "cut": list(dict.fromkeys(cut)),
-        "neighbours": {"attempts": attempts_at(reading, row["task"], n)},
     }
 
 

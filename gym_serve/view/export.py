@@ -86,7 +86,9 @@ def _copy_page(folder: Path) -> None:
     page = STATIC / "index.html"
     if not page.exists():
         raise BadRequest(f"{page} is missing: gym_serve is not installed whole")
-    shutil.copytree(STATIC, folder / "static", ignore=shutil.ignore_patterns("index.html", "*.map"))
+    shutil.copytree(
+        STATIC, folder / "static", ignore=shutil.ignore_patterns("index.html", "live*.js", "*.map")
+    )
     html = page.read_text(encoding="utf-8")
     html = html.replace(
         '<meta name="gym-serve" content="server">', '<meta name="gym-serve" content="static">'

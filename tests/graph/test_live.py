@@ -58,6 +58,8 @@ async def only(http: httpx.AsyncClient, **fields: Any) -> JSON:
 async def test_nothing_runs(http: httpx.AsyncClient) -> None:
     nothing = {"running": 0, "queued": 0, "episodes": [], "ended": [], "silent": []}
     assert (await http.get("episodes")).json() == nothing
+    load = await http.get("pressure")
+    assert (load.status_code, load.json()["error"]["code"]) == (404, "not_found"), "without Ray there is none"
 
 
 async def test_an_episode_is_seen_turn_by_turn_and_after_its_end(http: httpx.AsyncClient, held: Held) -> None:

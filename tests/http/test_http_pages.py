@@ -58,7 +58,7 @@ def test_the_root_is_a_page_that_says_what_runs(http: httpx.Client) -> None:
     page = Tags()
     page.feed(answer.text)
     assert "script" not in page.tags
-    assert {link.rpartition("/")[2] for link in page.links} >= {"docs", "graph", "health", "stats"}
+    assert {link.rpartition("/")[2] for link in page.links} >= {"docs", "graph", "health", "stats", "ui"}
     for link in page.links:
         assert http.get(str(http.base_url.copy_with(path=link))).status_code in (200, 503)  # 503: /health
 

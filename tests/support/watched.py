@@ -49,6 +49,10 @@ class Held:
         content = [{"type": "output_text", "text": text, "annotations": []}]
         self.answer(key, turn, {"type": "message", "role": "assistant", "content": content})
 
+    def tell(self, key: str) -> None:
+        """Let the slow tool answer."""
+        (self.folder / f"{key}.told").touch()
+
     def graph(self, **agent: Any) -> JSON:
         """A graph with this model and environment."""
         folder = str(self.folder)
@@ -61,7 +65,11 @@ class Held:
         }
 
     def has(self, key: str, event: str) -> bool:
-        """Whether an event has happened: ``asked``, ``cancelled``, ``closed``."""
+        """Whether an event has happened.
+
+        ``asked``: the model was; ``cancelled``: its request was; ``untold``: the slow tool was; ``closed``:
+        the session is.
+        """
         return (self.folder / f"{key}.{event}").exists()
 
     async def until(self, key: str, event: str) -> None:
@@ -122,7 +130,17 @@ class Library(ResourcesServer):
     @tool
     async def look_up(self, query: str) -> str:
         """Look a word up."""
-        return json.dumps({"found": query})
+        return f"There are three books about {query}."
+
+    @tool
+    async def ask_librarian(self, question: str, session: Session) -> str:
+        """Ask somebody who takes her time."""
+        try:
+            await _appears(Path(self.config.folder) / f"{session.key}.told")
+        except asyncio.CancelledError:
+            _note(self.config.folder, session.key, "untold")
+            raise
+        return "The second shelf on the left."
 
     async def close(self, session: Session) -> None:
         _note(self.config.folder, session.key, "closed")

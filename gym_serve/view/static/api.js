@@ -2,7 +2,9 @@
 import { useEffect, useRef, useState } from "./dom.js";
 
 const KEY = "gym-serve-token";
-export const isStatic = document.querySelector("meta[name=gym-serve]")?.content === "static";
+const place = document.querySelector("meta[name=gym-serve]")?.content;
+export const isStatic = place === "static";
+export const isLive = place === "live"; // the page of a running graph
 
 /** Take the token out of "#token=...", so that it is in no link that is copied from the address bar. */
 export function takeToken() {
@@ -25,12 +27,13 @@ export class ApiError extends Error {
   }
 }
 
+/** Where the server answers: "../episodes" is a route of the graph, any other one is the page's own. */
 export function url(path, params = {}) {
   const search = new URLSearchParams();
   for (const [key, value] of Object.entries(params))
     for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") search.append(key, one);
   const text = search.toString();
-  return `api/${path}${text ? "?" + text : ""}`;
+  return `${path.startsWith("../") ? "" : "api/"}${path}${text ? "?" + text : ""}`;
 }
 
 async function answer(path, params, options) {
@@ -40,11 +43,11 @@ async function answer(path, params, options) {
     response = await fetch(url(path, params), { ...options, headers: headers(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The server does not answer. Is gym-serve view still running?" });
+    throw new ApiError(0, { message: isLive ? "The graph does not answer. Is it still running?" : "The server does not answer. Is gym-serve view still running?" });
   }
   if (response.ok) return response;
   if (response.status === 401)
-    throw new ApiError(401, { message: "The server wants its token: open the link that gym-serve view has printed." });
+    throw new ApiError(401, { message: isLive ? "Your sign-in is over: load the page again." : "The server wants its token: open the link that gym-serve view has printed." });
   const body = await response.json().catch(() => ({}));
   throw new ApiError(response.status, typeof body.error === "object" ? body.error : { message: body.error });
 }
@@ -106,4 +109,42 @@ export function useRuns() {
   }, []);
   const version = (state.runs ?? []).reduce((sum, run) => sum + run.rollouts + (run.done ? 1 : 0), 0);
   return { ...state, version };
+}
+
+/**
+ * What `ask(signal, before)` gives, again and again while the page is in sight. An error leaves the former data in place.
+ * The next question waits for the answer, and as long again, so that a slow graph is asked less often.
+ */
+export function usePoll(ask, name, seconds = 1) {
+  const [state, set] = useState({ data: null, error: null, of: name });
+  useEffect(() => {
+    const controller = new AbortController();
+    let [timer, data] = [null, null];
+    const again = async () => {
+      if (document.hidden) return; // `onVisible` goes on
+      const begun = performance.now();
+      let error = null;
+      try {
+        data = await ask(controller.signal, data);
+      } catch (thrown) {
+        error = thrown;
+      }
+      if (controller.signal.aborted) return;
+      set({ data, error, of: name });
+      if (data?.final || error?.status === 404) return;
+      timer = setTimeout(again, error ? 3000 : Math.max(seconds * 1000, performance.now() - begun));
+    };
+    const onVisible = () => {
+      clearTimeout(timer);
+      again();
+    };
+    document.addEventListener("visibilitychange", onVisible);
+    again();
+    return () => {
+      controller.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", onVisible);
+    };
+  }, [name]);
+  return state.of === name ? state : { data: null, error: null, of: name };
 }

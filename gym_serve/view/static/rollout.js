@@ -57,7 +57,7 @@ export function RolloutPage({ address, runs, version }) {
       <aside class="verdict" aria-label="Verdict"><${Verdict} data=${data} query=${query} />
         <div class="wide-only">${!isStatic && html`<${Annotation} key=${`${run}/${n}`} run=${run} n=${n} />`}</div></aside>
       <div class="content">
-        <${Views} data=${data} shown=${shown} to=${(name) => link(["rollout", run, n], changed(query, { view: name === "conversation" ? null : name }))} />
+        <${Views} views=${VIEWS} data=${data} shown=${shown} to=${(name) => link(["rollout", run, n], changed(query, { view: name === "conversation" ? null : name }))} />
         <${Shown} key=${shown} data=${data} run=${run} n=${n} version=${version} />
         <div class="narrow-only">${!isStatic && html`<${Annotation} key=${`${run}/${n}`} run=${run} n=${n} narrow />`}</div>
       </div>
@@ -65,17 +65,17 @@ export function RolloutPage({ address, runs, version }) {
 }
 
 /** The views as tabs, of which the shown one is scrolled to where they are wider than the window. */
-function Views({ data, shown, to }) {
+export function Views({ views, data, shown, to }) {
   const nav = useRef();
   useEffect(() => {
     const tab = nav.current.querySelector("[aria-current]");
     nav.current.scrollLeft = tab.offsetLeft - nav.current.offsetLeft - (nav.current.clientWidth - tab.offsetWidth) / 2;
   }, [shown]);
-  return html`<nav class="views" ref=${nav} aria-label="Views of this rollout">${Object.entries(VIEWS).filter(([, one]) => one.has?.(data) ?? true).map(([name, one]) => html`
+  return html`<nav class="views" ref=${nav} aria-label="Views of this rollout">${Object.entries(views).filter(([, one]) => one.has?.(data) ?? true).map(([name, one]) => html`
     <a href=${to(name)} aria-current=${name === shown ? "page" : null}>${one.title}</a>`)}</nav>`;
 }
 
-function Verdict({ data, query }) {
+export function Verdict({ data, query }) {
   const { verdict = {}, failure, summary = {}, neighbours, timeline } = data;
   const components = Object.entries(verdict.reward_components ?? {});
   const fields = Object.entries(verdict.fields ?? {});
@@ -121,7 +121,7 @@ function Failure({ failure }) {
 }
 
 /** What the verifier asked a model, and what that answered. */
-function Judge({ data }) {
+export function Judge({ data }) {
   return data.judge.slice(0, 100).map((one, index) => html`<section class="block call" aria-label="Question ${index + 1} to the judge">
     <header><span class="who">Judge</span> <code><${Name} limit=${60}>${one.model ?? ""}<//></code><span class="muted right">${duration(one.seconds)}</span></header>
     <div class="arguments"><p class="small-title">Asked</p><${Plain} text=${one.prompt ?? ""} of="question" lines=${40} characters=${4000} /></div>
