@@ -237,7 +237,7 @@ async def _looked(look: Callable[[], Awaitable[list[JSON]]]) -> JSON:
 def identity(row: JSON) -> JSON:
     """Which rollout a row is for, and the beginning of its last user message, in one line."""
     params = row.get("responses_create_params")
-    given = params.get("input") if isinstance(params, dict) else None
+    given = params.get("input") if isinstance(params, dict) else row.get("prompt")
     items = input_items(given) if isinstance(given, str | list) else []
     said = [item for item in items if isinstance(item, dict) and item.get("role") == "user"]
     prompt = " ".join(message_text(said[-1])[: 4 * _LONGEST_PROMPT].split()) if said else ""

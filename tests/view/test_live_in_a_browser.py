@@ -60,7 +60,7 @@ class Graph:
     def __init__(self, base: str, held: Held, headers: dict[str, str]) -> None:
         self.base = base
         self.held = held
-        self._client = httpx.Client(base_url=base, timeout=120, headers=headers)
+        self.client = httpx.Client(base_url=base, timeout=120, headers=headers)
         self._threads: list[threading.Thread] = []
         self.rollouts: dict[str, JSON] = {}
 
@@ -68,7 +68,7 @@ class Graph:
         """Ask for a rollout. The first word of the prompt is its key."""
 
         def ask() -> None:
-            self.rollouts[prompt.split(maxsplit=1)[0]] = self._client.post(
+            self.rollouts[prompt.split(maxsplit=1)[0]] = self.client.post(
                 "run", json={"prompt": prompt, **row}
             ).json()
 
@@ -78,8 +78,8 @@ class Graph:
 
     def end(self) -> None:
         """Let all of them end, and wait for that."""
-        for episode in self._client.get("episodes").json()["episodes"]:
-            self._client.delete(f"episodes/{episode['id']}")
+        for episode in self.client.get("episodes").json()["episodes"]:
+            self.client.delete(f"episodes/{episode['id']}")
         for thread in self._threads:
             thread.join(60)
 
@@ -97,7 +97,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Graph]]:
         graph = Graph(
             f"{context.__enter__()}/library/", held, {"authorization": f"Bearer {token}"} if token else {}
         )
-        stops.extend([lambda: context.__exit__(None, None, None), graph.end])
+        stops.extend([lambda: context.__exit__(None, None, None), graph.client.close, graph.end])
         return graph
 
     yield start
