@@ -263,9 +263,10 @@ def _rollouts(samples: Samples) -> Iterator[Text]:
     parts = [f"p50 {_duration(seconds[0])}  p95 {_duration(seconds[1])}"] if seconds else []
     if rollouts:
         parts.append(f"{turns / rollouts:.1f} model calls each")
-    tokens = samples.rate("gym_serve_tokens_total", "kind")
-    parts += [f"{tokens[kind,]:,.0f} {kind} tokens/s" for kind in ("input", "output") if (kind,) in tokens]
     yield _fact("duration", "  ".join(parts) or "-")
+    tokens = samples.rate("gym_serve_tokens_total", "kind")
+    parts = [f"{tokens[kind,]:,.0f} {kind}/s" for kind in ("input", "cached", "output") if (kind,) in tokens]
+    yield _fact("tokens", "  ".join(parts) or "-")
     failures = samples.now("gym_serve_failures_total", "class").items()
     commonest = sorted(failures, key=lambda item: (-item[1], item[0]))[:6]
     told = "  ".join(f"{count:,.0f} {shortened(kind, _NAME_WIDTH)}" for (kind,), count in commonest)

@@ -99,7 +99,8 @@ def test_the_page_at_80_columns() -> None:
         "math",
         "rollouts  11.0/s  12 running  290 scored  19 failed",
         "reward    0.250 mean  0.250 in the last minute",
-        "duration  p50 200 ms  p95 290 ms  10,000 input tokens/s",
+        "duration  p50 200 ms  p95 290 ms",
+        "tokens    10,000 input/s",
         "failures  19 model_timeout",
         "limit     policy (calls 0.95), 13 rollouts suit the graph",
         "",
@@ -115,8 +116,8 @@ def test_the_page_at_80_columns() -> None:
 
 def test_200_columns_have_more_of_each_server() -> None:
     lines = shown(running(), 200)
-    assert lines[7].endswith("err%  sessions  cores  CPU time by stage")
-    assert lines[10].endswith("run 75% other 25%")
+    assert lines[8].endswith("err%  sessions  cores  CPU time by stage")
+    assert lines[11].endswith("run 75% other 25%")
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 200])
@@ -132,8 +133,9 @@ def test_no_line_is_longer_than_the_terminal_is_wide(width: int) -> None:
 def test_an_idle_graph_and_a_sum_that_falls_have_no_rates() -> None:
     samples = Samples("math")
     samples.add(0.0, {"bottleneck": None, "rollouts": 0, "servers": {"policy": server(reason=None)}})
-    assert shown(samples, 80)[1:6] == [
-        "rollouts  0.0/s  0 running", "reward    -", "duration  -", "failures  none", "limit     idle"
+    assert shown(samples, 80)[1:7] == [
+        "rollouts  0.0/s  0 running", "reward    -", "duration  -", "tokens    -", "failures  none",
+        "limit     idle",
     ]  # fmt: skip
     samples.add(1.0, stats(100))
     samples.add(2.0, stats(50))  # a replica has ended
@@ -303,7 +305,7 @@ def test_a_running_graph_by_its_name_address_and_url(shown_graph: Any, columns: 
         assert lines[0] == (gym.url if "--url" in target else "shown")
         assert lines[1].split()[-2:] == ["6", "scored"]
         assert f"policy    {endpoint}  up" in lines
-        assert {line.split()[0] for line in lines[8:12]} == {"policy", "judge", "env", "agent"}
+        assert {line.split()[0] for line in lines[9:13]} == {"policy", "judge", "env", "agent"}
         assert max(map(len, lines)) <= int(columns)
         assert ("CPU time by stage" in result.stdout) == (columns == "200")
 
