@@ -27,6 +27,16 @@ def test_vendored_files_are_those_of_the_list() -> None:
     assert all((FOLDER / library["text"]).stat().st_size > 500 for library in libraries.values())
 
 
+def test_the_table_of_advisories_has_the_versions_that_are_vendored() -> None:
+    """Whoever changes a version looks for advisories again."""
+    listed = json.loads((FOLDER / "vendor.json").read_text("utf-8"))
+    vendored = {(library["name"], library["version"]) for one in listed for library in one["libraries"]}
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+    _, section = page.split("## The libraries of the viewer's page\n")
+    rows = re.findall(r"^\| (\S+) \| (\d\S*) \|", section.split("\n## ")[0], re.MULTILINE)
+    assert set(rows) == vendored
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_a_module_imports_files_that_exist_and_sets_no_html(path: Path) -> None:
     text = path.read_text("utf-8")
