@@ -33,6 +33,7 @@ from gym_serve.deployments.http_client import HttpClient, masked
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.servers.captures import Recording
 from gym_serve.servers.context import current, use
+from gym_serve.servers.live import was_stopped
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GymError, OperatorError, Rejected, Unavailable
 from gym_serve.types.requests import JSON
@@ -112,6 +113,10 @@ class HarnessAgent(AgentServer):
         try:
             try:
                 answer = await episode.stage("model", lambda: self._harness.run(task))
+            except asyncio.CancelledError:
+                if was_stopped():  # by a person, who wants to see how far it was
+                    await self._collect(episode, recording)
+                raise
             except GymError:
                 await self._collect(episode, recording)
                 if isinstance(recording.failure, OperatorError):  # why the harness failed

@@ -40,8 +40,13 @@ _KEPT_SECONDS = 1800.0
 _LOOK_SECONDS = 2.0
 _LONGEST_PROMPT = 300  # characters
 
-
 _numbers = count(1)
+
+
+def was_stopped() -> bool:
+    """Whether a person has stopped the episode that runs in this context: why it is being cancelled."""
+    live = LIVE.get()
+    return live is not None and live.stopped is not None
 
 
 class LiveEpisode(interruptible):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,38 @@ async def test_an_episode_as_an_answer_is_stopped_too(http: httpx.AsyncClient, h
         answer = await result
         assert (answer.status_code, answer.json()["error"]["code"]) == (410, "stopped")
     assert (await http.get("episodes")).json()["ended"] == [], "it made no rollout"
+
+
+PROGRAM = """
+import json, os, sys, time, urllib.request
+body = {"model": "policy", "messages": [{"role": "user", "content": "talk to me"}]}
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+async def test_an_external_harness_is_seen_and_stopped(held: Held) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(held.folder / "talk.pid")]
+    async with local_site(held.graph(type="harness_agent", command=command)) as (_, http):
+        result = run(http, "talk to the program")
+        held.say("talk", 0, "Hello!")
+        await held.until("talk", "pid")
+        episode = await only(http, state="model")
+        for _ in range(2):  # a look takes nothing away
+            seen = (await http.get(f"episodes/{episode['id']}")).json()["rollout"]
+            assert [item["content"] for item in seen["captured_input"]] == ["talk to me"]
+            assert [item["content"][0]["text"] for item in seen["response"]["output"]] == ["Hello!"]
+        await http.delete(f"episodes/{episode['id']}")
+        rollout = (await result).json()
+    assert rollout["_ng_failure_class"] == "stopped"
+    assert rollout["response"]["output"][0]["content"][0]["text"] == "Hello!"
+    assert [step[0] for step in rollout["_ng_timeline"]["steps"]] == ["seed", "model"]
+    pid = int((held.folder / "talk.pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_a_caller_that_leaves_takes_its_episode_along(http: httpx.AsyncClient, held: Held) -> None:

@@ -60,7 +60,8 @@ def test_the_root_is_a_page_that_says_what_runs(http: httpx.Client) -> None:
     assert "script" not in page.tags
     assert {link.rpartition("/")[2] for link in page.links} >= {"docs", "graph", "health", "stats", "ui"}
     for link in page.links:
-        assert http.get(str(http.base_url.copy_with(path=link))).status_code in (200, 503)  # 503: /health
+        answer = http.get(str(http.base_url.copy_with(path=link)), follow_redirects=True)
+        assert answer.status_code in (200, 503)  # 503: /health
 
 
 def test_names_of_a_graph_cannot_write_its_page() -> None:
