@@ -27,7 +27,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect, sync_playwright
 from view.browser import NARROW, WIDE, Visit, chromium, visit
 from view.hostile import write_hostile
-from view.made import rollout, until_indexed, viewer, write
+from view.made import failed, rollout, until_indexed, viewer, write
 from view.showcase import showcase
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -347,16 +347,24 @@ def test_an_annotation_is_kept(browser: Browser, shown: Site) -> None:
         assert visited.complaints == []
 
 
-@pytest.mark.parametrize("lines", [0, 1])
-def test_small_files(browser: Browser, tmp_path: Path, lines: int) -> None:
+@pytest.mark.parametrize(("lines", "failures"), [(0, 0), (1, 0), (0, 6)])
+def test_small_files_and_a_run_that_failed(
+    browser: Browser, tmp_path: Path, lines: int, failures: int
+) -> None:
     write(tmp_path / "small.jsonl", [rollout(0, 0)] * lines)
+    write(tmp_path / "small_failures.jsonl", [failed(task, 0) for task in range(failures)])
     with viewer(tmp_path, cache=tmp_path / "cache") as client:
-        site = Site(client, lines)
+        site = Site(client, lines + failures)
         with visit(browser, site.base) as visited:
             for page in ("runs", "tasks", "rollouts", "compare"):
                 visited.go(f"#/{page}")
                 assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), page
-                visited.page.screenshot(path=tmp_path / f"{page}.png")
+                expect(visited.page.locator(".chart")).to_have_count(0)  # nor an empty frame
+                if lines == 0:
+                    expect(visited.page.locator(".histogram")).to_have_count(0)
+            if failures:
+                visited.go("#/rollouts?where=failure%20%3D%20model_timeout")
+                expect(visited.page.locator(".table .reward")).to_have_text(["failed"] * failures)
             assert visited.complaints == []
 
 

@@ -3,7 +3,7 @@ import { changed, go, link } from "./address.js";
 import { get, isStatic, useAnswer } from "./api.js";
 import { html, useState } from "./dom.js";
 import { FilterBox } from "./filter.js";
-import { count, number, times } from "./format.js";
+import { count, inOrder, number, times } from "./format.js";
 import { Empty, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
 
@@ -15,7 +15,7 @@ export function ComparePage({ address, runs, version }) {
   const right = query.get("right") ?? query.getAll("run")[1] ?? runs.find(({ id }) => id !== left)?.id;
   const where = query.get("where");
   const figures = useAnswer(left && !isStatic ? "summary" : null, { run: [left, right] }, version);
-  const versionsOf = (id) => Object.keys(figures.data?.runs.find((run) => run.id === id)?.versions ?? {}).filter(Boolean).sort((a, b) => a - b || (a < b ? -1 : 1));
+  const versionsOf = (id) => inOrder(Object.keys(figures.data?.runs.find((run) => run.id === id)?.versions ?? {}).filter(Boolean));
   const sides = { left: { run: left, version: query.get("left_version") }, right: { run: right ?? left, version: query.get("right_version") } };
   if (!right && !sides.left.version && !sides.right.version) [sides.left.version, sides.right.version] = [versionsOf(left)[0], versionsOf(left).at(-1)];
   const two = sides.left.run !== sides.right.run || sides.left.version !== sides.right.version;

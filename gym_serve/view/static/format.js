@@ -42,3 +42,6 @@ export function duration(seconds) {
 }
 
 export const clock = (unix) => (missing(unix) ? NOTHING : new Date(unix * 1000).toLocaleString("en-GB"));
+
+/** Versions of a policy in their order: 9 before 10, and step-9 before step-10. */
+export const inOrder = (versions) => [...versions].sort(new Intl.Collator("en", { numeric: true }).compare);

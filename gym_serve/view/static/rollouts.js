@@ -78,7 +78,7 @@ function fieldCell(value) {
 
 /** One histogram of all runs that have the same edges. */
 function merged(summary) {
-  const all = (summary?.runs ?? []).map(({ histogram }) => histogram).filter((one) => one?.counts?.length);
+  const all = (summary?.runs ?? []).filter(({ scored }) => scored > 0).map(({ histogram }) => histogram).filter((one) => one?.counts?.length);
   const same = all.filter(({ edges }) => JSON.stringify(edges) === JSON.stringify(all[0].edges));
   if (same.length === 0) return null;
   return { edges: same[0].edges, counts: same[0].counts.map((_, at) => same.reduce((sum, { counts }) => sum + counts[at], 0)) };

@@ -3,7 +3,7 @@ import { go, link } from "./address.js";
 import { useAnswer } from "./api.js";
 import { Histogram, Lines } from "./charts.js";
 import { html } from "./dom.js";
-import { bytes, count, duration, number, percent, short, times } from "./format.js";
+import { bytes, count, duration, inOrder, number, percent, short, times } from "./format.js";
 import { FilterBox } from "./filter.js";
 import { Bar, colourOf, Empty, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
@@ -48,7 +48,7 @@ function Card({ summary, run, colour, where }) {
     ${summary.rollouts === 0 ? html`<p class="muted">No rollouts${where ? " match the filter" : " in this file yet"}.</p>` : html`
       <div class="headline"><span class="figure">${number(summary.mean_reward, 3)}</span>
         <span class="muted">mean reward${interval(summary) && html`<br /><span title="95 % confidence interval">${interval(summary)}</span>`}</span></div>
-      ${summary.histogram?.counts.length > 0 && html`<${Histogram} histogram=${summary.histogram} label="Rewards" colour=${colour} choose=${choose} />`}
+      ${summary.scored > 0 && summary.histogram?.counts.length > 0 && html`<${Histogram} histogram=${summary.histogram} label="Rewards" colour=${colour} choose=${choose} />`}
       <${Failures} summary=${summary} query=${query} />`}
     ${problems > 0 && html`<details class="warning"><summary>${times(problems, "line")} could not be read</summary>
       <ul>${run.problems.slice(0, 20).map(({ line, message }) => html`<li>Line ${count(line)}: <${Name}>${message}<//></li>`)}</ul></details>`}
@@ -102,14 +102,14 @@ function rate(summary) {
 }
 
 function versions(summary) {
-  const names = Object.keys(summary.versions ?? {});
+  const names = inOrder(Object.keys(summary.versions ?? {}));
   if (names.length === 0) return "–";
   const [first, last] = [names[0], names.at(-1)].map((name) => visible(name).slice(0, 20));
   return names.length === 1 ? first : `${count(names.length)}: ${first} to ${last}`;
 }
 
 function Comparison({ shown, runs, colour }) {
-  if (shown.length === 0) return null;
+  if (!shown.some((one) => one.rollouts > 0)) return null;
   return html`<section class="block"><h2>Measures</h2><div class="wide" tabindex="0" role="region" aria-label="Measures of each run"><table class="grid numbers">
     <thead><tr><th scope="col">measure</th>${shown.map((one) => html`<th scope="col"><span class="dot" style=${{ background: colour(one.id) }}></span><${Name} limit=${30}>${nameOf(runs, one.id)}<//></th>`)}</tr></thead>
     <tbody>${MEASURES.filter(([, , has]) => !has || shown.some(has)).map(([name, of, , title]) => html`<tr><th scope="row" title=${title}>${name}</th>${shown.map((one) => html`<td>${of(one)}</td>`)}</tr>`)}</tbody></table></div></section>`;
@@ -120,7 +120,7 @@ function Legend({ shown, runs, colour }) {
 }
 
 function OverTime({ shown, runs, colour }) {
-  const lines = shown.filter((one) => one.over_time?.length > 1).map((one) => ({
+  const lines = shown.filter((one) => one.scored > 0 && one.over_time?.length > 1).map((one) => ({
     name: nameOf(runs, one.id), colour: colour(one.id), points: one.over_time.map((point) => [point.rollouts, point.mean_reward]),
   }));
   if (lines.length === 0) return null;
