@@ -299,13 +299,13 @@ class Gateway:
         reply = await _reply_of(transport, call)
         path = f"{_root(request)}/{server}"
         if reply.status >= 400:
-            response = wire.answer(_typed(server, op, reply) if remote else reply)
+            response = wire.answer(_typed(server, op, reply) if remote else reply, request)
             if route.in_session and reply.session and reply.session != session:  # it moved to another replica
                 wire.keep_session(response, reply.session, path)
             return response
         if op == "verify" and not remote:  # a remote server has merged them itself
             reply = wire.merged(body, reply)
-        response = wire.answer(reply)
+        response = wire.answer(reply, request)
         if op in ("close_session", "close"):
             wire.drop_session(response, path)
         elif reply.session and (route.in_session or op in _OPENS):
@@ -493,4 +493,4 @@ def _typed(server: str, op: str, reply: Reply) -> Reply:
         body = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
         body = reply.body[:2000].decode("utf-8", "replace")
-    return Reply.failed(error_from_body(reply.status, body, server=server))
+    return Reply.failed(error_from_body(reply.status, body, server=server))._replace(notes=reply.notes)

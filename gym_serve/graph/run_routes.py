@@ -375,7 +375,7 @@ class RunRoutes:
         # A server elsewhere may answer anything; what ours answer is one line.
         if reply.status >= 400 or self._graph.nodes[name].url is not None or b"\n" in reply.body:
             return encode(reply.json())
-        return reply.body
+        return reply.content
 
     async def _rollout(self, default: ModelEndpoint | None, trace: str | None, row: JSON) -> JSON:
         """One episode of a materialized row; see `gym_serve.rollouts.Run`."""

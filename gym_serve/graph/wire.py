@@ -18,6 +18,7 @@ Request headers, beside the body:
 | ``x-session-id``, or the cookie ``gym_session`` | session with an environment |
 | ``x-session-affinity`` | key of an episode; its model calls go to one replica |
 | ``traceparent`` | the client's span, of which the call's spans are children |
+| ``x-gym-notes`` | 1: notes of the reply follow the body (`gym_serve.routing.http_notes`) |
 
 Serve has a deadline of its own (``x-request-timeout-seconds``), which its proxy answers with 408
 and plain text; the one here is answered like every other failure.
@@ -38,6 +39,7 @@ from starlette.types import Receive, Scope, Send
 
 from gym_serve.graph.spec import Node, nearest
 from gym_serve.observe.tracing import checked_parent
+from gym_serve.routing.http_notes import ASKED, HEADER, with_notes
 from gym_serve.servers.captures import CLOSE, OPEN, TRAJECTORIES
 from gym_serve.servers.model import COUNT_TOKENS
 from gym_serve.servers.protocols import PROTOCOLS, error_event, without_stream
@@ -233,9 +235,18 @@ def _may_stand_in(key: str, request: bytes) -> bool:
     return not (key.isascii() and key.isidentifier()) or b'"%s"' % key.encode() in request
 
 
-def answer(reply: Reply) -> Response:
-    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body."""
-    response = Response(reply.body, reply.status, media_type=_MEDIA_TYPE)
+def answer(reply: Reply, request: Request | None = None) -> Response:
+    """The reply, unchanged: a model reads the error of a tool, so nothing is added to its body.
+
+    Args:
+        reply: the reply.
+        request: what it answers, where that may ask for the reply's notes.
+    """
+    if request is not None and request.headers.get(HEADER) == ASKED:
+        content, headers = with_notes(reply)
+        response = Response(content, reply.status, headers, media_type=_MEDIA_TYPE)
+    else:
+        response = Response(reply.content, reply.status, media_type=_MEDIA_TYPE)
     if reply.status == 401:
         response.headers["www-authenticate"] = 'Bearer realm="gym_serve"'
     if reply.status in (429, 503):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally, Values
 
 __all__ = [
     "CALLS",
@@ -163,13 +163,13 @@ class CallMeter:
     def __init__(self, server: str, known: Callable[[str], str] = lambda op: op) -> None:
         self._server = server
         self._known = known
-        self._cells: dict[tuple[str, int], list[float]] = {}
+        self._answered: dict[str, Values] = {}  # with status 200
         self._tokens: tuple[list[float], ...] | None = None
 
     def record(self, op: str, status: int, seconds: float) -> None:
         """Count a call that the server has answered."""
-        cell = self._cells.get((op, status)) or self._cell(op, status)
-        _CALLS.count(cell, seconds)
+        values = self._answered.get(op) if status == 200 else None
+        (values or self._values(op, status)).add(seconds)
 
     def record_tokens(self, given: int, cached: int, made: int) -> None:
         """Count the tokens of a model call: those given, those of them in a cache, and those generated."""
@@ -180,12 +180,12 @@ class CallMeter:
         hits[0] += cached
         outputs[0] += made
 
-    def _cell(self, op: str, status: int) -> list[float]:
+    def _values(self, op: str, status: int) -> Values:
         known = self._known(op)
-        cell = _CALLS.cell(self._server, known, str(status))
-        if known == op:
-            self._cells[op, status] = cell
-        return cell
+        values = _CALLS.values(self._server, known, str(status))
+        if known == op and status == 200:
+            self._answered[op] = values
+        return values
 
 
 class RolloutMeter:
@@ -199,7 +199,7 @@ class RolloutMeter:
     def __init__(self, agent: str, environment: str) -> None:
         self._agent = agent
         self._environment = environment
-        self._scored: tuple[list[float], ...] | None = None
+        self._scored: tuple[list[float], Values, Values, Values] | None = None
 
     def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
         """Count a rollout that the agent has made.
@@ -211,14 +211,17 @@ class RolloutMeter:
         failure = None if rollout is None else rollout.get("failure")
         if rollout is not None and failure is None:
             if self._scored is None:
-                self._scored = (ROLLOUTS.cell(self._agent, "scored"), *(
-                    metric.cell(self._agent) for metric in (ROLLOUT_REWARD, ROLLOUT_TURNS, ROLLOUT_SECONDS)
-                ))  # fmt: skip
+                self._scored = (
+                    ROLLOUTS.cell(self._agent, "scored"),
+                    ROLLOUT_REWARD.values(self._agent),
+                    ROLLOUT_TURNS.values(self._agent),
+                    ROLLOUT_SECONDS.values(self._agent),
+                )
             count, rewards, all_turns, durations = self._scored
             count[0] += 1
-            ROLLOUT_REWARD.count(rewards, rollout["reward"])
-            ROLLOUT_TURNS.count(all_turns, turns)
-            ROLLOUT_SECONDS.count(durations, seconds)
+            rewards.add(rollout["reward"])
+            all_turns.add(turns)
+            durations.add(seconds)
             return
         ROLLOUTS.add(self._agent, "cancelled" if rollout is None else "failed")
         if failure is not None:

@@ -34,6 +34,7 @@ __all__ = [
     "Metric",
     "Point",
     "Tally",
+    "Values",
     "render",
 ]
 
@@ -133,6 +134,49 @@ class Gauge(_Numbers):
         self.cell(*labels)[0] = value
 
 
+_TOGETHER = 256
+"""Values of a histogram that are counted at once."""
+
+
+class Values:
+    """The values of a histogram under one set of label values.
+
+    They wait in a list until there are `_TOGETHER`, or somebody reads: to sort a value and count it with its
+    neighbours costs a third of looking for its bucket. One thread records, and any thread may read.
+
+    Args:
+        bounds: of the histogram.
+    """
+
+    __slots__ = ("_bounds", "_state")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._state: tuple[list[float], list[float]] = ([0] * (len(bounds) + 1) + [0.0], [])
+        """The numbers of the values that were counted, and the values that wait: replaced together, so that
+        no reader sees a value twice, or not at all."""
+
+    def add(self, value: float) -> None:
+        """Record a value."""
+        waiting = self._state[1]
+        waiting.append(value)
+        if len(waiting) == _TOGETHER:
+            self._state = (self.numbers(), [])
+
+    def numbers(self) -> list[float]:
+        """The count of each bucket, then the sum of the values."""
+        counted, waiting = self._state
+        numbers, values = counted.copy(), waiting.copy()
+        numbers[-1] = sum(values, numbers[-1])
+        values.sort()
+        below = 0
+        for bucket, bound in enumerate(self._bounds):
+            below, before = bisect.bisect_right(values, bound, below), below
+            numbers[bucket] += below - before
+        numbers[-2] += len(values) - below
+        return numbers
+
+
 class Histogram(Metric):
     """How many values fell below each of some bounds.
 
@@ -147,23 +191,18 @@ class Histogram(Metric):
     ) -> None:
         super().__init__(name, help, labels)
         self.bounds = tuple(bounds)
-        self._cells: dict[tuple[str, ...], list[float]] = {}
+        self._values: dict[tuple[str, ...], Values] = {}
 
-    def cell(self, *labels: str) -> list[float]:
-        """The count of each bucket under these label values, then the sum of the values; see `count`."""
-        cell = self._cells.get(labels)
-        if cell is None:
-            cell = self._cells[labels] = [0] * (len(self.bounds) + 1) + [0.0]
-        return cell
-
-    def count(self, cell: list[float], value: float) -> None:
-        """Count a value in a cell, which whoever records often keeps."""
-        cell[bisect.bisect_left(self.bounds, value)] += 1
-        cell[-1] += value
+    def values(self, *labels: str) -> Values:
+        """The values under these label values. Whoever records often keeps them, and adds to them."""
+        values = self._values.get(labels)
+        if values is None:
+            values = self._values[labels] = Values(self.bounds)
+        return values
 
     def observe(self, *labels: str, value: float) -> None:
         """Count a value under these label values."""
-        self.count(self.cell(*labels), value)
+        self.values(*labels).add(value)
 
     def points(self) -> Iterator[Point]:
         for labels, numbers in self.numbers():
@@ -177,10 +216,10 @@ class Histogram(Metric):
 
     def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
         """For each set of label values: the count of each bucket, then the sum of the values."""
-        return list(self._cells.items())
+        return [(labels, values.numbers()) for labels, values in list(self._values.items())]
 
     def clear(self) -> None:
-        self._cells = {}
+        self._values = {}
 
 
 Select = Callable[[tuple[str, ...]], "tuple[str, ...] | None"]

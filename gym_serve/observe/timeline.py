@@ -25,6 +25,7 @@ __all__ = [
     "QUEUED",
     "REPLICA",
     "RETRIES",
+    "TIMELINE",
     "TTFT",
     "USAGE",
     "Recorder",
@@ -45,6 +46,8 @@ TTFT = "ttft"
 """Note of a model: microseconds until the first token."""
 USAGE = "usage"
 """Note of a model, for its own metrics: the usage of an answer that came as a stream."""
+TIMELINE = "timeline"
+"""Note of an agent: the timeline of the rollout in its reply, as JSON has it."""
 MODEL_CALLS = "model_calls"
 """Note of an environment: the model calls that it made; see `Recorder.take`."""
 
@@ -82,33 +85,35 @@ class Recorder:
         self._servers: dict[str, int] = {}
         self._endpoints: dict[str, int] = {}
 
-    def add(
-        self, kind: str, begun: float, place: str, columns: tuple[Any, ...] = (), status: int = 200
-    ) -> None:
+    def server(self, place: str) -> int:
+        """The index of a server.
+
+        Args:
+            place: its name, with the replica after ``/`` if that is known.
+        """
+        return self._servers.setdefault(place, len(self._servers))
+
+    def add(self, kind: str, begun: float, server: int, columns: tuple[Any, ...], status: int) -> None:
         """Record a step that ends now, other than a model call.
 
         Args:
             kind: what it was.
             begun: `time.monotonic` moment of its beginning.
-            place: the server, with the replica after ``/`` if that is known.
+            server: index of the server; see `server`.
             columns: what steps of this kind have on top.
             status: HTTP status of the answer.
         """
-        ended, servers = time.monotonic(), self._servers
-        index = servers.get(place)
-        if index is None:
-            index = servers[place] = len(servers)
         step = [
             kind,
             int((begun - self._began) * 1e6),
-            int((ended - begun) * 1e6),
+            int((time.monotonic() - begun) * 1e6),
             self._queued,
-            index,
+            server,
             *columns,
         ]
-        self._queued = 0
         if status != 200:
             step.append({"status": status})
+        self._queued = 0
         self.steps.append(step)
 
     def add_model_call(
@@ -134,43 +139,54 @@ class Recorder:
             tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
             notes: of the reply.
         """
-        ended, servers = time.monotonic(), self._servers
-        place, queued = server, 0
-        more: Json = {}
+        ended, place, queued = time.monotonic(), server, 0
+        more: Json | None = None
         if notes:
             queued = notes.get(QUEUED, 0)
             if REPLICA in notes:
                 place = f"{server}/{notes[REPLICA]}"
             if ENDPOINT in notes:
-                more[ENDPOINT] = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
-            if TTFT in notes:
-                more[TTFT] = notes[TTFT]
-            if RETRIES in notes:
-                more[RETRIES] = notes[RETRIES]
-        if stage != "model":
-            more["stage"] = stage
-        if status != 200:
-            more["status"] = status
-        finish = _ending(answer, more) if isinstance(answer, dict) else None
-        if self._texts:
-            more["prompt"] = _kept(_prompt_of(asked))
-            if answer is not None:
-                more["answer"] = _kept(_answer_of(answer))
-        index = servers.get(place)
-        if index is None:
-            index = servers[place] = len(servers)
+                endpoint = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
+                more = {ENDPOINT: endpoint}
+            for key in (TTFT, RETRIES):
+                if key in notes:
+                    more = {**(more or {}), key: notes[key]}
+        if stage != "model" or status != 200 or self._texts:
+            more = {**(more or {}), **self._of_few(stage, status, asked, answer)}
+        finish = version = None
+        if type(answer) is dict:
+            finish, version = _ending(answer)
+            if version is not None:
+                more = {**(more or {}), "version": str(version)[:_LONGEST]}
+        index = self._servers.get(place)
+        given, cached, made = tokens or _NO_TOKENS
         step = [
             "model",
             int((begun - self._began) * 1e6),
             int((ended - begun) * 1e6),
             queued,
-            index,
-            *(tokens or _NO_TOKENS),
+            self.server(place) if index is None else index,
+            given,
+            cached,
+            made,
             finish,
         ]
-        if more:
+        if more is not None:
             step.append(more)
         self.steps.append(step)
+
+    def _of_few(self, stage: str, status: int, asked: Any, answer: Any) -> Json:
+        """What only calls of an environment have, and those that failed."""
+        more: Json = {}
+        if stage != "model":
+            more["stage"] = stage
+        if status != 200:
+            more["status"] = status
+        if self._texts:
+            more["prompt"] = _kept(_prompt_of(asked))
+            if answer is not None:
+                more["answer"] = _kept(_answer_of(answer))
+        return more
 
     def take(self) -> Json:
         """The steps so far, for `take_notes` in another process; they are forgotten here."""
@@ -211,11 +227,10 @@ class Recorder:
             wall: Unix time of the beginning.
             now: `time.monotonic` moment of the end.
         """
-        replica = notes.get(REPLICA)
         made: Json = {
             "began": wall,
-            "dur": microseconds(now - self._began),
-            "agent": f"{agent}/{replica}" if replica else agent,
+            "dur": int((now - self._began) * 1e6),
+            "agent": f"{agent}/{notes[REPLICA]}" if REPLICA in notes else agent,
             "servers": list(self._servers),
             "steps": self.steps,
         }
@@ -226,32 +241,25 @@ class Recorder:
         return made
 
 
-def _ending(answer: Json, more: Json) -> str | None:
-    """Why a model stopped; the version of its weights, as far as its answer tells, goes into ``more``."""
-    output = answer.get("output")
-    finish: Any = None
-    version: Any = answer.get("weight_version")
-    if isinstance(output, list):
-        last = output[-1] if output else None
-        if isinstance(last, dict):
-            version = last.get("weight_version", version)
-        cut = answer.get("incomplete_details")
-        if cut:
-            reason = cut.get("reason") if isinstance(cut, dict) else None
-            finish = _FINISH.get(reason, reason) if isinstance(reason, str) else None
-        else:
-            finish = "stop"
-            for item in output:
-                if isinstance(item, dict) and item.get("type") == "function_call":
-                    finish = "tool_calls"
-                    break
-    else:
+def _ending(answer: Json) -> tuple[str | None, Any]:
+    """Why a model stopped, and the version of its weights, as far as its answer tells."""
+    output, version = answer.get("output"), answer.get("weight_version")
+    if type(output) is not list:
         choices = answer.get("choices")
-        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-            finish = choices[0].get("finish_reason")
-    if version is not None:
-        more["version"] = str(version)[:_LONGEST]
-    return finish[:_LONGEST] if isinstance(finish, str) else None
+        if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
+            return None, version
+        finish = choices[0].get("finish_reason")
+        return finish[:_LONGEST] if isinstance(finish, str) else None, version
+    finish = "stop"
+    for item in output:
+        if type(item) is dict:
+            if item.get("type") == "function_call":
+                finish = "tool_calls"
+            version = item.get("weight_version", version)
+    if cut := answer.get("incomplete_details"):
+        reason = cut.get("reason") if isinstance(cut, dict) else None
+        finish = _FINISH.get(reason, reason[:_LONGEST]) if isinstance(reason, str) else None
+    return finish, version
 
 
 def _prompt_of(asked: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
@@ -13,6 +14,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
+from gym_serve.routing import http_notes
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
@@ -67,7 +69,11 @@ class HttpTransport:
                 ),
                 headers=self._headers,
             )
-        headers = {b"content-type": b"application/json", b"x-request-id": call.request_id.encode()}
+        headers = {
+            b"content-type": b"application/json",
+            b"x-request-id": call.request_id.encode(),
+            http_notes.HEADER.encode(): http_notes.ASKED.encode(),
+        }
         headers |= _session_headers(call)
         if call.traceparent is not None:
             headers[b"traceparent"] = call.traceparent.encode()
@@ -79,6 +85,7 @@ class HttpTransport:
         if tool is not None and not is_tool_name(tool):
             # The name was written by the model; it must not choose the route of this request.
             return Reply.failed(NotFound(f"no tool {tool[:100]!r}", server=self.server), call.session)
+        begun = time.monotonic()
         try:
             answer = await self._client.request(
                 method,
@@ -97,17 +104,20 @@ class HttpTransport:
             raise Unavailable(
                 f"{call.op} did not reach {self.url}: {kind}: {error}", server=self.server
             ) from error
-        wrong = misdirected(self.url, answer.status_code, answer.headers, answer.content)
+        length, took = answer.headers.get(http_notes.HEADER), time.monotonic() - begun
+        content, notes = http_notes.split_notes(answer.content, length, took)
+        wrong = misdirected(self.url, answer.status_code, answer.headers, content)
         if wrong is not None:
             wrong.server = self.server
             raise wrong
         status = answer.status_code
-        if status == 404 and call.op in _REQUIRED and not _is_ours(answer.content):
-            said = answer.text[:200]
+        if status == 404 and call.op in _REQUIRED and not _is_ours(content):
+            said = content[:200].decode("utf-8", "replace")
             raise EndpointMisconfigured(f"{self.url} has no {call.op} (see url): {said}", server=self.server)
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
-        return Reply(status, without(secrets, answer.content), _session_of(answer, call.session))
+        session = _session_of(answer, call.session)
+        return Reply(status, without(secrets, content), session, notes=notes)
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """See `Transport.stream`; the server is asked for a whole answer, whose events come in one chunk."""

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from gym_serve.observe.catalogue import RolloutMeter
 from gym_serve.observe.logs import fault
-from gym_serve.observe.timeline import Recorder
+from gym_serve.observe.timeline import TIMELINE, Recorder
 from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
@@ -153,9 +153,10 @@ class AgentServer(Server):
                 self._meter.record(rollout, episode.meter.calls("model"), ended - begun)
                 if seen.recording:
                     self._describe(seen, episode, rollout)
-        if episode.meter.recorder is not None:
-            timeline = episode.meter.recorder.to_json(self.name, current().notes, wall, ended)
-            rollout[TIMELINE_FIELD] = timeline
+        rollout.pop(TIMELINE_FIELD, None)  # of the row, which may be a rollout
+        if (recorder := episode.meter.recorder) is not None:
+            notes = current().notes
+            notes[TIMELINE] = recorder.to_json(self.name, notes, wall, ended)
         return rollout
 
     async def responses(self, params: JSON) -> JSON:

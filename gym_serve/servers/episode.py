@@ -181,8 +181,9 @@ class Episode:
         self._model = model
         self._events = heard()
         self._resources = resources
-        self._environment = self._place = name_of(resources, "resources")
-        self._placed: str | None = None  # the session that is at this place
+        self._environment = name_of(resources, "resources")
+        self._server = -1  # its index in the timeline, while the session is the following
+        self._placed: str | None = None
         self._timeouts = timeouts
         self._limits = limits
         self._tool_calls = 0
@@ -381,18 +382,17 @@ class Episode:
             return
         session, columns = self.session, details
         if kind == "tool":
-            name, arguments = details or (None, None)
-            answered = isinstance(result, Reply)
-            if answered:
-                status, session = result.status, result.session or session
-            columns = (name, arguments, len(result.body) if answered else None)
+            size = None
+            if isinstance(result, Reply):
+                status, session, size = result.status, result.session or session, len(result.body)
+            columns = (*(details or (None, None)), size)
         elif kind == "seed" and result is not None:
             session = result.session if isinstance(result, Reply) else result[0]
-        if session != self._placed:
+        if session != self._placed or self._server < 0:
             replica = replica_of(session) if session else ""
-            self._place = f"{self._environment}/{replica}" if replica not in _NOWHERE else self._environment
-            self._placed = session
-        recorder.add(kind, begun, self._place, columns, status)
+            place = f"{self._environment}/{replica}" if replica not in _NOWHERE else self._environment
+            self._server, self._placed = recorder.server(place), session
+        recorder.add(kind, begun, self._server, columns, status)
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"

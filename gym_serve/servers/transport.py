@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
+from gym_serve.observe.timeline import TIMELINE
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
 from gym_serve.types.exact import any_json
 from gym_serve.types.model_endpoint import ModelEndpoint
+from gym_serve.types.timeline import TIMELINE_FIELD
 
 CALLER_LEFT = 499
 """The status of a call whose caller stopped waiting (nginx's); nobody gets it as an answer."""
@@ -77,13 +79,14 @@ class Reply(NamedTuple):
 
     Attributes:
         status: an HTTP status.
-        body: JSON.
+        body: JSON; that of a rollout is without its timeline, see `content`.
         session: the session that the call belongs to now.
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
             if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
             answer.
         notes: what only the server knows of the call (`gym_serve.observe.timeline`); None if there is nothing
-            to tell. Never part of an HTTP answer either.
+            to tell. Never part of an HTTP answer either, but for the timeline of a rollout. (An agent hands
+            it over as a note, as its caller is often in the same process, and needs no JSON of it.)
     """
 
     status: int
@@ -99,6 +102,7 @@ class Reply(NamedTuple):
             GymError: the failure that this reply carries.
             Unavailable: the body is not JSON (from a foreign server, or a proxy in between).
         """
+        body: Any
         try:
             body = any_json(self.body) if self.body else None
         except orjson.JSONDecodeError:
@@ -107,7 +111,16 @@ class Reply(NamedTuple):
                 raise Unavailable(f"the answer is not JSON: {body[:200]!r}") from None
         if self.status >= 400:
             raise error_from_body(self.status, body)
+        if self.notes is not None and TIMELINE in self.notes:
+            body[TIMELINE_FIELD] = self.notes[TIMELINE]
         return body
+
+    @property
+    def content(self) -> bytes:
+        """The body as HTTP and files have it: what `json` returns."""
+        if self.notes is None or TIMELINE not in self.notes:
+            return self.body
+        return b'%s,"%s":%s}' % (self.body[:-1], TIMELINE_FIELD.encode(), encode(self.notes[TIMELINE]))
 
     @classmethod
     def of(cls, body: Any, session: str | None = None) -> Reply:

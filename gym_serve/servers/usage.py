@@ -198,14 +198,15 @@ def tokens_of(usage: Any) -> Tokens | None:
     Args:
         usage: in the form of Responses or Chat Completions.
     """
+    try:  # nearly all usages have this form
+        given, made = usage["input_tokens"], usage["output_tokens"]
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        if type(given) is type(cached) is type(made) is int and given >= 0 <= cached and made >= 0:
+            return given, cached, made
+    except (KeyError, TypeError):
+        pass
     if not isinstance(usage, dict) or not usage:
         return None
-    given, made = usage.get("input_tokens"), usage.get("output_tokens")
-    details = usage.get("input_tokens_details")
-    if type(given) is int and type(made) is int and given >= 0 <= made and type(details) is dict:
-        cached = details.get("cached_tokens")  # nearly all usages have this form
-        if type(cached) is int and cached >= 0:
-            return given, cached, made
     details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
     return (
         _count(usage, "input_tokens", "prompt_tokens"),

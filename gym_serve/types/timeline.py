@@ -112,7 +112,7 @@ _Microseconds = Annotated[float, msgspec.Meta(ge=-1e13, le=1e13)]  # up to four 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _More(msgspec.Struct, frozen=True):
+class _More(msgspec.Struct, frozen=True, omit_defaults=True):
     """What few steps have."""
 
     status: int = 200
@@ -147,7 +147,9 @@ class _Tool(_RawStep, tag="tool"):
     more: _More = _More()
 
 
-class _Model(_RawStep, tag="model"):
+class ModelStep(_RawStep, tag="model"):
+    """A model call as a rollout has it."""
+
     given: int | None
     cached: int | None
     out: int | None
@@ -162,16 +164,16 @@ class _RawTimeline(msgspec.Struct):
     dur: _Microseconds
     agent: str
     servers: list[str]
-    steps: list[_Seed | _Model | _Tool | _Verify]
+    steps: list[_Seed | ModelStep | _Tool | _Verify]
     queued: _Microseconds = 0
     endpoints: list[str] = []
 
 
-def _step(given: _Seed | _Model | _Tool | _Verify, servers: list[str], endpoints: list[str]) -> Step:
+def _step(given: _Seed | ModelStep | _Tool | _Verify, servers: list[str], endpoints: list[str]) -> Step:
     server, replica = _place(servers[given.server])
     more = given.more
     tool = given if isinstance(given, _Tool) else _NO_TOOL
-    model = given if isinstance(given, _Model) else _NO_MODEL
+    model = given if isinstance(given, ModelStep) else _NO_MODEL
     return Step(
         kind=given.__struct_config__.tag,  # type: ignore[arg-type]  # one of StepKind
         start=given.ts / _MICROSECONDS,
@@ -198,7 +200,7 @@ def _step(given: _Seed | _Model | _Tool | _Verify, servers: list[str], endpoints
 
 
 _NO_TOOL = _Tool(0, 0, 0, 0, None, None, None)
-_NO_MODEL = _Model(0, 0, 0, 0, None, None, None, None)
+_NO_MODEL = ModelStep(0, 0, 0, 0, None, None, None, None)
 
 
 def _place(name: str) -> tuple[str, str | None]:

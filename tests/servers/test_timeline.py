@@ -202,7 +202,7 @@ def test_a_step_has_less_than_150_bytes() -> None:
     answer = {"output": [{"type": "function_call", "weight_version": "1234"}]}
     tokens = (31_234, 30_000, 1_024)
     recorder.add_model_call("model", begun, "policy", answer, tokens=tokens, notes=notes)
-    recorder.add("tool", begun, "env/p3n8t5ub", ("get_weather", 120, 4096))
+    recorder.add("tool", begun, recorder.server("env/p3n8t5ub"), ("get_weather", 120, 4096), 200)
     assert len(json.dumps(recorder.steps, separators=(",", ":"))) < 2 * 150
 
 
