@@ -30,6 +30,7 @@ __all__ = [
     "USAGE",
     "Recorder",
     "microseconds",
+    "text_size",
 ]
 
 Json = dict[str, Any]
@@ -239,6 +240,16 @@ class Recorder:
         if self._endpoints:
             made["endpoints"] = list(self._endpoints)
         return made
+
+
+def text_size(notes: Mapping[str, Any] | None) -> int:
+    """Characters of the prompts and answers in the timeline among the notes of a reply."""
+    size = 0
+    for step in notes[TIMELINE]["steps"] if notes and TIMELINE in notes else ():
+        more = step[-1]
+        if type(more) is dict and "prompt" in more:
+            size += len(more["prompt"]) + len(more.get("answer", ""))
+    return size
 
 
 def _ending(answer: Json) -> tuple[str | None, Any]:

@@ -197,15 +197,17 @@ class AgentServer(Server):
 
     async def _answer_run(self, row: Any) -> Reply:
         """`run`, for people who look (`gym_serve.servers.live`)."""
-        live, rollout = self.live.begin(row), b""
+        live, reply = self.live.begin(row), None
         try:
             with live:
-                rollout = encode(await self.run(row))
-            if not rollout:  # it was stopped, and an agent with a `run` of its own cannot say how far it was
-                rollout = encode(failed_rollout(row, live.failure()))
+                rollout = await self.run(row)
+                reply = Reply(200, encode(rollout), current().session, notes=current().notes)
+            if reply is None:
+                # It was stopped, and an agent with a `run` of its own cannot tell how far it was.
+                reply = Reply.of(failed_rollout(row, live.failure()), current().session)
         finally:
-            self.live.end(live, rollout)
-        return Reply(200, rollout, current().session)
+            self.live.end(live, reply)
+        return reply
 
     async def _answer(self, params: JSON) -> JSON:
         """`responses`, for people who look."""

@@ -20,10 +20,11 @@ from itertools import count, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from gym_serve.observe.timeline import text_size
 from gym_serve.servers.context import interruptible
+from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError, Stopped
-from gym_serve.types.exact import any_json
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.timeline import TIMELINE_FIELD
@@ -150,18 +151,25 @@ class LiveEpisode(interruptible):
 class EndedEpisode:
     """A rollout that has ended.
 
-    Attributes:
+    Args:
         number: see `LiveEpisode`.
-        body: its JSON, as it was sent.
+        reply: as it was sent.
     """
 
-    __slots__ = ("_ended", "_summary", "body", "number")
+    __slots__ = ("_ended", "_reply", "_summary", "number", "size")
 
-    def __init__(self, number: int, body: bytes) -> None:
+    def __init__(self, number: int, reply: Reply) -> None:
         self.number = number
-        self.body = body
+        self._reply = reply
+        self.size = len(reply.body) + text_size(reply.notes)
+        """Bytes, about."""
         self._ended = time.monotonic()
         self._summary: JSON | None = None
+
+    @property
+    def body(self) -> bytes:
+        """Its JSON."""
+        return self._reply.content
 
     @property
     def age(self) -> float:
@@ -171,7 +179,7 @@ class EndedEpisode:
     def summary(self) -> JSON:
         """What it was, and how it ended."""
         if self._summary is None:
-            self._summary = _of_rollout(any_json(self.body))
+            self._summary = _of_rollout(self._reply.json())
         return {**self._summary, "ended_seconds": self.age}
 
 
@@ -193,21 +201,21 @@ class LiveEpisodes:
         live = self._running[number] = LiveEpisode(number, asked)
         return live
 
-    def end(self, live: LiveEpisode, rollout: bytes = b"") -> None:
+    def end(self, live: LiveEpisode, reply: Reply | None = None) -> None:
         """Take out an episode.
 
         Args:
             live: the episode.
-            rollout: its rollout as JSON, to be kept for a while; empty if there is none.
+            reply: its rollout, to be kept for a while; None if there is none.
         """
         del self._running[live.number]
-        if not rollout or len(rollout) > _KEPT_BYTES:
+        if reply is None or len(reply.body) > _KEPT_BYTES:
             return
-        ended = self._ended
-        ended[live.number] = EndedEpisode(live.number, rollout)
-        self._ended_bytes += len(rollout)
+        ended, episode = self._ended, EndedEpisode(live.number, reply)
+        ended[live.number] = episode
+        self._ended_bytes += episode.size
         while len(ended) > _KEPT or self._ended_bytes > _KEPT_BYTES:
-            self._ended_bytes -= len(ended.popitem(last=False)[1].body)
+            self._ended_bytes -= ended.popitem(last=False)[1].size
 
     def running(self, most: int) -> Iterator[LiveEpisode]:
         """The episodes that run, the oldest first."""
@@ -216,7 +224,7 @@ class LiveEpisodes:
     def ended(self) -> Iterator[EndedEpisode]:
         """The episodes that have ended lately, the last one first."""
         while self._ended and next(iter(self._ended.values())).age > _KEPT_SECONDS:
-            self._ended_bytes -= len(self._ended.popitem(last=False)[1].body)
+            self._ended_bytes -= self._ended.popitem(last=False)[1].size
         return reversed(self._ended.values())
 
     def get(self, number: int) -> LiveEpisode | EndedEpisode | None:

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.graph import api_docs, deploy, resolve, wire
+from gym_serve.graph import api_docs, deploy, docs_page, resolve, wire
 from gym_serve.graph import gateway as gateway_module
 from gym_serve.graph.gateway import Gateway, Page
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
@@ -351,7 +351,7 @@ def test_definitions_of_the_same_name_do_not_meet_in_the_document() -> None:
 
 def test_nothing_of_a_graph_is_markup_on_the_page() -> None:
     markup = {"x": Node("x", "model", "<script>")}
-    assert "<script>" not in api_docs.page(api_docs.openapi("", markup, {"x": None}))
+    assert "<script>" not in docs_page.page(api_docs.openapi("", markup, {"x": None}))
 
 
 @pytest.mark.parametrize(
