@@ -91,7 +91,7 @@ def up(
     if as_json:
         print_json({"ok": True, "name": source.name, "url": url})
     else:
-        typer.echo(f"{source.name} runs at {url}")
+        typer.echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
 
 
 _UNHEALTHY = 3

@@ -138,6 +138,7 @@ def test_over_http_with_tables(gym: Gym, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     result = run("collect", ROWS, "--url", gym.url, "-o", out, "--repeats", "mcqa_agent=2,_default=1")
     assert result.returncode == 0, result.stderr
+    assert f"{gym.url}/ui" in result.stderr.splitlines()[0]
     rows = len(example())
     assert len(keys(out)) == len(records(out)) == 2 * rows
     lines = [line.split() for line in result.stdout.splitlines()]
