@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from hypothesis import given
@@ -57,6 +58,27 @@ def test_a_histogram_counts_every_value_once_and_labels_survive_any_text(
         assert points["gym_serve_s_seconds_bucket", f"{bound:g}"] == sum(value <= bound for value in values)
     assert points["gym_serve_s_seconds_count", None] == len(values)
     assert points["gym_serve_s_seconds_sum", None] == sum(values)
+
+
+def test_a_reader_in_another_thread_sees_every_value_once_while_others_are_recorded() -> None:
+    seconds, total = Histogram("s_seconds", "S.", (), (0.5,)), 20_000
+    values = seconds.values()
+    ended, seen = threading.Event(), list[tuple[float, float]]()
+
+    def read() -> None:
+        while not ended.is_set():
+            [(_, numbers)] = seconds.numbers()
+            seen.append((sum(numbers[:-1]), numbers[-1]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(total):
+        values.add(number % 2)
+    ended.set()
+    reader.join()
+    assert seconds.numbers() == [((), [total / 2, total / 2, total / 2])]
+    assert seen == sorted(seen)  # nothing that was counted is missed for a moment
+    assert all(below == count // 2 for count, below in seen)
 
 
 def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:
