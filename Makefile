@@ -28,6 +28,7 @@ INTEROP ?= .venv-interop
 FOREIGN ?= .venv-foreign
 PYTHON312 ?= python3.12
 NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
+PRIME_RL ?= https://github.com/PrimeIntellect-ai/prime-rl 559b44772e471d1538537b8805cc77f3824a5e64
 SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
 KUBERAY ?= https://github.com/ray-project/kuberay feeaf72facab4881ba2b179248bb67315634e229
 VLLM ?= .venv-vllm
@@ -179,7 +180,7 @@ interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done
 $(INTEROP)/.done:
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/pip install --quiet torch==2.13.0 'transformers>=5.5.3,<5.11' datasets==5.2.0 pyarrow \
-	    verifiers==0.4.0 'tensordict>=0.8,<=0.10,!=0.9' ray==2.60.0 accelerate torchdata hydra-core codetiming \
+	    verifiers==0.4.0 aiolimiter 'tensordict>=0.8,<=0.10,!=0.9' ray==2.60.0 accelerate torchdata hydra-core codetiming \
 	    dill cachetools fastapi pylatexenc pillow TransferQueue==0.1.11 pyzmq peft tensorboard
 	$(INTEROP)/bin/pip install --quiet --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
@@ -190,17 +191,21 @@ $(INTEROP)/.done:
 	    wandb nvidia-ml-py mlflow-skinny swanlab matplotlib soundfile scipy \
 	    colorlog json5 math-verify tenacity flask lark numba einops aiofiles litellm==1.83.0
 	$(INTEROP)/bin/pip install --quiet 'protobuf>=7.35'
-	$(call checkout,nemo_rl,$(NEMO_RL))
-	$(call checkout,slime,$(SLIME))
-	$(call checkout,kuberay,$(KUBERAY))
+	$(INTEROP)/bin/pip install --quiet --no-deps --target $(INTEROP)/src/verifiers-0.3 \
+	    verifiers==0.3.1 'mcp>=1.24,<2' httpx-sse pydantic-settings sse-starlette
+	$(call checkout,nemo_rl,$(NEMO_RL),.)
+	$(call checkout,prime_rl,$(PRIME_RL),src packages/prime-rl-configs/src)
+	$(call checkout,slime,$(SLIME),.)
+	$(call checkout,kuberay,$(KUBERAY),.)
 	$(INTEROP)/bin/pip install --quiet --no-deps -e .
 	touch $@
 
-# Neither is on PyPI. NeMo RL's own build leaves its subpackages out, so both are imported from a checkout.
+# None of them is on PyPI. NeMo RL's own build leaves its subpackages out, so all are imported from a checkout.
+# This prime-rl goes with the verifiers before 0.4, which lies beside it.
 checkout = git init --quiet $(INTEROP)/src/$(1) && \
     git -C $(INTEROP)/src/$(1) fetch --quiet --depth 1 $(2) && \
     git -C $(INTEROP)/src/$(1) checkout --quiet FETCH_HEAD && \
-    echo $(CURDIR)/$(INTEROP)/src/$(1) > $$($(INTEROP)/bin/python -c 'import site; print(site.getsitepackages()[0])')/$(1).pth
+    printf '%s\n' $(addprefix $(CURDIR)/$(INTEROP)/src/$(1)/,$(3)) > $$($(INTEROP)/bin/python -c 'import site; print(site.getsitepackages()[0])')/$(1).pth
 
 # NeMo Gym first: it pins its openai, which is in the range of ours.
 $(FOREIGN)/.done:

@@ -2,30 +2,38 @@
 
     python -m gym_serve.interop.prime_rl graphs/weather.yaml --address tcp://127.0.0.1:5000
 
-It answers as the env server of verifiers 0.4 does: ``run``, ``health`` and ``cancel``, each a message of
+It answers as the env server of verifiers does: ``run``, ``health`` and ``cancel``, each a message of
 the frames request id, method and MessagePack. A run brings its task, and the client of the model: an
 endpoint of its own for every run. The task is a row; its own keys, or those in ``row``, are the row's. A
-rollout that failed is an episode that is not ``ok``, with its error.
+rollout that failed is an episode that is not ``ok``, with its error. Every episode and trace names the task
+by the key and the hash that verifiers gives it: prime-rl stops at an episode of another task.
 
-An answer has the frames request id, ``reply`` and MessagePack. Before that of a run, each trace of its
-episode is sent as one ``delta``; the reply has the rest of the episode, and the size of each trace. (The
-protocol lets a server send a trace in many deltas, turn by turn. Here a failed attempt is tried again, and
-only the last one counts.)
+What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
+
+- 0.3 (prime-rl 0.8): the frames request id and MessagePack, with the whole episode.
+- 0.4: the frames request id, ``reply`` and MessagePack. Before that of a run, each trace of its episode is
+  sent as one ``delta``; the reply has the rest of the episode, and the size of each trace. (The protocol lets
+  a server send a trace in many deltas, turn by turn. Here a failed attempt is tried again, and only the last
+  one counts.)
 
 The model of the graph's agents is the endpoint of the run, by Chat Completions with token ids (vLLM).
 
-Source: verifiers 0.4, ``v1/serve/{types,client,server,delta}.py`` and ``v1/configs/client.py``.
+Source: verifiers 0.3 and 0.4, ``v1/serve/{types,client,server,delta}.py``, ``v1/configs/client.py`` and
+``v1/task.py``; prime-rl at 559b447, ``orchestrator/dispatcher.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
+from uuid import uuid4
 
 import msgspec
 
@@ -40,8 +48,12 @@ __all__ = ["EnvServer", "main"]
 
 logger = logging.getLogger("gym_serve")
 
+Version = Literal["0.3", "0.4"]
+
 _HEADER = ("version", "id", "verifiers", "task")
 _LISTS = ("nodes", "calls", "errors", "extra_usage")
+_MODELS = ("prompt", "skills", "artifacts", "timeout", "resources")
+"""The keys of a task's data whose values are models of verifiers; a user's own keep what is None in them."""
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
 
 
@@ -51,6 +63,7 @@ class EnvServer:
     Args:
         graph: path of a graph file, or what stands under its ``args``.
         address: where to listen, e.g. ``tcp://127.0.0.1:5000``; port 0 takes a free one.
+        verifiers: the version that prime-rl has, whose protocol is spoken.
         overrides: values of the graph by path.
         attempts: how often a rollout is tried if its failure is worth it.
         **options: of `Gym.from_graph`, such as ``ray=False``.
@@ -64,6 +77,7 @@ class EnvServer:
         graph: Any,
         address: str = "tcp://127.0.0.1:5000",
         *,
+        verifiers: Version = "0.4",
         overrides: Mapping[str, Any] | None = None,
         attempts: int = 3,
         **options: Any,
@@ -79,6 +93,7 @@ class EnvServer:
         replaced = endpoints_of(graph, overrides or {}, return_token_ids=True)
         self._gym = Gym.from_graph(graph, overrides=replaced, **options)
         self._attempts = attempts
+        self._with_deltas = verifiers == "0.4"
         self._running: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -114,14 +129,10 @@ class EnvServer:
             body = msgspec.msgpack.decode(payload)
             if method == b"run":
                 episode = await self._run(body)
-                traces = episode.pop("traces")
-                for trace in traces:
-                    delta = msgspec.msgpack.encode(_delta(trace))
-                    await self._socket.send_multipart([client, request, b"delta", delta])
-                answer["head"] = episode
-                answer["traces"] = [
-                    {"id": t["id"], "nodes": len(t["nodes"]), "calls": len(t["calls"])} for t in traces
-                ]
+                if self._with_deltas:
+                    answer |= await self._send_deltas(client, request, episode)
+                else:
+                    answer["episode"] = episode
             elif method == b"cancel":
                 answer["cancelled"] = self._cancel(client, str(body.get("request_id")).encode())
             elif method != b"health":
@@ -131,7 +142,17 @@ class EnvServer:
         except Exception as error:  # of one request: the others go on
             logger.warning("a request of prime-rl failed: %s", error)
             answer = {"success": False, "error": f"{type(error).__name__}: {error}"}
-        await self._socket.send_multipart([client, request, b"reply", msgspec.msgpack.encode(answer)])
+        kind = [b"reply"] if self._with_deltas else []
+        await self._socket.send_multipart([client, request, *kind, msgspec.msgpack.encode(answer)])
+
+    async def _send_deltas(self, client: bytes, request: bytes, episode: JSON) -> JSON:
+        """Send the traces of an episode; what is left for its reply."""
+        traces = episode.pop("traces")
+        for trace in traces:
+            delta = msgspec.msgpack.encode(_delta(trace))
+            await self._socket.send_multipart([client, request, b"delta", delta])
+        sizes = [{"id": t["id"], "nodes": len(t["nodes"]), "calls": len(t["calls"])} for t in traces]
+        return {"head": episode, "traces": sizes}
 
     def _forget(self, run: tuple[bytes, bytes], work: asyncio.Task[None]) -> None:
         self._running.pop(run, None)
@@ -163,7 +184,26 @@ class EnvServer:
             raise InvalidRequest(
                 "the environment rewards groups of rollouts, and prime-rl asks for single ones"
             )
-        return verifiers_episode(Rollout.read(dict(rollout)))
+        episode = verifiers_episode(Rollout.read(dict(rollout)))
+        for record in (episode, *episode["traces"]):
+            record["id"] = uuid4().hex  # of all rollouts of all servers: prime-rl tells traces apart by it
+            record["task"] = _dispatched(body["task_data"])
+        return episode
+
+
+def _dispatched(data: JSON) -> JSON:
+    """The task of a run, named as verifiers names it: by a hash of its data, without what is not set."""
+    known = {key: value for key, value in data.items() if value is not None}
+    given = {key: _set(value) if key in _MODELS else value for key, value in known.items()}
+    name = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+    return {"type": "Task", "data": data, "key": name, "hash": name}
+
+
+def _set(value: Any) -> Any:
+    """A value of verifiers' own models without the keys that are None."""
+    if isinstance(value, dict):
+        return {key: _set(each) for key, each in value.items() if each is not None}
+    return [_set(each) for each in value] if isinstance(value, list) else value
 
 
 def _delta(trace: JSON) -> JSON:
@@ -196,11 +236,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gym_serve.interop.prime_rl", description=__doc__)
     parser.add_argument("graph", help="a graph file")
     parser.add_argument("--address", default="tcp://127.0.0.1:5000", help="where to listen")
+    parser.add_argument(
+        "--verifiers", choices=get_args(Version), default="0.4", help="the version that prime-rl has"
+    )
     parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
     given = parser.parse_args()
 
     async def serve() -> None:
-        server = EnvServer(given.graph, given.address, ray=not given.no_ray)
+        server = EnvServer(given.graph, given.address, verifiers=given.verifiers, ray=not given.no_ray)
         print(f"env server at {server.address}", flush=True)
         await server.serve()
 

@@ -10,13 +10,20 @@ A harness's branches, and histories that were tokenized again, are samples of th
 its loss is 0. slime counts its reward in its group, so the reward is the mean of its
 siblings.
 
-Source: slime at 624b824 (August 2026), ``rollout/sglang_rollout.py`` and ``utils/types.py``.
+slime cuts a batch into groups by the number of its samples. If rollouts have branches, that number is
+another one, and slime takes the whole batch as one group. `group_rewards` forms the groups by prompt, counts
+a rollout once, and leaves failures out: ``--custom-reward-post-process-path
+gym_serve.training.slime.group_rewards``.
+
+Source: slime at 624b824 (August 2026), ``rollout/sglang_rollout.py``, ``ray/rollout.py`` and
+``utils/types.py``.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from gym_serve.training.episodes import Episodes, row_of
@@ -24,7 +31,7 @@ from gym_serve.training.samples import TrainingSample, samples, verified
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 
-__all__ = ["generator"]
+__all__ = ["generator", "group_rewards"]
 
 Post = Callable[..., Awaitable[Any]]
 """slime's ``post(url, payload, headers=)``."""
@@ -83,6 +90,36 @@ def generator(
         return made[0] if len(made) == 1 else made
 
     return generate
+
+
+def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """slime's rewards of a batch, and what is left of them within their groups: its GRPO's advantages.
+
+    Args:
+        args: slime's; ``rewards_normalization`` and ``grpo_std_normalization`` hold.
+        samples: the batch.
+
+    Returns:
+        for each sample its reward, and that less the mean of its group, divided by the deviation if slime is
+        told so. A failed rollout has 0.0 there.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    if not args.rewards_normalization:
+        return raw, raw
+    groups: dict[Any, dict[Any, float]] = {}
+    for sample, reward in zip(samples, raw, strict=True):
+        if not sample.remove_sample:
+            groups.setdefault(sample.group_index, {})[sample.rollout_id] = reward
+    found = []
+    for sample, reward in zip(samples, raw, strict=True):
+        if sample.remove_sample:
+            found.append(0.0)
+            continue
+        rewards = list(groups[sample.group_index].values())
+        deviation = stdev(rewards) if len(rewards) > 1 else 0.0
+        scale = deviation + 1e-6 if args.grpo_std_normalization else 1.0
+        found.append((reward - fmean(rewards)) / scale)
+    return raw, found
 
 
 def filled(sample: Any, found: TrainingSample, reward: float) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.docs import ROOT, blocks_of
+from support.packed_attention import varlen_attention
 
 from gym_serve import Gym, ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.servers.runner import DESCRIBE
@@ -324,34 +325,6 @@ def test_trls_own_tool_loop_runs_the_tools_of_an_environment(
     assert said[3] == []
     # The second row is the broken one, and TRL shuffles them.
     assert rewards in ([5.0, 5.0, None, None], [None, None, 5.0, 2.0])
-
-
-def varlen_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    ends_q: Any,
-    ends_k: Any,
-    *lengths: int,
-    softmax_scale: Any,
-    **options: Any,
-) -> Any:
-    """What AsyncGRPOTrainer asks of FlashAttention's kernel, which needs a GPU: causal attention of packed
-    sequences, the last of whose keys are those of its queries."""
-    import torch
-
-    made = []
-    for i in range(len(ends_q) - 1):
-        q, k, v = (
-            tensor[ends[i] : ends[i + 1]].transpose(0, 1)
-            for tensor, ends in ((query, ends_q), (key, ends_k), (value, ends_k))
-        )
-        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, scale=softmax_scale, enable_gqa=True
-        )
-        made.append(attended.transpose(0, 1))
-    return torch.cat(made)
 
 
 def test_the_asynchronous_trainer_trains_on_what_the_graph_makes(

@@ -7,6 +7,7 @@ it against what the engine sampled.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import faulthandler
 import importlib.abc
@@ -16,7 +17,7 @@ import re
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ class Case:
     Attributes:
         environment: of `ENVIRONMENTS`, or ``failing``.
         outcome: of `OUTCOMES`; of ``failing``, what raises: ``seed``, ``tool``, or ``verify``. ``mixed`` is a
-            failure, a reward of 1 and one of 0. ``branches`` is ``harness`` with a sub-agent.
+            failure, a reward of 1 and one of 0. ``branches`` is ``harness`` with a sub-agent. ``abandoned``
+            ends when the trainer cancels it.
     """
 
     environment: str
@@ -81,6 +83,9 @@ CASES = [
     Case("harness", "branches"),
     *(Case("failing", stage) for stage in ("seed", "tool", "verify")),
 ]
+
+ABANDONED = Case("stateful", "abandoned")
+"""Goes on until the trainer cancels it: its second generation does not end."""
 
 
 def case_of(text: str) -> Case:
@@ -141,7 +146,12 @@ class Tools(Answered):
 
 
 class Stateful(Answered):
-    """Adds numbers up, over several turns."""
+    """Adds numbers up, over several turns, and notes which sessions are open."""
+
+    class Config(ResourcesServer.Config):
+        log: str
+
+    config: Config
 
     class Session:
         """The state of an episode."""
@@ -157,6 +167,16 @@ class Stateful(Answered):
         """
         session.total += number
         return f"the total is {session.total}"
+
+    async def seed(self, row: dict[str, Any], session: Session) -> None:
+        self._note("open")
+
+    async def close(self, session: Session) -> None:
+        self._note("close")
+
+    def _note(self, text: str) -> None:
+        with Path(self.config.log).open("a") as log:
+            log.write(text + "\n")
 
     async def verify(self, request: VerifyRequest, session: Session) -> Verdict:
         right = session.total == 3 and request.response.last_text == YES
@@ -239,11 +259,12 @@ ask([message, first, {"role": "user", "content": "Are you sure?"}])
 """
 
 
-def graph() -> dict[str, Any]:
+def graph(folder: Path) -> dict[str, Any]:
     """All environments, with a model that no test can reach: the trainer takes its place."""
-    classes = {"single": Answered, "tool": Tools, "stateful": Stateful, "group": Compared, "failing": Failing}
+    classes = {"single": Answered, "tool": Tools, "group": Compared, "failing": Failing}
     environments: dict[str, Any] = {
         **{name: {"type": f"acceptance:{cls.__name__}"} for name, cls in classes.items()},
+        "stateful": {"type": "acceptance:Stateful", "log": str(folder / "sessions.log")},
         "judge": {"type": "acceptance:Judged", "judge": "judging"},
     }
     agents = {
@@ -283,7 +304,7 @@ class Sample:
 
     Attributes:
         mask: per token of the response, 1 where it is trained on.
-        reward: as the trainer counts it.
+        reward: as the trainer counts it; None if it counts none.
         advantage: without division by a deviation; None where the trainer has none at this point.
         normalized: the advantage in the trainer's default settings; None where that is not computed.
         versions: of the policy, of its tokens; None where the trainer is told none.
@@ -296,7 +317,7 @@ class Sample:
     response: list[int]
     mask: list[int]
     logprobs: list[float]
-    reward: float
+    reward: float | None
     failed: bool = False
     truncated: bool | None = None
     versions: list[int] | None = None
@@ -327,6 +348,10 @@ class Policy:
 
     The same prompt gets the same answer, so that a run can be repeated. (`tiny` imports torch, which the
     tests' own virtual environment lacks.)
+
+    Attributes:
+        endless: generations that run until they are cancelled.
+        stopped: those of them that were cancelled.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -336,6 +361,26 @@ class Policy:
         self.tokenizer = self._engine.tokenizer
         self.asked: list[Asked] = []
         self.version = 3
+        self.endless = 0
+        self.stopped = 0
+
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Go on with other weights."""
+        missing, unexpected = self._engine.model.load_state_dict(weights, strict=False)
+        assert not unexpected
+        assert set(missing) <= {"lm_head.weight"}  # it may be tied to the embeddings
+
+    async def agenerate(self, prompt: list[int], limit: int | None, temperature: float) -> tuple[Asked, str]:
+        """`generate`, for an engine whose generations can be cancelled."""
+        text = self.tokenizer.decode(prompt)
+        if case_of(text) == ABANDONED and "the total is" in text:
+            self.endless += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.endless -= 1
+                self.stopped += 1
+        return self.generate(prompt, limit, temperature)
 
     def generate(self, prompt: list[int], limit: int | None, temperature: float) -> tuple[Asked, str]:
         """A generation, and why it ended: ``stop``, ``length``, or ``abort``."""
@@ -352,6 +397,60 @@ class Policy:
         asked = Asked(prompt, ids, logprobs, begun, self.version)
         self.asked.append(asked)
         return asked, "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
+
+
+async def until(condition: Callable[[], bool], running: Sequence[asyncio.Future[Any]] = ()) -> None:
+    """Wait for something that another thread or process does.
+
+    Raises:
+        TimeoutError: it has not come within a minute.
+        BaseException: what ended one of ``running`` meanwhile.
+    """
+    for _ in range(3000):
+        if condition():
+            return
+        for work in running:
+            if work.done():
+                raise RuntimeError(f"it has ended: {work.result()}")
+        await asyncio.sleep(0.02)
+    raise TimeoutError("not within a minute")
+
+
+def open_sessions(folder: Path) -> int:
+    """Sessions of ``stateful`` that were opened and not closed."""
+    log = (folder / "sessions.log").read_text().split()
+    return log.count("open") - log.count("close")
+
+
+async def abandoned(
+    folder: Path,
+    policy: Policy,
+    running: Sequence[asyncio.Future[Any]],
+    cancel: Callable[[], Any],
+    *,
+    reaches_engine: bool = True,
+) -> dict[str, int]:
+    """What becomes of rollouts of `ABANDONED` when their trainer cancels them.
+
+    Args:
+        folder: the script's.
+        policy: the engine.
+        running: what the trainer awaits: one or more for both rollouts.
+        cancel: the trainer's way.
+        reaches_engine: whether the trainer passes it on to its engine.
+
+    Returns:
+        ``stopped`` generations, and sessions that are still ``open``.
+    """
+    before = policy.stopped
+    await until(lambda: policy.endless == ABANDONED.size, running)
+    assert open_sessions(folder) == ABANDONED.size
+    found = cancel()
+    if asyncio.iscoroutine(found):
+        await found
+    await asyncio.gather(*running, return_exceptions=True)
+    await until(lambda: open_sessions(folder) == 0 and not (reaches_engine and policy.endless))
+    return {"stopped": policy.stopped - before, "open": open_sessions(folder)}
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -380,7 +479,7 @@ def script(main: Callable[[Path], list[Ran]]) -> None:
 
     faulthandler.dump_traceback_later(400, exit=True)  # says where it hangs
     folder = Path(sys.argv[1])
-    tiny.prepare(folder, graph())
+    tiny.prepare(folder, graph(folder))
     runs = main(folder)
     tokenizer = tiny.PreTrainedTokenizerFast.from_pretrained(folder / "model")
     for sample in (sample for run in runs for sample in run.samples):

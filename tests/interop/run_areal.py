@@ -14,7 +14,7 @@ from typing import Any
 
 import acceptance
 import uvicorn
-from acceptance import CASES, Case, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, Case, Policy, Ran, Sample
 from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
@@ -78,7 +78,8 @@ async def run(folder: Path) -> list[Ran]:
         )
 
         async def agenerate(self, req: ModelRequest) -> ModelResponse:
-            asked, stop = policy.generate(req.input_ids, req.gconfig.max_new_tokens, req.gconfig.temperature)
+            config = req.gconfig
+            asked, stop = await policy.agenerate(req.input_ids, config.max_new_tokens, config.temperature)
             if stop == "abort":
                 raise RuntimeError("AReaL aborts the generation")
             versions = [asked.begun] * (len(asked.generation) - 1) + [asked.ended]
@@ -107,10 +108,19 @@ async def run(folder: Path) -> list[Ran]:
         for interaction in kept.values():
             tensors = interaction.to_tensor_dict()
             ran.samples.append(told(case, {key: value[0].tolist() for key, value in tensors.items()}))
+    ran.asked = list(policy.asked)
+
+    async def episode(number: int) -> Any:
+        workflow_context.set(workflow_context.WorkflowContext(task_id=number))
+        return await workflow.arun_episode(None, {"row": json.dumps(ABANDONED.row)})
+
+    running = [asyncio.ensure_future(episode(1000 + i)) for i in range(ABANDONED.size)]
+    ran.extra["abandoned"] = await acceptance.abandoned(
+        folder, policy, running, lambda: [each.cancel() for each in running], reaches_engine=False
+    )
     await asyncio.to_thread(agent.close)
-    server.should_exit = True
+    server.should_exit = server.force_exit = True
     await work
-    ran.asked = policy.asked
     return [ran]
 
 

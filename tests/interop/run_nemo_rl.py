@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import acceptance
 import ray
 import torch
-from acceptance import CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
 from support.endpoint import endpoint
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": LONGEST_RESPONSE}
@@ -99,6 +98,19 @@ async def single_controller(actor: Any, tokenizer: Any, case: Case) -> list[floa
     return [completion.reward for completion in record.completions]
 
 
+async def shut_down(folder: Path, policy: Policy, actor: Any) -> dict[str, int]:
+    """What becomes of rollouts that run when NeMo RL shuts its environment down."""
+    work = asyncio.ensure_future(group(actor, policy.tokenizer, ABANDONED))
+    found = await acceptance.abandoned(folder, policy, [], lambda: as_coroutine(actor.shutdown.remote()))
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    return found
+
+
+async def as_coroutine(ref: Any) -> Any:
+    return await ref
+
+
 def failure_of(work: Any) -> dict[str, Any]:
     from nemo_rl.experience.failures import classify_rollout_failure
 
@@ -115,13 +127,11 @@ def failure_of(work: Any) -> dict[str, Any]:
 
 
 def main(folder: Path) -> list[Ran]:
-    policy, lock = Policy(folder), threading.Lock()
+    policy = Policy(folder)
 
-    def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
-        with lock:
-            asked, stop = policy.generate(
-                prompt, sampling.get("max_tokens"), sampling.get("temperature", 1.0)
-            )
+    async def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
+        limit, temperature = sampling.get("max_tokens"), sampling.get("temperature", 1.0)
+        asked, stop = await policy.agenerate(prompt, limit, temperature)
         if stop == "abort":
             raise RuntimeError("the endpoint aborts the generation")
         return asked.generation, asked.logprobs, stop
@@ -149,6 +159,7 @@ def main(folder: Path) -> list[Ran]:
         ran.extra["raised"] = failure_of(group(raising, tokenizer, Case("single", "failed")))
         ran.extra["sent again"] = asyncio.run(single_controller(raising, tokenizer, Case("single", "mixed")))
         ray.get(raising.shutdown.remote())
+        ran.extra["abandoned"] = asyncio.run(shut_down(folder, policy, spin_up(folder, url, tokenizer)))
     return [ran]
 
 

@@ -22,7 +22,17 @@ from typing import Any
 import acceptance
 import torch
 import uvicorn
-from acceptance import CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Case, Policy, Ran, Sample, StandIns
+from acceptance import (
+    ABANDONED,
+    CASES,
+    LONGEST_PROMPT,
+    LONGEST_RESPONSE,
+    Case,
+    Policy,
+    Ran,
+    Sample,
+    StandIns,
+)
 
 LONGEST = LONGEST_PROMPT + LONGEST_RESPONSE
 PARAMS = {"temperature": 1.0, "max_tokens": LONGEST_RESPONSE}
@@ -55,7 +65,7 @@ class Engine:
         self.policy = policy
 
     async def generate(self, prompt: list[int], params: SamplingParams, multi_modal_data: Any = None) -> Any:
-        asked, stop = self.policy.generate(prompt, params.max_tokens, params.temperature)
+        asked, stop = await self.policy.agenerate(prompt, params.max_tokens, params.temperature)
         told = [
             {token: SimpleNamespace(logprob=logprob)}
             for token, logprob in zip(asked.generation, asked.logprobs, strict=True)
@@ -166,8 +176,11 @@ AgentExecutor = executor({str(folder / "graph.yaml")!r}, attempts=1)
     policy = Policy(folder)
 
     async def run() -> Ran:
-        samples = await samples_of(_load_agent_executor(str(folder / "agent.py")), policy)
+        executor = _load_agent_executor(str(folder / "agent.py"))
+        samples = await samples_of(executor, policy)
         ran = Ran("OpenRLHF", version("openrlhf"), samples, list(policy.asked))
+        work = asyncio.ensure_future(group(executor, policy, ABANDONED))
+        ran.extra["abandoned"] = await acceptance.abandoned(folder, policy, [work], work.cancel)
         ran.extra["remote rewards"] = await remote_rewards(folder, policy)
         return ran
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import acceptance
-from acceptance import CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, LONGEST_RESPONSE, Case, Policy, Ran, Sample
 
 
 class Engines:
@@ -29,7 +29,7 @@ class Engines:
 
     async def generate(self, batch: dict[str, Any], model: str | None = None) -> dict[str, Any]:
         [prompt], params = batch["prompt_token_ids"], batch["sampling_params"]
-        asked, stop = self.policy.generate(prompt, params["max_tokens"], params["temperature"])
+        asked, stop = await self.policy.agenerate(prompt, params["max_tokens"], params["temperature"])
         return {
             "responses": [""],
             "response_ids": [asked.generation],
@@ -52,11 +52,10 @@ def config_of(folder: Path, prompts: int, size: int, *, by_std: bool) -> Any:
     )
 
 
-async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int) -> list[Sample]:
-    """Groups of one size, which SkyRL has one of."""
+def trainer_of(folder: Path, policy: Policy, cases: Sequence[Case], size: int) -> tuple[Any, Any, list[str]]:
+    """A trainer, what its generator is given, and the group of each prompt."""
     from skyrl.train.generators.base import GeneratorInterface
     from skyrl.train.generators.utils import prepare_generator_input
-    from skyrl.train.trainer import RayPPOTrainer
 
     from gym_serve.training.skyrl import experiment
 
@@ -82,6 +81,14 @@ async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int)
         all_metrics={},
         dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
     )
+    return trainer, given, uids
+
+
+async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int) -> list[Sample]:
+    """Groups of one size, which SkyRL has one of."""
+    from skyrl.train.trainer import RayPPOTrainer
+
+    trainer, given, uids = trainer_of(folder, policy, cases, size)
     output = await RayPPOTrainer.generate(trainer, given)
     found = [
         Sample(
@@ -113,11 +120,16 @@ async def groups(folder: Path, policy: Policy, cases: Sequence[Case], size: int)
 
 
 async def run(folder: Path) -> list[Ran]:
-    policy = Policy(folder)
-    samples = []
+    from skyrl.train.trainer import RayPPOTrainer
+
+    policy, ran = Policy(folder), Ran("SkyRL", version("skyrl"))
     for size in (2, 3):
-        samples += await groups(folder, policy, [case for case in CASES if case.size == size], size)
-    return [Ran("SkyRL", version("skyrl"), samples, policy.asked)]
+        ran.samples += await groups(folder, policy, [case for case in CASES if case.size == size], size)
+    ran.asked = list(policy.asked)
+    trainer, given, _ = trainer_of(folder, policy, [ABANDONED], ABANDONED.size)
+    work = asyncio.ensure_future(RayPPOTrainer.generate(trainer, given))  # as its fully asynchronous trainer
+    ran.extra["abandoned"] = await acceptance.abandoned(folder, policy, [work], work.cancel)
+    return [ran]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import acceptance
 import numpy as np
 import ray
 import yaml
-from acceptance import CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Asked, Policy, Ran, Sample
+from acceptance import ABANDONED, CASES, LONGEST_PROMPT, LONGEST_RESPONSE, Asked, Case, Policy, Ran, Sample
 from hydra import compose, initialize_config_dir
+from transformers import AutoTokenizer
 
 ROLLOUTS = [case for case in CASES for _ in range(case.size)]
 
@@ -32,7 +34,7 @@ class Server:
     ) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
-        asked, stop = self.policy.generate(
+        asked, stop = await self.policy.agenerate(
             prompt_ids, sampling_params["max_tokens"], sampling_params["temperature"]
         )
         reason = {"stop": "completed", "abort": "aborted"}.get(stop, stop)
@@ -70,19 +72,24 @@ def array(values: list[Any]) -> Any:
     return found
 
 
+def batch_of(rollouts: Sequence[Case]) -> Any:
+    from verl.protocol import DataProto
+
+    columns = {
+        "raw_prompt": array([case.prompt for case in rollouts]),
+        "extra_info": array([{"agent_ref": case.row["agent_ref"]} for case in rollouts]),
+        "uid": array([case.name for case in rollouts]),
+        "agent_name": array(["gym"] * len(rollouts)),
+    }
+    return DataProto.from_dict(non_tensors=columns, meta_info={"global_steps": 5})
+
+
 async def v0(config: Any, client: Any) -> list[Sample]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-    from verl.protocol import DataProto
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-    uids = array([case.name for case in ROLLOUTS])
-    columns = {
-        "raw_prompt": array([case.prompt for case in ROLLOUTS]),
-        "extra_info": array([{"agent_ref": case.row["agent_ref"]} for case in ROLLOUTS]),
-        "uid": uids,
-        "agent_name": array(["gym"] * len(ROLLOUTS)),
-    }
-    batch = DataProto.from_dict(non_tensors=columns, meta_info={"global_steps": 5})
+    batch = batch_of(ROLLOUTS)
+    uids = batch.non_tensor_batch["uid"]
     output = await AgentLoopWorker(config, client).generate_sequences(batch)
     tensors, others = output.batch, output.non_tensor_batch
     assert sorted(output.meta_info["reward_extra_keys"]) == ["failed", "score", "truncated"]
@@ -157,6 +164,35 @@ def v1(config: Any, client: Any) -> list[Sample]:
     return samples
 
 
+async def cancelled(folder: Path, config: Any, servers: Any) -> dict[str, int]:
+    """What becomes of rollouts whose worker is cancelled.
+
+    verl tells its engines nothing of that, so the calls of its client are looked at.
+    """
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    class Client(LLMServerClient):
+        endless = 0
+        stopped = 0
+
+        async def generate(self, request_id: str, **given: Any) -> Any:
+            self.endless += (last := "the total is" in tokenizer.decode(given["prompt_ids"]))
+            try:
+                return await super().generate(request_id, **given)
+            except asyncio.CancelledError:
+                self.stopped += 1
+                raise
+            finally:
+                self.endless -= last
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    client = Client(config, servers)
+    batch = batch_of([ABANDONED] * ABANDONED.size)
+    work = asyncio.ensure_future(AgentLoopWorker(config, client).generate_sequences(batch))
+    return await acceptance.abandoned(folder, client, [work], work.cancel)
+
+
 def main(folder: Path) -> list[Ran]:
     from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
 
@@ -169,12 +205,12 @@ def main(folder: Path) -> list[Ran]:
     found = []
     for trainer, run in (("verl V0", lambda *given: asyncio.run(v0(*given))), ("verl V1", v1)):
         servers = {name: ray.remote(Server).remote(folder) for name in ("a", "b")}
-        client = LLMServerClient(
-            config := config_of(folder), ray.remote(GlobalRequestLoadBalancer).remote(servers)
-        )
-        samples = run(config, client)
+        config, balancer = config_of(folder), ray.remote(GlobalRequestLoadBalancer).remote(servers)
+        samples = run(config, LLMServerClient(config, balancer))
         told = [asked for server in servers.values() for asked in ray.get(server.asked.remote())]
         found.append(Ran(trainer, version("verl"), samples, [Asked(**asked) for asked in told]))
+        if run is not v1:
+            found[-1].extra["abandoned"] = asyncio.run(cancelled(folder, config, balancer))
     return found
 
 

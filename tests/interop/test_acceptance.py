@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 import pytest
-from acceptance import CASES, YES, Asked, Case, Ran, Sample
+from acceptance import ABANDONED, CASES, YES, Asked, Case, Ran, Sample
 from support.docs import ROOT, blocks_of
 
 VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
 ]
 
+PAGE = ROOT / "docs" / "released-trainers.md"
+
 
 @dataclass(frozen=True)
 class Trainer:
@@ -42,26 +44,33 @@ class Trainer:
         script: ``run_{script}.py`` runs it.
         own: its own code that the script runs.
         left: what of it does not run without a GPU, and why.
-        file: the file of docs/released-trainers.md that a user writes; None for a command with settings.
-        failures: what it has for a failed rollout: a masked sample, one with a single action, or none.
+        file: the file of a page that a user writes; None for a command with settings.
+        page: the page of its guide.
+        failures: what it has for a failed rollout: a masked sample with the reward of its siblings, one with
+            a single action, a masked one without a reward, or none.
         versions: what its engine tells of the policy's versions: those of the first and the last token, the
             last one of each turn, or none.
         branches: whether it trains on the branches of a harness too.
         turns_apart: whether each turn is a sample of its own.
         truncated: whether its samples say that they were cut off.
         groups: whether it can have rewards of groups.
+        cancel: how it cancels rollouts that run; None if it has no way.
+        stops: whether a cancel ends the generation.
     """
 
     script: str
     own: Sequence[str]
     left: str
     file: str | None
-    failures: Literal["masked", "one action", "none"] = "masked"
+    page: Path = PAGE
+    failures: Literal["masked", "one action", "unscored", "none"] = "masked"
     versions: Literal["tokens", "turns", "none"] = "none"
     branches: bool = False
     turns_apart: bool = False
     truncated: bool = True
     groups: bool = True
+    cancel: str | None = None
+    stops: bool = True
 
 
 TRAINERS = {
@@ -71,6 +80,7 @@ TRAINERS = {
         "`main_ppo`: FSDP and the engines need a GPU",
         "gym.yaml",
         versions="tokens",
+        cancel="its worker's task; its client tells its engines nothing",
     ),
     "verl V1": Trainer(
         "verl",
@@ -93,6 +103,7 @@ TRAINERS = {
         "its Ray trainer: DeepSpeed, vLLM and FlashAttention need CUDA, and are stood in for",
         "agent.py",
         failures="one action",
+        cancel="its executor's task",
     ),
     "NeMo RL": Trainer(
         "nemo_rl",
@@ -106,6 +117,7 @@ TRAINERS = {
         "the policy's workers: need a GPU",
         "grpo.yaml",
         truncated=False,
+        cancel="`NemoGym.shutdown`",
     ),
     "SkyRL": Trainer(
         "skyrl",
@@ -118,14 +130,20 @@ TRAINERS = {
         ],
         "its inference engines and workers: need a GPU",
         None,
+        cancel="its generator's task",
     ),
     "slime": Trainer(
         "slime",
-        ["generate_and_rm_group"],
-        "the rollout manager: needs SGLang on a GPU",
+        [
+            "generate_and_rm_group",
+            "RolloutManager._convert_samples_to_train_data",
+            "RolloutManager._post_process_rewards",
+        ],
+        "SGLang: needs a GPU, and is stood in for",
         "rollout.py",
         versions="turns",
         branches=True,
+        cancel="`abort`",
     ),
     "AReaL": Trainer(
         "areal",
@@ -138,10 +156,40 @@ TRAINERS = {
         turns_apart=True,
         truncated=False,
         groups=False,
+        cancel="the task of an episode; its proxy tells its engine nothing",
+        stops=False,
+    ),
+    "prime-rl": Trainer(
+        "prime_rl",
+        ["TrainEnvs", "Dispatcher", "TrainSource", "TrainSink", "InferencePool"],
+        "its trainer and its vLLM: need a GPU",
+        "rows.py",
+        failures="none",
+        branches=True,
+        groups=False,
+        cancel="`Dispatcher.drop_group`",
+    ),
+    "TRL": Trainer(
+        "trl",
+        ["GRPOTrainer.train", "GRPOTrainer._generate_and_score_completions"],
+        "vLLM's server mode: needs a GPU",
+        "train.py",
+        page=ROOT / "docs" / "tutorial-train.md",
+        failures="unscored",
+        truncated=False,
+    ),
+    "TRL, asynchronous": Trainer(
+        "trl",
+        ["AsyncGRPOTrainer.train"],
+        "FlashAttention's kernel: needs a GPU, and is stood in for",
+        "train_async.py",
+        failures="none",
+        branches=True,
+        truncated=False,
+        cancel="it stops its worker",
     ),
 }
 
-PAGE = ROOT / "docs" / "released-trainers.md"
 BEGIN, END = "<!-- made by tests/interop/test_acceptance.py -->\n", "<!-- end -->\n"
 
 _passed: dict[str, list[Case]] = {name: [] for name in TRAINERS}
@@ -263,14 +311,18 @@ def test_a_trainer_gets_what_was_sampled_and_what_it_is_worth(name: str, case: C
     mean = fmean(rewards) if rewards else 0.0
     for sample in failed:
         assert sum(sample.mask) == (1 if trainer.failures == "one action" else 0)
-        assert sample.reward == pytest.approx(mean)
+        if trainer.failures == "unscored":
+            assert sample.reward is None
+        else:
+            assert sample.reward == pytest.approx(mean)
         assert sample.advantage in (None, pytest.approx(0.0))
         assert sample.normalized in (None, pytest.approx(0.0))
     for sample in scored:
         assert sample.advantage in (None, pytest.approx(sample.reward - mean))
         if sample.normalized is not None and len(set(rewards)) > 1:
             # docs/released-trainers.md, "The group of a failure"
-            larger = math.sqrt((len(scored) + len(failed) - 1) / (len(scored) - 1))
+            counted = 0 if trainer.failures == "unscored" else len(failed)
+            larger = math.sqrt((len(scored) + counted - 1) / (len(scored) - 1))
             expected = (sample.reward - mean) / stdev(rewards) * larger
             assert sample.normalized == pytest.approx(expected, rel=1e-3)
     _passed[name].append(case)
@@ -284,6 +336,26 @@ def test_the_sub_agents_of_a_harness_are_trained_on_where_a_trainer_can() -> Non
             {"harness/branches": 2} if trainer.branches else {}
         )
         assert all(sample.reward == 1.0 for sample in branches)
+
+
+@pytest.mark.parametrize("name", [name for name, trainer in TRAINERS.items() if trainer.cancel])
+def test_what_a_trainer_cancels_is_stopped_and_its_session_closed(name: str) -> None:
+    trainer = TRAINERS[name]
+    abandoned = runs(trainer.script)[name].extra["abandoned"]
+    assert abandoned == {"stopped": ABANDONED.size if trainer.stops else 0, "open": 0}
+
+
+def test_slime_can_leave_failures_out_of_a_group_and_count_a_branch_once() -> None:
+    run = runs("slime")["slime"]
+    found: dict[str, list[float]] = {}
+    for case, advantage in run.extra["by group"]:
+        found.setdefault(case, []).append(advantage)
+    assert found.keys() == {case.name for case in CASES}
+    for case in CASES:
+        if case.outcome == "mixed":
+            assert sorted(found[case.name]) == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5], abs=1e-4)
+        else:
+            assert set(found[case.name]) == {0.0}
 
 
 def test_openrlhf_asks_the_graphs_verifier_for_rewards() -> None:
@@ -315,19 +387,21 @@ def row_of(name: str, passed: Sequence[Case]) -> str:
     cases = f"{len(passed) - len(refused)}" + (f"; {len(refused)} refused" if refused else "")
     lines = "a command"
     if trainer.file is not None:
-        (block,) = (block for block in blocks_of(PAGE) if block.file == trainer.file)
+        (block,) = (block for block in blocks_of(trainer.page) if block.file == trainer.file)
         code = [line for line in block.text.splitlines()[1:] if line.strip()]
         lines = f"{len(code)} (`{trainer.file}`)"
     own = ", ".join(f"`{own}`" for own in trainer.own)
-    return f"| {name} | {runs(trainer.script)[name].version} | {cases} | {own} | {trainer.left} | {lines} |\n"
+    cancel = trainer.cancel or "—"
+    version = runs(trainer.script)[name].version
+    return f"| {name} | {version} | {cases} | {own} | {cancel} | {trainer.left} | {lines} |\n"
 
 
 def test_the_table_of_the_documentation_says_what_ran() -> None:
     if any(len(passed) < len(CASES) for passed in _passed.values()):
         pytest.skip("the table is made of the whole suite, and not all of its cases have passed")
     made = (
-        "| trainer | version | groups | its own code that ran | what did not, and why | lines of yours |\n"
-        "|---|---|---|---|---|---|\n"
+        "| trainer | version | groups | its own code that ran | its cancel | what did not run, and why "
+        "| lines of yours |\n|---|---|---|---|---|---|---|\n"
     ) + "".join(row_of(name, passed) for name, passed in _passed.items())
     text = PAGE.read_text()
     before, begin, rest = text.partition(BEGIN)

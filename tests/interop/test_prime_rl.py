@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -46,9 +47,12 @@ class Client:
         await self.socket.send_multipart([id_.encode(), method.encode(), msgspec.msgpack.encode(body)])
 
     async def answer(self) -> tuple[str, Any]:
-        """The next reply, with the deltas of its traces before it."""
+        """The next reply, with the deltas of its traces before it; verifiers before 0.4 has none of them."""
         while True:
-            id_, kind, payload = await self.socket.recv_multipart()
+            id_, *kinds, payload = await self.socket.recv_multipart()
+            if not kinds:
+                return id_.decode(), msgspec.msgpack.decode(payload)
+            (kind,) = kinds
             decoded = msgspec.msgpack.decode(payload)
             if kind == b"reply":
                 return id_.decode(), {**decoded, "deltas": self.deltas.pop(id_, [])}
@@ -61,8 +65,8 @@ class Client:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Client]:
-    server = EnvServer(bell_graph(), "tcp://127.0.0.1:0", attempts=1, ray=False)
+async def serving(verifiers: Any = "0.4") -> AsyncIterator[Client]:
+    server = EnvServer(bell_graph(), "tcp://127.0.0.1:0", verifiers=verifiers, attempts=1, ray=False)
     work = asyncio.ensure_future(server.serve())
     client = Client(server.address)
     try:
@@ -96,6 +100,36 @@ async def test_runs_health_and_what_cannot_be_run(url: str) -> None:
     assert not found["none"]["success"]
     assert "prompt" in found["none"]["error"]
     assert "dance" in found["what"]["error"]
+
+
+async def test_verifiers_before_0_4_gets_an_episode_in_one_piece(url: str) -> None:
+    given = {"client": {"base_url": url, "api_key_var": "NO_SUCH_KEY"}, "model": "policy", "sampling": {}}
+    async with serving("0.3") as client:
+        await client.send("h", "health")
+        assert await client.answer() == ("h", {"success": True, "error": None})
+        await client.send("r", "run", task_data={"prompt": "ring"}, **given)
+        id_, answer = await client.answer()
+    assert (id_, answer["success"]) == ("r", True)
+    (trace,) = answer["episode"]["traces"]
+    assert trace["rewards"] == {"reward": {"score": 1.0}}
+    assert answer["episode"]["ok"]
+
+
+async def test_a_trace_has_an_id_of_its_own_and_names_its_task_as_verifiers_does(url: str) -> None:
+    given = {"client": {"base_url": url, "api_key_var": "NO_SUCH_KEY"}, "model": "policy", "sampling": {}}
+    task = {"idx": 3, "id": None, "timeout": {"agent": None}, "row": {"prompt": "ring", "note": None}}
+    async with serving("0.3") as client:
+        for id_ in ("a", "b"):
+            await client.send(id_, "run", task_data=task, **given)
+        episodes = [(await client.answer())[1]["episode"] for _ in range(2)]
+    ids = [each["id"] for episode in episodes for each in (episode, *episode["traces"])]
+    assert len(set(ids)) == 4
+    # What is None in verifiers' own keys is not set; what is in a user's is.
+    named = b'{"idx": 3, "row": {"note": null, "prompt": "ring"}, "timeout": {}}'
+    digest = hashlib.sha256(named).hexdigest()
+    for episode in episodes:
+        for each in (episode, *episode["traces"]):
+            assert each["task"] == {"type": "Task", "data": task, "key": digest, "hash": digest}
 
 
 async def test_a_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

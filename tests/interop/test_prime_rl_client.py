@@ -40,7 +40,7 @@ def run(script: str, folder: Path) -> Any:
 
 
 def test_prime_rls_client_runs_cancels_and_outlives_its_server(tmp_path: Path) -> None:
-    found = run("run_prime_rl.py", tmp_path)
+    found = run("run_prime_rl_client.py", tmp_path)
     assert (found["runs"], found["ok"]) == (500, 375)
     ring, refuse, chatter, broken = found["episodes"]
     assert [each["ok"] for each in (ring, refuse, chatter, broken)] == [True, True, True, False]

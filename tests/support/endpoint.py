@@ -6,6 +6,7 @@ It goes on from the tokens that it finds on messages, as the endpoints of NeMo R
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,8 +17,9 @@ from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 from support.in_process import serving
 
-Sample = Callable[[list[int], dict[str, Any]], tuple[list[int], list[float], str]]
-"""Token ids, log-probabilities and ``stop`` or ``length`` for a prompt and its sampling."""
+Sample = Callable[[list[int], dict[str, Any]], Any]
+"""Token ids, log-probabilities and ``stop`` or ``length`` for a prompt and its sampling. A coroutine function
+is cancelled with its request; another one runs in a thread."""
 
 
 @contextmanager
@@ -33,8 +35,10 @@ def endpoint(tokenizer: Any, sample: Sample) -> Iterator[str]:
             return tokenizer
 
         async def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Generation:
+            if inspect.iscoroutinefunction(sample):
+                return Generation(*await sample(prompt, sampling))
             return Generation(*await asyncio.to_thread(sample, prompt, sampling))
 
     graph = resolve(GraphSpec(models={"policy": {"type": Policy, "tokenizer": "its own"}}))
-    with serving(lambda url: {"": graph}) as url:
+    with serving(lambda url: {"": graph}, watched=True) as url:
         yield f"{url}/policy/v1"

@@ -29,9 +29,13 @@ class InProcess:
     Args:
         graphs: by route prefix, which is empty for a graph at the root.
         listening: where it answers; a free port if none is given.
+        watched: whether a request is cancelled when its client leaves, as by Serve's proxy. Not for streams.
     """
 
-    def __init__(self, graphs: Mapping[str, Graph], listening: socket.socket | None = None) -> None:
+    def __init__(
+        self, graphs: Mapping[str, Graph], listening: socket.socket | None = None, *, watched: bool = False
+    ) -> None:
+        self._watched = watched
         self._listening = listening or listen()
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self._running = [LocalGraph(graph) for graph in graphs.values()]
@@ -71,24 +75,29 @@ class InProcess:
         response: Response = PlainTextResponse("no graph has this prefix", 404)
         if prefix is not None:
             request = Request({**scope, "root_path": prefix}, receive)
-            response = await self._gateways[prefix].answer(request)
+            gateway = self._gateways[prefix]
+            found = await (_answer_watched(gateway, request) if self._watched else gateway.answer(request))
+            if found is None:
+                return
+            response = found
             # As Serve's proxy does.
             response.headers.setdefault("x-request-id", request.headers.get("x-request-id", ""))
         await response(scope, receive, send)
 
 
 @contextmanager
-def serving(graphs: Callable[[str], Mapping[str, Graph]]) -> Iterator[str]:
+def serving(graphs: Callable[[str], Mapping[str, Graph]], *, watched: bool = False) -> Iterator[str]:
     """Serve graphs from a thread of their own, for a client that blocks; the base URL.
 
     Args:
         graphs: gives them by route prefix, for the base URL.
+        watched: see `InProcess`.
     """
     with listen() as listening, _loop_of_a_thread() as loop:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
         async def start() -> InProcess:
-            served = InProcess(graphs(url), listening)
+            served = InProcess(graphs(url), listening, watched=watched)
             await served.start()
             return served
 
@@ -97,6 +106,20 @@ def serving(graphs: Callable[[str], Mapping[str, Graph]]) -> Iterator[str]:
             yield url
         finally:
             asyncio.run_coroutine_threadsafe(served.stop(), loop).result()
+
+
+async def _answer_watched(gateway: LocalGateway, request: Request) -> Response | None:
+    """A gateway's answer; None if the client has left before, which cancels it."""
+    await request.body()  # it is kept for the gateway
+    answering = asyncio.ensure_future(gateway.answer(request))
+    leaving = asyncio.ensure_future(request.receive())
+    await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+    if answering.done():
+        leaving.cancel()
+        return answering.result()
+    answering.cancel()
+    await asyncio.wait([answering])
+    return None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from support.bells import LOGPROB, bell_graph, tokens
 from support.letters import END, Letters
 
 from gym_serve import InvalidRequest
-from gym_serve.training.slime import answer_of, generator
+from gym_serve.training.slime import answer_of, generator, group_rewards
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200, "no_stop_trim": True}
 ARGS = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, rollout_max_context_len=300)
@@ -41,6 +41,9 @@ class Sample:
     remove_sample: bool = False
     rollout_id: int | None = None
     status: Any = None
+
+    def get_reward_value(self, args: Any) -> float | None:
+        return self.reward
 
     Status = enum.Enum("Status", ["COMPLETED", "TRUNCATED", "FAILED", "ABORTED"])
 
@@ -104,6 +107,21 @@ async def test_a_failure_is_removed_and_leaves_the_baseline_of_its_group(slime: 
         statuses.TRUNCATED,
     ]
     assert [sample.rollout_id for sample in found] == [0, 1, 2, 3]
+
+
+def test_groups_are_those_of_prompts_and_a_branch_counts_once() -> None:
+    rollouts = [(0, 0, 1.0), (0, 0, 1.0), (0, 1, 0.0), (0, 2, 0.5), (1, 3, 3.0)]  # the first has a branch
+    samples = [Sample(group_index=group, rollout_id=id_, reward=reward) for group, id_, reward in rollouts]
+    samples[3].remove_sample = True
+    rewards = [reward for _, _, reward in rollouts]
+    args = SimpleNamespace(rewards_normalization=True, grpo_std_normalization=False)
+    assert group_rewards(args, samples) == (rewards, [0.5, 0.5, -0.5, 0.0, 0.0])
+    args.grpo_std_normalization = True
+    assert group_rewards(args, samples)[1] == pytest.approx(
+        [0.5**0.5] * 2 + [-(0.5**0.5), 0.0, 0.0], abs=1e-5
+    )
+    args.rewards_normalization = False
+    assert group_rewards(args, samples) == (rewards, rewards)
 
 
 async def test_a_sample_that_slime_aborts_is_begun_anew(slime: Any) -> None:
