@@ -36,6 +36,7 @@ from gym_serve.routing.rpc import (
 )
 from gym_serve.servers.agent import AgentServer
 from gym_serve.servers.live import EndedEpisode, identity
+from gym_serve.servers.protocols import PROTOCOLS
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, Reply, encode
 from gym_serve.types.errors import (
@@ -55,9 +56,11 @@ LIST, LOOK, STOP = (f"{EPISODES}/{op}" for op in ("list", "look", "stop"))
 """Operations that every replica answers at once."""
 
 _MOST = 500  # episodes in an answer, and on a replica
+_MOST_ENDED = 100  # in an answer
 _MOST_QUEUED = 50  # calls in a queue that are read
 _SECONDS = 2.0  # for a replica to answer
 _FRESH_SECONDS = 0.5  # for which the list is remembered: many may look
+_OPERATIONS = frozenset({"run", *PROTOCOLS})  # of agents, each of which is an episode
 _QUEUED = "q"  # begins the number of a call that waits
 
 
@@ -67,12 +70,13 @@ async def answer_here(call: Call, runners: Sequence[ServerRunner], admission: Ad
     Args:
         call: the call.
         runners: all servers of this process.
-        admission: the queue before them, if there is one.
+        admission: the queue before the last one of them, if there is one.
     """
     agents = [runner.server for runner in runners if isinstance(runner.server, AgentServer)]
     try:
         if call.op == LIST:
-            return Reply.of(_listed(agents, admission))
+            queued = [] if admission is None else [c for c in admission.queued() if c.call.op in _OPERATIONS]
+            return Reply.of(_listed(agents, queued if agents else []))
         asked = any_json(call.body)
         if call.op == STOP:
             return Reply.of(_stopped(agents, admission, asked["number"]))
@@ -81,7 +85,7 @@ async def answer_here(call: Call, runners: Sequence[ServerRunner], admission: Ad
         return Reply.failed(error)
 
 
-def _listed(agents: Sequence[AgentServer], admission: Admission | None) -> JSON:
+def _listed(agents: Sequence[AgentServer], queued: Sequence[QueuedCall]) -> JSON:
     running = [
         {"number": str(live.number), "agent": agent.name, **live.summary()}
         for agent in agents
@@ -92,8 +96,7 @@ def _listed(agents: Sequence[AgentServer], admission: Admission | None) -> JSON:
         for agent in agents
         for one in agent.live.ended()
     ]
-    queued = [] if admission is None or not agents else list(admission.queued())
-    waiting = [_waits(agents[0].name, one) for one in queued[:_MOST_QUEUED]]
+    waiting = [_waits(agents[-1].name, one) for one in queued[:_MOST_QUEUED]]
     return {
         "running": sum(len(agent.live) for agent in agents),
         "queued": len(queued),
@@ -349,5 +352,5 @@ class LiveEpisodesOfGraph:
                 found[kind] += [{"id": f"{name}.{one.pop('number')}", **one} for one in listed[kind]]
         found["episodes"].sort(key=lambda one: -one["seconds"])
         found["ended"].sort(key=lambda one: one["ended_seconds"])
-        del found["episodes"][_MOST:]
+        del found["episodes"][_MOST:], found["ended"][_MOST_ENDED:]
         return found

@@ -18,19 +18,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from itertools import count, islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_serve.observe.timeline import text_size
 from gym_serve.servers.context import interruptible
+from gym_serve.servers.episode import Episode, readable
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError, Stopped
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.timeline import TIMELINE_FIELD
-
-if TYPE_CHECKING:
-    from gym_serve.servers.episode import Episode
 
 LIVE: ContextVar[LiveEpisode | None] = ContextVar("gym_serve_live", default=None)
 """The entry of the episode that runs in this context."""
@@ -234,8 +232,6 @@ class LiveEpisodes:
 
 async def _looked(look: Callable[[], Awaitable[list[JSON]]]) -> JSON:
     """What an external harness has done so far; nothing if nobody says so in time."""
-    from gym_serve.servers.episode import readable
-
     try:
         trajectories = await asyncio.wait_for(look(), _LOOK_SECONDS)
     except (GymError, asyncio.TimeoutError):

@@ -15,10 +15,13 @@ import pytest
 from support.local_site import local_site
 from support.watched import Held
 
+from gym_serve.graph.live import LiveEpisodesOfGraph, ReplicasOfCluster
+from gym_serve.graph.spec import Node
 from gym_serve.routing.admission import Admission
+from gym_serve.routing.rpc import Address, Listener
 from gym_serve.servers import live as live_module
 from gym_serve.servers.transport import Call, Reply
-from gym_serve.types.errors import Stopped
+from gym_serve.types.errors import DeadlineExceeded, NotFound, Stopped
 
 JSON = dict[str, Any]
 
@@ -242,7 +245,46 @@ async def test_what_is_kept_is_bounded(
     assert (await http.get("episodes")).json()["ended"] == []
 
 
-async def test_a_call_in_the_queue_is_refused(held: Held) -> None:
+class Addresses:
+    """Where the replicas of a server listen."""
+
+    def __init__(self, **addresses: Address) -> None:
+        self._addresses = addresses
+
+    async def all(self) -> dict[str, Address]:
+        return self._addresses
+
+    async def get(self, replica: str) -> Address | None:
+        return self._addresses.get(replica)
+
+
+async def test_a_replica_that_is_silent_is_named_and_one_that_is_gone_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answers(call: Call) -> Reply:
+        return Reply.of({"running": 0, "queued": 0, "episodes": [], "ended": []})
+
+    async def hangs(call: Call) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    listeners = [Listener(dispatch, lambda call: aiter_nothing(), lambda: 0) for dispatch in (answers, hangs)]
+    well, silent = [await listener.start("127.0.0.1") for listener in listeners]
+    addresses = Addresses(well=well, silent=silent, gone=Address("127.0.0.1", 1, "token"))
+    monkeypatch.setattr(ReplicasOfCluster, "_directory", lambda self, server: addresses)
+    monkeypatch.setattr("gym_serve.graph.live._SECONDS", 0.3)
+    nodes = {"reader": Node("reader", "agent", "x:X"), "policy": Node("policy", "model", "x:X")}
+    episodes = LiveEpisodesOfGraph(ReplicasOfCluster(nodes))
+    assert (await episodes.list())["silent"] == ["reader.silent"]
+    with pytest.raises(DeadlineExceeded, match="reader"):
+        await episodes.stop("reader.silent.1")
+    for id in ("reader.gone.1", "reader.never.1", "policy.well.1"):
+        with pytest.raises(NotFound):
+            await episodes.look(id)
+    await asyncio.gather(*(listener.stop() for listener in listeners))
+
+
+async def test_a_call_in_the_queue_is_refused() -> None:
     ends = asyncio.Event()
 
     async def dispatch(call: Call) -> Reply:
