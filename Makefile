@@ -5,7 +5,7 @@
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
 # make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 2 GB)
 # make slow   the tests that take long and seldom break, before an issue is resolved
-# make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.6 GB, Python 3.12)
+# make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.7 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
 # make dist   sdist and wheel, checked; the same commit gives the same bytes. make sbom   what the wheel installs, as CycloneDX
 # make test-browser   the pages of the viewer and of a graph in Chromium; a part of make slow
@@ -207,10 +207,13 @@ checkout = git init --quiet $(INTEROP)/src/$(1) && \
     git -C $(INTEROP)/src/$(1) checkout --quiet FETCH_HEAD && \
     printf '%s\n' $(addprefix $(CURDIR)/$(INTEROP)/src/$(1)/,$(3)) > $$($(INTEROP)/bin/python -c 'import site; print(site.getsitepackages()[0])')/$(1).pth
 
-# NeMo Gym first: it pins its openai, which is in the range of ours.
+# NeMo Gym first: it pins its openai, which is in the range of ours. Then what some of its servers need.
 $(FOREIGN)/.done:
 	$(PYTHON312) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/pip install --quiet nemo-gym==0.4.0
+	$(FOREIGN)/bin/pip install --quiet math-verify==0.8.0 'jiwer>=3' 'whisper_normalizer>=0.1' tavily-python==0.7.21 \
+	    'reasoning-gym>=0.1.19' openapi-schema-validator==0.6.3 tomli-w==1.2.0 xmltodict==1.0.2 toml \
+	    trafilatura==2.0.0 lxml_html_clean gymnasium==1.1.1 gym-sokoban==0.0.6
 	$(FOREIGN)/bin/pip install --quiet openenv==0.10.0
 	$(FOREIGN)/bin/pip install --quiet -e .
 	touch $@
