@@ -116,6 +116,20 @@ def test_pages_fit_and_load_all_they_need(page: Any, address: str, site: Path, v
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_text_stands_out(browser: Any, site: Path, version: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="make test-browser installs it")
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 860})
+    page = context.new_page()
+    for name in ("index", "concepts", "tutorial-coding-agent"):
+        page.goto(f"{(site / version / name).as_uri()}.html")
+        found = axe.Axe().run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
+        assert not found, found[0]["nodes"][0]["html"]
+    context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_the_search_finds_a_section(page: Any, address: str, version: str) -> None:
     page.goto(f"{address}/{version}/index.html")
     page.locator("label[for=__search]:visible, .md-search__input:visible").first.click()
