@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from gym_serve.servers.live import LIVE, LiveEpisodes
 from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.servers.transport import Reply, encode
-from gym_serve.types.errors import AgentFailed, DeadlineExceeded, GymError, Rejected, Unavailable
+from gym_serve.types.errors import AgentFailed, AuthorError, DeadlineExceeded, GymError, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
@@ -162,6 +163,11 @@ class AgentServer(Server):
     async def responses(self, params: JSON) -> JSON:
         """A whole episode as one Response, so that an agent can take the place of a model.
 
+        Nothing is verified.
+
+        Args:
+            params: a Responses body. Without ``tools``, the model is offered those of the environment.
+
         Raises:
             GymError: the episode failed.
         """
@@ -267,9 +273,17 @@ class AgentServer(Server):
 
     async def _acted(self, episode: Episode) -> None:
         try:
+            asked = episode.row["responses_create_params"].get("tools")
+            if asked is None and self.config.resources is not None:
+                await self._offer_tools(episode)
             await self._act(episode)
         finally:
             await self._close(episode)
+
+    async def _offer_tools(self, episode: Episode) -> None:
+        """Offer the model the environment's tools, as in a rollout: a client of an endpoint knows none."""
+        with suppress(Rejected, AuthorError):  # it needs more of a row than a prompt, and offers none
+            await episode.seed()
 
     async def _act(self, episode: Episode) -> None:
         """Run `act`, which the deadline also ends while it waits for something other than a stage."""

@@ -362,7 +362,7 @@ async def test_an_agent_that_breaks_is_a_failed_rollout() -> None:
     assert rollout["id"] == 7
 
 
-async def test_responses_is_a_whole_episode_without_seed_or_verify() -> None:
+async def test_responses_is_a_whole_episode_without_verify() -> None:
     bell = Bell()
     host = ServerRunner(agent(FakeModel([call("ring")], [say("done")]), bell))
     reply = await host.dispatch(Call("v1/responses", encode({"input": "go"})))
@@ -372,6 +372,34 @@ async def test_responses_is_a_whole_episode_without_seed_or_verify() -> None:
         "message",
     ]
     assert bell.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered"),
+    [
+        ({}, ["ring", "ring_slowly", "wait"]),
+        ({"tools": None}, ["ring", "ring_slowly", "wait"]),
+        ({"tools": []}, []),
+    ],
+)
+async def test_an_endpoint_offers_the_tools_of_its_environment(
+    asked: dict[str, Any], offered: list[str]
+) -> None:
+    model = FakeModel([say("done")])
+    await agent(model, Bell()).responses({"input": "go", **asked})
+    assert [tool["name"] for tool in model.asked[0].get("tools") or ()] == offered
+
+
+class Particular(Bell):
+    async def seed(self, row: dict[str, Any], session: Bell.Session) -> None:
+        session.rung = row["verifier_metadata"]["rung"]
+
+
+async def test_an_endpoint_whose_environment_needs_a_row_offers_none() -> None:
+    model = FakeModel([say("done")])
+    response = await agent(model, Particular()).responses({"input": "go"})
+    assert response["output"] == [say("done")]
+    assert "tools" not in model.asked[0]
 
 
 @pytest.mark.parametrize(
