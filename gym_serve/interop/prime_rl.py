@@ -70,6 +70,10 @@ class EnvServer:
 
     Attributes:
         address: where it listens.
+
+    Raises:
+        InvalidRequest: there is no such version.
+        GraphError: the graph has problems, or no model that an agent names.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class EnvServer:
                 f"the env server for prime-rl needs {error.name}: pip install 'gym-serve[prime-rl]'",
                 name=error.name,
             ) from error
+        if verifiers not in get_args(Version):
+            raise InvalidRequest(f"`verifiers` must be {' or '.join(get_args(Version))}, got {verifiers!r}")
         replaced = endpoints_of(graph, overrides or {}, return_token_ids=True)
         self._gym = Gym.from_graph(graph, overrides=replaced, **options)
         self._attempts = attempts

@@ -161,3 +161,8 @@ def test_the_row_of_a_task() -> None:
     assert row_of({"prompt": "x", "idx": 1}) == {"prompt": "x", "idx": 1}
     with pytest.raises(InvalidRequest):
         row_of({"idx": 1})
+
+
+def test_a_version_of_verifiers_that_nobody_knows() -> None:
+    with pytest.raises(InvalidRequest, match=r"must be 0\.3 or 0\.4, got '0\.2'"):
+        EnvServer(bell_graph(), verifiers="0.2", ray=False)  # type: ignore[arg-type]
