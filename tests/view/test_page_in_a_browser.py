@@ -267,6 +267,9 @@ def test_two_versions_of_the_policy_are_compared(browser: Browser, tmp_path: Pat
             visited.go("#/compare")
             page = visited.page
             expect(page.locator(".compare tbody th")).to_have_text(["0", "1"])  # the oldest and the newest
+            visited.go("#/compare?where=version+%3D+8")
+            expect(page.get_by_text("No task is on both sides")).to_be_visible()
+            visited.go("#/compare")
             page.get_by_label("right policy version").select_option("9")
             expect(page.locator(".compare tbody th")).to_have_text(["0"])
             expect(page.locator(".compare thead")).to_contain_text("version 9")

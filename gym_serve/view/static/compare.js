@@ -50,7 +50,7 @@ export function ComparePage({ address, runs, version }) {
       <div class="toolbar" role="group" aria-label="Tasks that are shown">${[["flipped", "Flipped"], ["better", "Better"], ["worse", "Worse"], ["all", "All"]].map(([name, title]) => html`
         <button class=${show === name ? "on" : "quiet"} aria-pressed=${show === name ? "true" : "false"} onClick=${() => set({ show: name === "flipped" ? null : name })}>${title}</button>`)}
         <span class="muted">${times(tasks.length, "task")}</span></div>
-      ${tasks.length === 0 ? html`<${Empty} title="No task flipped">A task flips if one side solves it more often than not, and the other does not.<//>` : html`
+      ${tasks.length === 0 ? html`<${Empty} title=${data.tasks.length === 0 ? "No task is on both sides" : "No task flipped"}>A task flips if one side solves it more often than not, and the other does not.<//>` : html`
       <div class="wide" tabindex="0" role="region" aria-label="Tasks"><table class="grid compare"><thead><tr><th scope="col">task</th><th scope="col" class="number">${title(sides.left)}</th><th scope="col" class="number">${title(sides.right)}</th><th scope="col">change</th><th scope="col">prompt</th></tr></thead>
         <tbody>${tasks.slice(0, limit).map((task) => html`<${Task} key=${task.task} task=${task} sides=${sides} own=${own} />`)}</tbody></table></div>
         ${tasks.length > limit && html`<button class="more" onClick=${() => setLimit(limit + 500)}>Show more <span class="muted">${count(tasks.length - limit)} tasks</span></button>`}`}`}`;
