@@ -39,17 +39,26 @@ def gym(deploy: Callable[..., Gym], held: Held) -> Gym:
 
 @pytest.fixture
 async def http(gym: Gym) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"{gym.url}/", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"{gym.url}/", timeout=120) as client:
         yield client
 
 
 async def until(http: httpx.AsyncClient, holds: Callable[[JSON], bool]) -> JSON:
+    """What ``/episodes`` answers, once that is as expected and all replicas have answered in time."""
     while True:
         found: JSON = (await http.get("episodes")).json()
         print({key: found[key] for key in ("running", "queued", "silent")})  # of a test that fails
-        if holds(found):
+        if not found["silent"] and holds(found):
             return found
         await asyncio.sleep(0.1)
+
+
+async def ask(http: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
+    """Ask for one episode; again where a replica of a busy machine did not answer in time."""
+    while True:
+        answer = await http.request(method, path)
+        if answer.status_code != 504:
+            return answer
 
 
 async def test_episodes_of_all_replicas_are_seen_and_stopped(
@@ -66,17 +75,16 @@ async def test_episodes_of_all_replicas_are_seen_and_stopped(
     places = {one["id"].rpartition(".")[0] for one in listed["episodes"]}
     assert len(places) == 3, "two replicas of one agent, and one of the other"
     assert {one["agent"] for one in listed["episodes"]} == {"reader", "alone"}
-    assert listed["silent"] == []
-    for _ in range(6):  # both gateways say the same
-        again = (await http.get("episodes")).json()
+    for _ in range(6):  # both gateways say the same; each remembers what it has heard for half a second
+        again = await until(http, lambda all: all["running"] == 7)
         assert {one["id"] for one in again["episodes"]} == {one["id"] for one in listed["episodes"]}
 
     chosen = {one["prompt"]: one["id"] for one in listed["episodes"]}
     for prompt in ("story1", "story4", "inlined"):
         await held.until(prompt, "asked")
-        seen = (await http.get(f"ui/api/rollout/{chosen[prompt]}/0")).json()
+        seen = (await ask(http, "GET", f"ui/api/rollout/{chosen[prompt]}/0")).json()
         assert [item["text"] for item in seen["items"]] == [prompt]
-        assert (await http.delete(f"episodes/{chosen[prompt]}")).json()["stopped"]
+        assert (await ask(http, "DELETE", f"episodes/{chosen[prompt]}")).status_code in (200, 409)
         await held.until(prompt, "cancelled")
         await held.until(prompt, "closed")
     stopped = (await over_http).json()
@@ -102,14 +110,14 @@ async def test_an_episode_in_the_queue_is_seen_and_stopped(
     asked = [asyncio.ensure_future(http.post("narrow/run", json={"prompt": prompt})) for prompt in prompts]
     listed = await until(http, lambda all: (all["running"], all["queued"]) == (1, 2))
     first, second = (one for one in listed["episodes"] if one["state"] == "queued")
-    assert (await http.delete(f"episodes/{first['id']}")).json()["stopped"]
+    assert (await ask(http, "DELETE", f"episodes/{first['id']}")).status_code in (200, 409)
     refused = await asked[prompts.index(first["prompt"])]
     assert (refused.status_code, refused.json()["error"]["code"]) == (410, "stopped")
     for prompt in prompts:
         held.say(prompt, 0, "Done.")
     done = await asyncio.gather(*asked)
     assert sorted(answer.status_code for answer in done) == [200, 200, 410]
-    gone = await http.delete(f"episodes/{second['id']}")
+    gone = await ask(http, "DELETE", f"episodes/{second['id']}")
     assert gone.json()["error"]["code"] == "conflict"
 
 
