@@ -154,7 +154,7 @@ class SpokenAnswer:
 
     async def chat_completions(self, body: JSON) -> JSON:
         """What the episode says last: the tool calls before it were already run here."""
-        return response_to_chat(await self._answer(chat_to_params(body)), body)
+        return response_to_chat(await self._answer(_params(body)), body)
 
     async def stream_responses(self, body: JSON) -> AsyncIterator[JSON]:
         """`responses` as events."""
@@ -166,11 +166,17 @@ class SpokenAnswer:
     async def stream_chat(self, body: JSON) -> AsyncIterator[JSON]:
         """`chat_completions` as chunks, after what the episode has said before its last tool call."""
         stream = CompletionStream(body)
-        events = EpisodeEvents().read(lambda: self._answer(chat_to_params(body)))
+        events = EpisodeEvents().read(lambda: self._answer(_params(body)))
         async with closing(_paragraphs(_said(events))) as found:
             async for event in found:
                 for chunk in stream.event(event):
                     yield chunk
+
+
+def _params(body: JSON) -> JSON:
+    """The Responses body of a chat. One that names no tools does not say that there are none."""
+    params = chat_to_params(body)
+    return {key: params[key] for key in params if key != "tools" or body.get("tools") is not None}
 
 
 async def _said(events: AsyncIterator[JSON]) -> AsyncIterator[JSON]:

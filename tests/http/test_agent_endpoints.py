@@ -22,10 +22,14 @@ from gym_serve.graph import docs_page, resolve
 from gym_serve.graph.spec import GraphSpec
 
 GRAPH: dict[str, Any] = {
-    "models": {"policy": {"type": "scripted_model", "environments": []}, "told": {"type": ToldModel}},
-    "resources": {"shop": {"type": Shop}, "quiz": {"type": "mcqa"}},
+    "models": {
+        "policy": {"type": "scripted_model", "environments": []},
+        "told": {"type": ToldModel},
+    },
+    "resources": {"shop": {"type": Shop}, "quiz": {"type": "mcqa"}, "weather": {"type": "simple_weather"}},
     "agents": {
         "clerk": {"type": "simple_agent", "model": "policy", "resources": "shop"},
+        "guide": {"type": "simple_agent", "model": "policy", "resources": "weather"},
         "parrot": {"type": "simple_agent", "model": "told", "resources": "quiz"},
     },
 }
@@ -82,6 +86,19 @@ def test_a_chat_stream(clerk: openai.OpenAI, include_usage: bool) -> None:
     assert "".join(delta.content or "" for delta in deltas) == SAID
     assert not any(delta.tool_calls for delta in deltas)  # the tool was run here
     assert [bool(chunk.usage) for chunk in chunks].count(True) == include_usage
+
+
+@pytest.mark.parametrize("route", ["v1/responses", "v1/chat/completions", "v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_tools_those_of_the_environment_are_offered(base: str, route: str, stream: bool) -> None:
+    asked = [{"role": "user", "content": "How is Paris?"}]
+    body = {"model": "m", "stream": stream, "input" if route == "v1/responses" else "messages": asked}
+    if route == "v1/messages":
+        body["max_tokens"] = 99
+    with httpx.Client(base_url=base, timeout=60) as http:
+        assert "is cloudy, 18 degrees" in http.post(f"/guide/{route}", json=body).text
+        if route != "v1/messages":  # which has no way to say that there are none
+            assert "is cloudy" not in http.post(f"/guide/{route}", json={**body, "tools": []}).text
 
 
 def test_the_models_of_an_agent(clerk: openai.OpenAI) -> None:
