@@ -119,7 +119,7 @@ def test_the_timeline_tells_what_the_trace_tells(edge: str, gym: Gym, collector:
         ("model", None, None, policy),
         ("tool", None, "add", env),
         ("model", None, None, policy),
-        *([] if edge == "http" else [("model", "verify", None, "judge")]),  # no HTTP answer carries it
+        ("model", "verify", None, "judge"),
         ("verify", None, None, env),
     ]
     spans = trace_of(collector, rollout["_ng_rollout_id"], len(TREE.splitlines()))
