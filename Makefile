@@ -115,7 +115,7 @@ image: dist
 	$(DIST)/bin/hadolint Dockerfile
 	$(BUILD) --tag gym-serve:$(VERSION) .
 
-# In CI by .github/workflows: it loads 400 MB from Debian's mirror and PyPI and takes minutes, which .ci/run has not got.
+# It loads 400 MB from Debian's mirror and PyPI. `.ci/run` runs it as root, three minutes on two cores.
 image-test: dist
 	$(DIST)/bin/hadolint Dockerfile
 	BASE=$(BASE) tests/image.sh
