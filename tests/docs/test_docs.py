@@ -95,6 +95,7 @@ _ACTIONS: dict[str, Callable[[Reader, Block], None]] = {
     "yaml": lambda reader, block: None,  # checked, whether it is a file or not
     "json": lambda reader, block: json.loads(block.text),
     "console": lambda reader, block: check_console(block),
+    "haproxy": lambda reader, block: None,  # tests/http/test_tls_ingress.py runs it
 }
 
 
