@@ -25,6 +25,7 @@ from ray import serve
 from gym_serve import Gym
 from gym_serve.client import loop
 from gym_serve.graph import GraphSpec, build, resolve
+from gym_serve.graph.code import ship
 from support.live_sessions import HttpWay, Players, handle_way
 from support.pinned import Pinned, SlowModel
 from support.processes import replicas_of
@@ -69,8 +70,8 @@ CHANGES = {
 
 def deploy(graph: dict[str, Any]) -> None:
     """Change the running application; returns once every replaced replica has ended."""
-    spec = GraphSpec.model_validate(graph)
-    serve.run(build(resolve(spec)), name=NAME, route_prefix=f"/{NAME}")
+    target = resolve(GraphSpec.model_validate(graph))
+    serve.run(build(target, shipped=ship(target)), name=NAME, route_prefix=f"/{NAME}")
 
 
 async def settled(graph: dict[str, Any]) -> dict[str, set[int]]:
