@@ -124,7 +124,10 @@ class PolicyQueue:
                 found[1].set_result(given)
 
     def _forget_answered(self) -> None:
-        self._waiting = deque(name for name in self._waiting if name in self._open)
+        """Give out no request whose caller has left, or has an answer that it has not read yet."""
+        self._waiting = deque(
+            name for name in self._waiting if name in self._open and not self._open[name][1].done()
+        )
 
 
 class CallbackModel(TokenizingModel):

@@ -21,6 +21,7 @@ from gym_serve import (
     Verdict,
     tool,
 )
+from gym_serve.deployments.callback_model import PolicyQueue
 from gym_serve.training import samples
 
 CALL = '<tool_call>{"name": "ring", "arguments": {"times": 2}}</tool_call>'
@@ -184,6 +185,17 @@ async def test_another_trainer_gets_what_the_first_one_left() -> None:
         await asyncio.to_thread(gym.serve_policy, "policy", Policy())
         rollouts = await run
     assert [rollout.failure for rollout in rollouts] == [None] * 3
+
+
+async def test_an_answered_request_is_not_given_out_again() -> None:
+    queue = PolicyQueue(patience=60)
+    asking = asyncio.ensure_future(queue.ask({"prompt_ids": [1], "sampling": {}}))
+    taken = await queue.take("trainer", [], most=1, wait=60)
+    assert [request["id"] for request in taken["requests"]] == ["1"]
+    queue.answer([{"id": "1", "token_ids": [2]}])
+    # The trainer asks for more before the caller has read its answer.
+    assert await queue.take("trainer", [], most=1, wait=0) == {"requests": [], "cancelled": []}
+    assert (await asking)["token_ids"] == [2]
 
 
 async def test_a_pause_that_aborts_makes_the_calls_again() -> None:
