@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -155,7 +154,6 @@ class LocalConnection(Connection):
     def __init__(self, name: str, graph: Graph) -> None:
         super().__init__(name, graph.public(), default_agent=graph.default_agent, graph=graph)
         self._local = LocalGraph(graph)
-        self._updates: Counter[str] = Counter()
         self._metrics: Sequence[Metric] = METRICS
         self._refresh: Callable[[], None] = lambda: None
         loop.wait(self._local.start())
@@ -170,11 +168,12 @@ class LocalConnection(Connection):
         self, model: str, version: str, *, path: str | None, tensors: bytes | None, mode: Any
     ) -> None:
         weights = tensors if path is None else Path(path)
-        await self._model(model).update_weights(weights, version, mode)
-        self._updates[model] += 1
+        server = self._model(model)
+        await server.update_weights(weights, version, mode)
+        server.updates += 1
 
     async def updates(self, model: str) -> int:
-        return self._updates[model]
+        return self._model(model).updates
 
     async def hold(self, model: str, mode: HoldMode) -> None:
         await self._model(model).hold(mode)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 from ray import serve
@@ -160,6 +160,9 @@ class Gateway:
         GraphError: other machines reach Serve, and the graph has no token.
     """
 
+    ray: ClassVar[bool] = True
+    """Whether it is a replica on a cluster."""
+
     def __init__(self, graph: Graph, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
             raise GraphError(problem)
@@ -273,6 +276,7 @@ class Gateway:
                 server,
                 op,
                 transport=self._transports[server],
+                ray=self.ray,
                 graph=self._public,
                 secured=self._access.secured,
                 limit=self._graph.gateway.max_request_bytes,

@@ -32,8 +32,8 @@ async def health(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """By server: its state (``ready``, ``starting``, ``unhealthy``, ``unreachable``) and replicas."""
     remote = {name: node for name, node in nodes.items() if node.url is not None}
     own = nodes.keys() - remote.keys()
-    known, reached = await asyncio.gather(_own(own), _reached(remote))
-    return {name: reached[name] if name in reached else known[name] for name in nodes}
+    known, elsewhere = await asyncio.gather(_own(own), reached(remote))
+    return {name: elsewhere[name] if name in elsewhere else known[name] for name in nodes}
 
 
 async def _own(servers: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,8 @@ def _state(deployment: Any) -> dict[str, Any]:
     return {"state": state, "replicas": replicas, **message}
 
 
-async def _reached(remote: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
+async def reached(remote: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
+    """The states of servers of ``type: http``, by name."""
     if not remote:
         return {}
     async with httpx.AsyncClient() as client:

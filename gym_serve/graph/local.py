@@ -8,7 +8,7 @@ needs them, for a harness (`gym_serve.graph.local_gateway`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from gym_serve.graph.spec import Graph, Node
@@ -113,16 +113,9 @@ class LocalGraph:
 
     async def health(self) -> JSON:
         """State of every server, by name, as in ``/health``."""
-        return {name: await self._state(name) for name in self._transports}
-
-    async def _state(self, name: str) -> JSON:
-        if name not in self._runners:
-            return {"state": "unknown", "message": "it runs elsewhere; ask it there"}
-        try:
-            await self._runners[name].server.check_health()
-        except Exception as error:  # a server may raise anything to say that it is broken
-            return {"state": "unhealthy", "message": f"{type(error).__name__}: {error}"}
-        return {"state": "ready"}
+        elsewhere = {"state": "unknown", "message": "it runs elsewhere; ask it there"}
+        states = await states_of(self._runners.values())
+        return {name: states.get(name, elsewhere) for name in self._transports}
 
     def _construct(self, node: Node) -> Transport:
         if node.url is not None:
@@ -148,6 +141,19 @@ class LocalGraph:
 
     def _client(self, target: str) -> Client:
         return CLIENTS[self._graph.nodes[target].kind](self._transports[target])
+
+
+async def states_of(runners: Iterable[ServerRunner]) -> dict[str, JSON]:
+    """State of every server of this process, by name, as in ``/health``."""
+    return {runner.server.name: await _state(runner.server) for runner in runners}
+
+
+async def _state(server: Server) -> JSON:
+    try:
+        await server.check_health()
+    except Exception as error:  # a server may raise anything to say that it is broken
+        return {"state": "unhealthy", "message": f"{type(error).__name__}: {error}"}
+    return {"state": "ready"}
 
 
 def _needs_cluster(node: Node) -> str | None:

@@ -2,7 +2,8 @@
 
 An external harness reaches its model, and the tools of its environment, over HTTP. On a cluster it asks
 Serve's proxy; here it asks this gateway, on a free port of the loopback interface, with a token that nobody
-else has. What only a cluster has is missing: what replicas say of themselves (``/health``, ``/pressure``).
+else has. What only a cluster has is missing: the load of replicas (``/pressure``, ``/stats``), and changes of
+the policy (`gym_serve.graph.policy_routes`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gym_serve.graph.gateway import Gateway
+from gym_serve.graph.health import reached
 from gym_serve.graph.live import ThisProcess
+from gym_serve.graph.local import states_of
 from gym_serve.graph.peers import Alone
 from gym_serve.graph.spec import Graph
 from gym_serve.servers.runner import ServerRunner
@@ -51,11 +54,19 @@ class LocalGateway(Gateway):
         runners: of those that run here.
     """
 
+    ray = False
+
     def __init__(
         self, graph: Graph, transports: Mapping[str, Transport], runners: Iterable[ServerRunner]
     ) -> None:
-        self._connect(graph.outline(), transports, Alone(), ThisProcess(runners))
+        self._runners = list(runners)
+        self._connect(graph.outline(), transports, Alone(), ThisProcess(self._runners))
         self.reconfigure({"graph": graph.public(), "owned": False})
+
+    async def states(self) -> dict[str, dict[str, Any]]:
+        """See `Gateway.states`."""
+        remote = {name: node for name, node in self._graph.nodes.items() if node.url is not None}
+        return {**await states_of(self._runners), **await reached(remote)}
 
     async def _reports(self, op: str) -> dict[str, list[dict[str, Any]]]:
         raise NotFound(f"/{op}: only replicas tell their load, and a graph without Ray has none")

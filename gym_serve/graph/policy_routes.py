@@ -9,7 +9,7 @@
 | ``POST /{model}/policy/endpoints`` | points the model at other endpoints |
 
 Whoever may send them decides where the graph sends its prompts and its key. So a graph without a token
-refuses those that change something.
+refuses those that change something. So does a graph without Ray, whose trainer is its own process.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ async def steer(
     op: str,
     *,
     transport: Transport,
+    ray: bool,
     graph: Mapping[str, Any],
     secured: bool,
     limit: int,
@@ -105,11 +106,13 @@ async def steer(
         request: the request.
         model, op: the model server, and the operation.
         transport: reaches the model.
+        ray: whether the graph is on a cluster.
         graph: the graph, as ``/graph`` shows it.
         secured: whether the graph has a token.
         limit: the most bytes of a body.
 
     Raises:
+        NotFound: there is no such operation, or it changes something and the graph runs without Ray.
         Forbidden: the graph has no token.
         GymError: it is refused, or a replica did not answer.
     """
@@ -120,9 +123,15 @@ async def steer(
         return wrong
     if request.method != "POST":
         told: JSON = (await transport.call(Call(VERSION))).json()
-        store = WeightStore(serve.get_replica_context().app_name)
-        updates = await asyncio.to_thread(store.updates, model)
-        return wire.answer(Reply.of({**told, "updates": updates}))
+        if ray:  # else the model has counted them
+            store = WeightStore(serve.get_replica_context().app_name)
+            told["updates"] = await asyncio.to_thread(store.updates, model)
+        return wire.answer(Reply.of(told))
+    if not ray:
+        raise NotFound(
+            f"POST {op}: only a graph on a Ray cluster has it, and this one runs without Ray; call `pause`, "
+            "`resume` or `update_weights` of its Gym, in its process"
+        )
     if not secured:
         raise Forbidden(
             f"{op} needs a graph with a token, as whoever sends it decides what the policy is; "

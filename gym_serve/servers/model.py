@@ -72,6 +72,9 @@ class ModelServer(Server):
         """Holds the calls while the policy changes."""
         self.weight_version: str | None = None
         """Version of the weights that answer; None if nobody said one."""
+        self.updates = 0
+        """How often its weights were replaced. Without Ray only: on a cluster, its graph counts
+        (`gym_serve.graph.weights`)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -253,7 +256,11 @@ class ModelServer(Server):
         return {}
 
     async def _op_version(self, body: Any) -> JSON:
-        return {"weight_version": self.weight_version, "paused": not self.gate.is_open}
+        return {
+            "weight_version": self.weight_version,
+            "paused": not self.gate.is_open,
+            "updates": self.updates,
+        }
 
     async def _op_open(self, body: Any) -> Reply:
         id_ = self.captures.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Mapping
@@ -108,6 +109,40 @@ def test_graphs_of_one_process_have_an_address_each_whatever_the_file_says() -> 
     ):
         addresses = {gym.run([ROW])[0]["harness"]["output"].split("/")[2] for gym in (one, other)}
     assert len(addresses) == 2
+
+
+# What a harness may do to its policy: it reads the version, and changes nothing.
+STEERING = """
+import json, os, sys, urllib.error, urllib.request
+
+def ask(path, body=None):
+    root = os.environ["GYM_SERVE_RESOURCES_URL"].removesuffix("/bell")
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(f"{root}/{path}", body and body.encode(), headers)
+    try:
+        return 200, json.load(urllib.request.urlopen(request))
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.load(refused)["error"]["message"]
+
+json.load(sys.stdin)
+reads = [ask("policy/policy/version"), ask("health")]
+told = [("version", '{"version": "8"}'), ("pause", "{}"), ("resume", "{}"),
+        ("endpoints", '{"base_urls": ["http://127.0.0.1:9/v1"]}')]
+print(json.dumps([reads, [ask(f"policy/policy/{op}", body) for op, body in told]]))
+"""
+
+
+def test_a_program_reads_the_version_of_the_policy_and_changes_nothing() -> None:
+    with Gym.from_graph(graph(SCRIPTED, command=[sys.executable, "-c", STEERING]), ray=False) as gym:
+        gym.update_weights("policy", "7")
+        (rollout,) = gym.run([ROW])
+        (version, health), refusals = json.loads(rollout["harness"]["output"])
+        assert gym.policy_version == "7"
+    assert version == [200, {"weight_version": "7", "paused": False, "updates": 1}]
+    ready = {"state": "ready"}
+    assert health == [200, {"status": "ok", "servers": {"policy": ready, "bell": ready, "program": ready}}]
+    assert [status for status, _ in refusals] == [404] * 4
+    assert all("call `pause`, `resume` or `update_weights` of its Gym" in message for _, message in refusals)
 
 
 async def test_a_trainers_engine_generates_for_a_harness() -> None:

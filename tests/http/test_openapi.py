@@ -48,8 +48,8 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
 }
 """What takes the place of engines that need a GPU."""
 
-ON_A_CLUSTER = "^/(health|pressure|stats)$|/policy/version$"
-"""What Serve and the cluster's store are asked for."""
+ON_A_CLUSTER = "^/(pressure|stats)$"
+"""What replicas are asked for."""
 
 PROCESS_PER_SESSION = {"mcp"}
 """A session, which most of these requests open, costs a second: an example of each is enough."""
@@ -112,7 +112,7 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
     earlier = {type_ for before in GRAPHS[: GRAPHS.index(file)] for type_ in types_of(before).values()}
     servers = types_of(file)
     new = [name for name, type_ in servers.items() if type_ not in earlier]
-    # A model is the same in every graph. Only on a cluster are there pages, and versions: see the test below.
+    # A model is the same in every graph. The load of replicas is for the test below.
     models = [name for name, node in resolved(file).nodes.items() if node.kind == "model"]
     excluded = [ON_A_CLUSTER, any_of(name for name in models if name not in new)]
     with serving(lambda url: {f"/{file.stem}": resolved(file, url)}) as base:
@@ -126,6 +126,7 @@ def test_a_graph_that_ships(file: Path, check: Check) -> None:
 def test_a_graph_on_a_cluster(deploy: Callable[..., Any], check: Check) -> None:
     """Behind Serve's proxy: its health, its load and what it counted, and each operation with an example."""
     gym = deploy(ROOT / "graphs" / "weather.yaml")
-    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", ON_A_CLUSTER)
-    others = ("--exclude-path-regex", f"{ON_A_CLUSTER}|^/policy/")
+    asked = f"{ON_A_CLUSTER}|^/health$|/policy/version$"
+    check(gym.url, "--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--include-path-regex", asked)
+    others = ("--exclude-path-regex", f"{asked}|^/policy/")
     check(gym.url, "--phases", "fuzzing,stateful", "-n", "1", *others)

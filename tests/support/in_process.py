@@ -1,6 +1,6 @@
 """The HTTP face of graphs that run in this process, without Ray: the real `Gateway` with inline transports.
 
-What only a cluster has is missing: Serve's proxy, and what it says of replicas (``/health``, ``/pressure``).
+What only a cluster has is missing: Serve's proxy, and the load of replicas (``/pressure``, ``/stats``).
 """
 
 from __future__ import annotations
