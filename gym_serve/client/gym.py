@@ -461,7 +461,7 @@ class Gym:
         Args:
             rows: as for `rollouts`; all of them are checked before anything runs.
             output: ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; failures, inputs and metrics lie
-                beside it (docs/formats.md, Rollouts).
+                beside it (docs/formats.md, Files of collect).
             resume: continue the run in ``output``, if there is one.
             retry_failed: resume, and retry the rollouts that have failed permanently.
             progress: called with the counts whenever results come in.
