@@ -75,7 +75,7 @@ def up(
     # Imported here: Ray reads the environment, which `local_ray` sets, at import.
     from gym_serve.client.cluster import start_serve
     from gym_serve.client.deployed import launch
-    from gym_serve.routing.serve_compat import http_address, serve_is_running
+    from gym_serve.routing.serve_compat import dashboard_url, http_address, serve_is_running
 
     if not serve_is_running():
         start_serve(port or free_port(HTTP_PORT))
@@ -92,6 +92,8 @@ def up(
         print_json({"ok": True, "name": source.name, "url": url})
     else:
         typer.echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
+        if (dashboard := dashboard_url()) is not None:
+            typer.echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
 
 
 _UNHEALTHY = 3

@@ -206,8 +206,8 @@ def metrics_targets() -> tuple[Path | None, list[str]]:
 
 
 def dashboard_url() -> str | None:
-    """URL of the dashboard of the connected cluster; None where there is none."""
-    address = worker.get_dashboard_url()  # type: ignore[no-untyped-call]
+    """URL of the dashboard of the connected cluster; None where there is none, or if it was joined by ``ray://``."""
+    address = None if _by_ray_client() else worker.get_dashboard_url()  # type: ignore[no-untyped-call]
     return f"http://{address}" if address else None
 
 
