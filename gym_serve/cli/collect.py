@@ -214,7 +214,7 @@ def collect(
             ),
             output,
         )
-    report_and_exit(*outcome, as_json=as_json)
+        report_and_exit(*outcome, as_json=as_json)  # before the graph is taken down, which takes seconds
 
 
 def _check(

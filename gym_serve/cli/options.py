@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import applications, graph, graphs
-from gym_serve.cli.printing import print_json, set_verbosity
+from gym_serve.cli.printing import print_json, print_start, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -192,6 +192,7 @@ class Target:
             return Gym.attach(self.attach, address)
         assert self.graph is not None
         if self.ray:
+            print_start()
             local_ray.import_ray()
         return Gym.from_graph(
             self.graph,
@@ -243,10 +244,15 @@ class _Command(TyperCommand):
             return super().invoke(ctx)
         except GymError as error:
             stop(error, as_json=ctx.params.get("as_json", False))
+        except KeyboardInterrupt:
+            typer.echo("Stopped by Ctrl-C.", err=True)
+            raise typer.Exit(130) from None
 
 
 class App(typer.Typer):
-    """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`."""
+    """A group of commands. Each has ``--verbose`` and ``--quiet``; on a `GymError` it ends by `stop`, and on
+    Ctrl-C with a sentence and status 130.
+    """
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = _Command, **options: Any

@@ -85,19 +85,16 @@ def play(
     console = new_console()
     if not console.is_terminal:
         console.width = _WIDTH
-    try:
-        policy = _policy(model, human=human)
-        graph, agent = _graph(source, policy, set_ or [], application)
-        task = {"_ng_rollout_id": "play", **with_prompt(_row(row, graph, agent))}
-        if not _is_file(source):
-            task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
-        chosen = agent_name(task) or agent
-        if chosen not in graph.nodes or graph.nodes[chosen].kind != "agent":
-            raise NotFound(f"`agent_ref.name` must be an agent of the graph, got {chosen!r}")
-        transcript = _Transcript(console if not as_json else Console(quiet=True))
-        rollout = asyncio.run(_episode(graph, chosen, task, transcript))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    policy = _policy(model, human=human)
+    graph, agent = _graph(source, policy, set_ or [], application)
+    task = {"_ng_rollout_id": "play", **with_prompt(_row(row, graph, agent))}
+    if not _is_file(source):
+        task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
+    chosen = agent_name(task) or agent
+    if chosen not in graph.nodes or graph.nodes[chosen].kind != "agent":
+        raise NotFound(f"`agent_ref.name` must be an agent of the graph, got {chosen!r}")
+    transcript = _Transcript(console if not as_json else Console(quiet=True))
+    rollout = asyncio.run(_episode(graph, chosen, task, transcript))
     if as_json:
         print_json(rollout)
     else:

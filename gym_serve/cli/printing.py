@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -90,7 +91,7 @@ def set_verbosity(verbose: int = 0, *, quiet: bool = False) -> None:
     level = logging.ERROR if quiet else {0: logging.NOTSET, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("gym_serve").setLevel(level)
     if verbose:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[_Printer()])
 
 
 def is_quiet() -> bool:
@@ -109,18 +110,20 @@ def print_start() -> None:
 
 
 class _Printer(logging.Handler):
+    """Writes to what is stderr at that moment: while a progress bar is shown, above it."""
+
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(record.getMessage(), err=True)
+        print(self.format(record), file=sys.stderr)  # `typer.echo` would find the terminal behind the bar
 
 
 def packed(parts: Iterable[str], width: int) -> list[str]:
-    """Parts in lines of at most ``width`` characters, two spaces between them; a longer part is cut."""
+    """Parts in lines of at most ``width`` characters, two spaces between them; a longer part has several."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 2 + len(part) <= width:
             lines[-1] += f"  {part}"
         else:
-            lines.append(part if len(part) <= width else f"{part[: width - 1]}…")
+            lines += wrap(part, width)
     return lines
 
 

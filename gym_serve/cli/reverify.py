@@ -91,7 +91,7 @@ def reverify(
             ),
             output,
         )
-    report_and_exit(*outcome, as_json=as_json)
+        report_and_exit(*outcome, as_json=as_json)
 
 
 class _Verifiers:

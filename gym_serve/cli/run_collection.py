@@ -259,4 +259,4 @@ def _failures(attempts: Mapping[str, int]) -> str:
     shown = [f"{count:,} {shortened(name, _CLASS_WIDTH)}" for name, count in ranked[:_CLASSES]]
     if others := sum(count for _, count in ranked[_CLASSES:]):
         shown.append(f"{others:,} others")
-    return f" ({', '.join(shown)})"
+    return f" (attempts: {', '.join(shown)})"

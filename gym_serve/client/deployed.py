@@ -184,16 +184,18 @@ class ClusterConnection(Connection):
         loop.wait(self._publisher.start())
 
     def close(self) -> None:
-        if self._publisher is not None:
-            loop.wait(self._publisher.stop())
         cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
-        # The cluster, or Serve on it, may be gone already: then so is the graph.
-        with suppress(RayServeException, RayError):
-            if self._claim is not None and ray.is_initialized() and self._ownership.claim() == self._claim:
-                _delete(self.name)
-        cluster.leave()
+        try:
+            if self._publisher is not None:
+                loop.wait(self._publisher.stop())
+            # The cluster, or Serve on it, may be gone already: then so is the graph.
+            with suppress(RayServeException, RayError):
+                ours = cluster is not None and self._claim is not None and ray.is_initialized()
+                if ours and self._ownership.claim() == self._claim:
+                    _delete(self.name)
+        finally:  # Ctrl-C comes at any point
+            if cluster is not None:
+                cluster.leave()
 
     def again(self) -> Callable[[], Connection]:
         return partial(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
+from gym_serve.cli.options import Target
+from gym_serve.cli.printing import set_verbosity
 from gym_serve.cli.run_collection import ProgressDisplay, Rate
 from gym_serve.rollouts import Progress
 
@@ -46,6 +52,15 @@ def test_wrong_usage_is_status_2(arguments: str, problem: str, monkeypatch: pyte
     result = runner.invoke(main, arguments.split())
     assert result.exit_code == 2
     assert problem in result.output
+
+
+def test_ctrl_c_outside_of_a_run_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Target) -> NoReturn:
+        raise KeyboardInterrupt  # as while Ray starts
+
+    monkeypatch.setattr(Target, "open", interrupted)
+    result = runner.invoke(main, ["collect", "mcqa", "-o", str(tmp_path / "o.jsonl")])
+    assert (result.exit_code, result.stderr) == (130, "Stopped by Ctrl-C.\n")
 
 
 def test_a_graph_with_problems_and_a_graph_that_is_not_there(tmp_path: Path) -> None:
@@ -88,15 +103,15 @@ def test_a_bar_on_a_terminal() -> None:
 def test_at_80_columns_nothing_is_cut_and_the_commonest_failures_are_named() -> None:
     now = [0.0]
     file = io.StringIO()
-    failures = {"overloaded": 7, "model_timeout": 1_200, "a\x1b[31m" + "b" * 30: 3, "x": 2, "y": 1}
+    failures = {"overloaded": 7_000, "model_timeout": 12_000, "a\x1b[31m" + "b" * 30: 3, "x": 2, "y": 1}
     with ProgressDisplay(Console(file=file, force_terminal=True, width=80), clock=lambda: now[0]) as live:
         for second in range(3):
             live(Progress(10_000, 5_000 + second, 4_990, 0, 128, failures, 0.25, tokens=4_000 * second))
             now[0] += 1.0
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert "5,002/10,000  1.0/s  4,000 tokens/s  reward 0.250" in lines
-    assert "failed 12 (1,200 model_timeout, 7 overloaded, 3 a [31mbbbbbbbbbbb..., 3 others)" in lines
-    assert "running 128  ETA 1:23:18" in lines
+    at = lines.index("failed 12 (attempts: 12,000 model_timeout, 7,000 overloaded, 3 a")
+    assert lines[at + 1] == "[31mbbbbbbbbbbb..., 3 others)  running 128  ETA 1:23:18"
 
 
 def test_quiet_shows_no_progress() -> None:
@@ -105,6 +120,18 @@ def test_quiet_shows_no_progress() -> None:
         live(Progress(2, 1, 1, 0, 1, {}, 0.5))
         live.say("stopping")
     assert file.getvalue() == ""
+
+
+def test_the_log_is_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes the place of stderr while it shows the bar."""
+    logger = logging.getLogger("gym_serve")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logger, "level", logger.level)
+    set_verbosity(1)
+    shown, terminal = io.StringIO(), io.TextIOWrapper(io.BytesIO())
+    with redirect_stderr(FileProxy(Console(file=shown, width=200), terminal)):
+        logger.info("a record")
+    assert shown.getvalue().endswith(" INFO gym_serve: a record\n")
 
 
 def test_lines_where_there_is_no_terminal() -> None:
@@ -117,8 +144,9 @@ def test_lines_where_there_is_no_terminal() -> None:
             now[0] += 1.0
     lines = file.getvalue().splitlines()
     assert len(lines) == 11
-    assert lines[0] == "0/1,000  reward 0.250  failed 0 (3 overloaded)  running 8"
-    assert lines[1] == "100/1,000  10.0/s  reward 0.250  failed 10 (3 overloaded)  running 8  ETA 0:01:30"
+    begun, later = "0/1,000  reward 0.250  failed 0", "100/1,000  10.0/s  reward 0.250  failed 10"
+    assert lines[0] == f"{begun} (attempts: 3 overloaded)  running 8"
+    assert lines[1] == f"{later} (attempts: 3 overloaded)  running 8  ETA 0:01:30"
     assert lines[-1].startswith("1,000/1,000")
 
 

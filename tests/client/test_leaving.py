@@ -133,6 +133,18 @@ def test_the_graph_is_taken_down_also_where_a_connection_does_not_close(
     assert (deleted, FakeCluster.left) == (["default"], 1)
 
 
+def test_ray_is_left_also_where_ctrl_c_interrupts_the_taking_down(
+    monkeypatch: pytest.MonkeyPatch, deleted: list[str]
+) -> None:
+    def delete(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "delete", delete)
+    with pytest.raises(KeyboardInterrupt):
+        a_gym().shutdown()
+    assert FakeCluster.left == 1
+
+
 def test_a_health_page_of_somebody_else_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def page(url: str, headers: Any, fine: Any) -> Any:
         return {"error": {"code": "unavailable", "message": "no graph here"}}
