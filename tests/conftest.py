@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support import haproxy
+from support.processes import environment
 
 from gym_serve.routing.starting import free_port
 
@@ -124,7 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Else Serve looks only once a second whether an application runs, or is gone.
     client.CLIENT_POLLING_INTERVAL_S = 0.1
     # Replicas import the servers of the tests (tests/support).
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = environment(tests=True)["PYTHONPATH"]
     if haproxy.ENABLED:
         os.environ |= haproxy.environment(tmp_path_factory.mktemp("haproxy"))
     ray.init(

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from ray import serve
+from support.processes import environment
 from typer.testing import CliRunner
 
 from gym_serve.cli import local_ray, main
@@ -59,9 +60,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(tmp_path: Path) -> Iterator[Run]:
     """Runs the command in a user's folder, with a home of its own, so that no other Ray is in sight."""
     short = tempfile.mkdtemp(prefix="gs")  # Ray's sockets lie below, and their paths must be short
-    hidden = ("RAY_ADDRESS", "RAY_AUTH_MODE", "PYTHONPATH")
-    environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "RAY_TMPDIR": short, "COLUMNS": "200"}
+    env = environment("RAY_ADDRESS", "RAY_AUTH_MODE")
+    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "RAY_TMPDIR": short, "COLUMNS": "200"}
     (tmp_path / "small.yaml").write_text(GRAPH)
     for name in ("Broken", "Lacking"):
         changed = GRAPH.replace("{type: mcqa}", f'{{type: "gs_up:{name}"}}')
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             timeout=300,
             check=False,
             cwd=tmp_path,
-            env=environment,
+            env=env,
         )
 
     try:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.processes import environment
 
 from gym_serve.interop.nemo_gym import import_config
 from gym_serve.types.errors import GraphError
@@ -49,9 +50,9 @@ def needs(venv, module):
 
 
 def printed(venv, script, *arguments):
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(HERE.parent)}
+    env = {**environment(tests=True), "PYTHONWARNINGS": "ignore"}
     command = [str(venv / "bin/python"), str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from support.collector import Collector, tree
+from support.processes import environment
 from support.traced import ROW, TREE, graph
 from support.upstream import ChatEndpoint
 
@@ -198,13 +198,12 @@ print([span.name for span in memory.get_finished_spans()][-2:])
 
 
 def test_a_process_keeps_the_provider_that_it_has_set_up() -> None:
-    path = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", OWN_PROVIDER],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(tests=True),
     )
     assert done.stdout.splitlines() == ["['rollout', 'step']"], done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -12,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.processes import environment
 from support.rollouts import JSON, read_jsonl, rows, write_jsonl
 
 from gym_serve.rollouts.files import read_records
 
-TESTS = Path(__file__).parents[1]
 ROWS, REPEATS, KILLS = 150, 4, 20
 
 # Failures that are the same in every process, so that what must come of them is known: of every
@@ -80,11 +79,10 @@ sys.exit(0 if report.complete and not report.progress.failed else 5)
 
 def start(source: Path, output: Path, so_far: int, collector: str = COLLECTOR) -> subprocess.Popen[bytes]:
     """A collector that gets no further than to the rollout ``so_far``: it lives until it is killed."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     return subprocess.Popen(
         [sys.executable, "-c", collector, source, output, str(so_far)],
         stdout=subprocess.PIPE,
-        env=environment,
+        env=environment(tests=True),
     )
 
 

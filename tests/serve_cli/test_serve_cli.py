@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from support.processes import environment
 
 from gym_serve.routing.starting import free_port
 
@@ -51,7 +52,7 @@ class Cluster:
         self.temp = Path(os.environ["RAY_TMPDIR"], "cli", "ray")
         self.http, self.gcs, self.dashboard = free_port(), free_port(), free_port()
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"},
+            **environment("RAY_"),
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": str(self.temp.parent),
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard}",

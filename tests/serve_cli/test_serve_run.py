@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from support.processes import environment
 
 from gym_serve.client.reaper import marked
 from gym_serve.routing.starting import free_port
@@ -36,10 +36,9 @@ class Machine:
     def __init__(self, folder: Path, temporary: str) -> None:
         self.folder = folder
         self.ray = Path(temporary, "ray")
-        # The embedded policy answers without POLICY_BASE_URL.
-        hidden = ("RAY_", "POLICY_", "PYTEST_", "PYTHONPATH")
         self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(hidden)},
+            # The embedded policy answers without POLICY_BASE_URL.
+            **environment("RAY_", "POLICY_", "PYTEST_"),
             "RAY_TMPDIR": temporary,
             "XDG_STATE_HOME": str(folder / "state"),
         }

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gym_serve.graph import GraphSpec, load_graph, resolve
+from support.processes import environment
 
 __all__ = [
     "ROOT",
@@ -137,8 +138,7 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
 
 def run_bash(block: Block, folder: Path) -> str:
     """Run a block; what it printed."""
-    own = ("RAY_", "PYTEST_", "PYTHONPATH")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    env = environment("RAY_", "PYTEST_")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder,

@@ -35,7 +35,7 @@ from gym_serve.cli.monitoring import monitoring
 from gym_serve.judging import CacheSettings, JudgeCalls, LabelJudge, final_text, open_cache
 from gym_serve.routing.starting import free_port
 from gym_serve.sandbox import Limits, SandboxPool, find_sandbox
-from support.processes import children_titled
+from support.processes import children_titled, environment
 
 JSON = dict[str, Any]
 TESTS = Path(__file__).parents[1]
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4)
     minutes = parser.parse_args().minutes
     folder = Path(tempfile.mkdtemp(prefix="gym-serve-monitored-"))
-    os.environ["PYTHONPATH"] = str(TESTS)  # replicas import this module
+    os.environ["PYTHONPATH"] = environment(tests=True)["PYTHONPATH"]  # replicas import this module
     with Monitored(folder) as monitored, Gym.from_graph(monitored.graph(), name="sums") as gym:
         with mock.patch.object(local_ray, "connect"):  # this process has it already
             monitoring(folder)

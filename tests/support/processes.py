@@ -1,4 +1,5 @@
-"""Modules of this folder that run in a process of their own, with a Ray of their own; and Ray's processes."""
+"""Processes beside the tests: what programs find in their environment, modules of this folder that run with a
+Ray of their own, and Ray's processes."""
 
 from __future__ import annotations
 
@@ -13,9 +14,22 @@ from typing import Any
 import orjson
 import psutil
 
-__all__ = ["can_mount", "children_titled", "replicas_of", "run_module"]
+__all__ = ["can_mount", "children_titled", "environment", "replicas_of", "run_module"]
 
 TESTS = Path(__file__).parents[1]
+
+
+def environment(*hidden: str, tests: bool = False) -> dict[str, str]:
+    """The environment for a program that a test starts.
+
+    Args:
+        hidden: beginnings of the names of variables that it does not get.
+        tests: whether it finds the modules of the tests, as a replica does. A user's program does not.
+    """
+    found = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    others = found.pop("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(TESTS)] * tests + [path for path in others if path not in ("", str(TESTS))]
+    return found | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 def can_mount() -> bool:
@@ -28,11 +42,9 @@ def can_mount() -> bool:
 
 def run_module(module: str, *arguments: str) -> dict[str, Any]:
     """What a module printed last: a JSON object. What it says on standard error is passed on."""
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    environment["PYTHONPATH"] = str(TESTS)
-    result = subprocess.run(
-        [sys.executable, "-m", module, *arguments], env=environment, stdout=subprocess.PIPE, check=True
-    )
+    command = [sys.executable, "-m", module, *arguments]
+    env = environment("RAY_ADDRESS", tests=True)
+    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     objects = [line for line in result.stdout.splitlines() if line.startswith(b"{")]
     printed: dict[str, Any] = orjson.loads(objects[-1])
     return printed

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gym_serve import Gym
 from gym_serve.routing.starting import free_port
-from support.processes import replicas_of
+from support.processes import environment, replicas_of
 from support.two_machines import BIN, two_machines
 
 GRAPH = """
@@ -118,10 +118,10 @@ def trainer(user: Path, address: str) -> dict[str, Any]:
 def up(user: Path, address: str, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command, in the user's folder, with further packages that are installed there only."""
     command = [str(BIN / "gym-serve"), "up", "graph.yaml", "--address", address, "--json"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = environment()
     if packages is not None:
-        environment["PYTHONPATH"] = str(packages)
-    return subprocess.run(command, cwd=user, env=environment, capture_output=True, text=True, check=False)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), env.get("PYTHONPATH")]))
+    return subprocess.run(command, cwd=user, env=env, capture_output=True, text=True, check=False)
 
 
 def lacking() -> list[bool]:
@@ -262,7 +262,8 @@ def main(folder: Path) -> None:
     there.mkdir(parents=True)
     write(user, "1", 10)
     os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
-    os.environ.pop("PYTHONPATH")  # of this process's own modules: the nodes shall not have it
+    # The nodes shall not have this process's own modules.
+    os.environ["PYTHONPATH"] = environment().get("PYTHONPATH", "")
     port = free_port()
     with two_machines(str(there), hidden=str(user), client_port=port) as address:
         had = lacking()
