@@ -64,7 +64,7 @@ test-ray: $(VENV)/.test
 
 # VIEWER_PICTURES=1 makes it write the pictures of docs/viewer.md.
 test-browser: $(VENV)/.browser
-	$(BIN)/python -m pytest tests/view/test_page_in_a_browser.py tests/view/test_docs_in_a_browser.py $(TESTS)
+	$(BIN)/python -m pytest tests/view/test_*_in_a_browser.py $(TESTS)
 
 $(VENV)/.browser: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'

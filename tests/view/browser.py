@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +12,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, Playwright, expect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 WIDE, NARROW = (1280, 860), (390, 800)
+SIZES = [("wide", WIDE), ("narrow", NARROW)]
 DOCS = Path(__file__).parents[2] / "docs"
 WRITES_PICTURES = bool(os.environ.get("VIEWER_PICTURES"))
 """Whether the tests write the pictures of docs/viewer.md."""
 
 
-def chromium(playwright: Playwright) -> Browser:
+@contextmanager
+def chromium() -> Iterator[Browser]:
     """Debian's Chromium. As root it has no sandbox of its own."""
     program = shutil.which("chromium")
     assert program is not None, "the tests of the page need a Chromium: apt-get install chromium"
-    return playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @dataclass
@@ -53,6 +60,20 @@ class Visit:
     def text(self) -> str:
         """What a reader sees."""
         return self.page.inner_text("main")
+
+    def check(self, what: str) -> None:
+        """Everyone can use what is shown, it fits, and no value is missing.
+
+        Args:
+            what: its name, for the message of a failure.
+        """
+        found = Axe().run(self.page).response["violations"]
+        assert not [
+            (what, one["id"], [(node["target"], node.get("failureSummary")) for node in one["nodes"]])
+            for one in found
+        ]
+        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), what
+        assert not re.search(r"undefined|\bNaN\b|\[object", self.text()), what
 
     def picture(self, name: str) -> None:
         """Write docs/viewer-NAME.png, if pictures are wanted."""

@@ -19,12 +19,11 @@ import pytest
 pytest.importorskip("playwright", reason="make test-browser installs it")
 pytest.importorskip("axe_playwright_python", reason="make test-browser installs it")
 
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 from pydantic import SecretStr
 from support.in_process import serving
 from support.watched import Held
-from view.browser import NARROW, WIDE, Visit, chromium, visit
+from view.browser import NARROW, SIZES, visit
 from view.hostile import IMAGE, LINK, MIXED, REMOTE, SVG
 
 from gym_serve.graph import GraphSpec, resolve
@@ -43,15 +42,6 @@ HOSTILE = [
 TIDES = (
     "Why are there two high tides a day, although the Moon passes overhead only once? Explain it to a child."
 )
-SIZES = [("wide", WIDE), ("narrow", NARROW)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        program = chromium(playwright)
-        yield program
-        program.close()
 
 
 class Graph:
@@ -123,17 +113,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalGateway, "_reports", reports)
 
 
-def check(visited: Visit, what: str) -> None:
-    """Everyone can use what is shown, and it fits."""
-    found = Axe().run(visited.page).response["violations"]
-    assert not [
-        (what, one["id"], [(node["target"], node.get("failureSummary")) for node in one["nodes"]])
-        for one in found
-    ]
-    assert visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), what
-    assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), what
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_every_page_in_every_size(
@@ -150,7 +129,7 @@ def test_every_page_in_every_size(
         visited.go("")
         expect(page.locator("h1")).to_have_text("No episode runs")
         expect(page.get_by_text("Waiting for episodes")).to_be_visible()
-        check(visited, "nothing runs")
+        visited.check("nothing runs")
 
         held.say("How", 0, "Seven.")
         graph.run("How much is three and four?", _ng_rollout_id="3-1", _ng_task_index=3)
@@ -166,23 +145,23 @@ def test_every_page_in_every_size(
         expect(rows).to_have_count(3)
         expect(rows.filter(has_text="iron")).to_contain_text("tool ask_librarian")
         expect(rows.filter(has_text="tides a day").locator("td").nth(2)).to_have_text("1")
-        check(visited, "episodes")
+        visited.check("episodes")
         if (name, scheme) == ("wide", "light"):
             visited.picture("live")
 
         page.get_by_role("link", name="tides a day").click()
         expect(page.get_by_role("region", name="Call of look_up")).to_be_visible()
         expect(page.locator(".going .state")).to_have_text("model")
-        check(visited, "an episode")
+        visited.check("an episode")
         if (name, scheme) == ("narrow", "dark"):
             visited.picture("live-episode")
         for view in ("2", "4"):
             page.keyboard.press(view)
             visited.settled()
-            check(visited, f"view {view}")
+            visited.check(f"view {view}")
         page.keyboard.press("s")
         expect(page.get_by_role("dialog", name="Stop this episode?")).to_be_visible()
-        check(visited, "the question")
+        visited.check("the question")
         page.keyboard.press("Escape")
         assert visited.complaints == []
 
@@ -334,7 +313,7 @@ def test_a_replica_that_is_silent_and_a_graph_that_is_gone(
             visited.go("")
             expect(page.get_by_role("alert")).to_contain_text("1 replica does not answer")
             expect(page.get_by_role("alert")).to_contain_text("reader.k3v9x2ab")
-            check(visited, "a silent replica")
+            visited.check("a silent replica")
         expect(page.get_by_role("alert")).to_have_count(0)
         page.context.set_offline(True)
         expect(page.get_by_role("alert")).to_contain_text("does not answer")

@@ -23,9 +23,8 @@ pytest.importorskip("playwright", reason="make test-browser installs it")
 pytest.importorskip("axe_playwright_python", reason="make test-browser installs it")
 
 import orjson
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect, sync_playwright
-from view.browser import NARROW, WIDE, Visit, chromium, visit
+from playwright.sync_api import Browser, expect
+from view.browser import NARROW, SIZES, Visit, visit
 from view.hostile import write_hostile
 from view.made import failed, rollout, until_indexed, viewer, write
 from view.showcase import showcase
@@ -54,15 +53,6 @@ PICTURES = [
     ("conversation", "narrow", "dark"),
 ]
 """The pages that docs/viewer.md shows, with width and colours."""
-SIZES = [("wide", WIDE), ("narrow", NARROW)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        program = chromium(playwright)
-        yield program
-        program.close()
 
 
 class Site:
@@ -113,13 +103,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     with visit(browser, shown.base, size, scheme) as visited:
         for page, fragment in pages_of(shown).items():
             visited.go(fragment)
-            found = Axe().run(visited.page).response["violations"]
-            assert not [
-                (page, one["id"], [(node["target"], node.get("failureSummary")) for node in one["nodes"]])
-                for one in found
-            ]
-            assert visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
-            assert not re.search(r"undefined|\bNaN\b|\[object", visited.text()), page
+            visited.check(page)
             if (page, name, scheme) in PICTURES:
                 visited.picture(page)
         assert visited.complaints == []
