@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.upstream import ChatEndpoint
+from support.waiting import wait_until
 from typer.testing import CliRunner
 
 from gym_serve import Gym
@@ -77,12 +77,6 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )
-
-
-def until(condition: Any) -> None:
-    """Wait until something is so; the test's own time limit ends it."""
-    while not condition():
-        time.sleep(0.02)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -174,7 +168,7 @@ def test_a_kill_and_then_resume_gives_every_rollout_once(gym: Gym, tmp_path: Pat
     out = tmp_path / "out.jsonl.gz"
     command = ["collect", ROWS, "--url", gym.url, "-o", out, "--repeats", 2, "--concurrency", 2]
     process = start(*command)
-    until(lambda: out.exists() and out.stat().st_size > 5_000)
+    wait_until(lambda: out.exists() and out.stat().st_size > 5_000)
     process.kill()
     process.communicate()
     refused = run(*command)
@@ -201,11 +195,11 @@ def test_ctrl_c_once_drains_and_twice_cancels(gym: Gym, tmp_path: Path, signals:
     repeats = 28
     command = ["collect", ROWS, "--url", gym.url, "-o", out, "--repeats", repeats, "--concurrency", 4]
     process = start(*command)
-    until(lambda: out.exists() and out.stat().st_size)
+    wait_until(lambda: out.exists() and out.stat().st_size)
     process.send_signal(signal.SIGINT)
     if signals == 2:
         assert process.stderr is not None
-        until(lambda: "Stopping" in process.stderr.readline())
+        wait_until(lambda: "Stopping" in process.stderr.readline())
         process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
     assert process.returncode == 130, stderr

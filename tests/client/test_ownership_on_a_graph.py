@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import ray
 from ray import serve
 from support.processes import replicas_of
 from support.upstream import ChatEndpoint
+from support.waiting import wait_until
 
 from gym_serve import Conflict, Gym
 from gym_serve.routing.serve_compat import worker_is_alive
@@ -31,11 +32,6 @@ GRAPH: dict[str, Any] = {"models": {"policy": {"type": "chat_model", "base_url":
 
 def runs(name: str) -> bool:
     return name in serve.status().applications
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():  # the test's time limit ends it
-        time.sleep(0.1)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
@@ -111,7 +107,7 @@ def test_what_a_killed_driver_leaves(cluster: str, tmp_path: Path) -> None:
         [sys.executable, script, address], capture_output=True, text=True, timeout=150, check=False
     )
     assert driver.returncode == -signal.SIGKILL, driver.stderr
-    wait_for(lambda: not runs("abandoned"))
+    wait_until(lambda: not runs("abandoned"))
     time.sleep(LEASE)
     replicas = replicas_of("kept")
     with Gym.from_graph(GRAPH, name="kept") as heir:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 from aiohttp import web
 from support.upstream import ChatEndpoint
+from support.waiting import until
 
 from gym_serve import BadRequest, Gym, NotFound
 from gym_serve.graph.weights import check_reach
@@ -56,11 +56,6 @@ def graph(endpoint: ChatEndpoint, **settings: Any) -> dict[str, Any]:
         "resources": {"mcqa": {"type": "mcqa"}},
         "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "mcqa"}},
     }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what it looks at is in another thread
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])

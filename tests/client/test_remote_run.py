@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from support.in_process import InProcess
-from support.remote_runs import CuttingProxy, Doer, graph, rows, until
+from support.remote_runs import CuttingProxy, Doer, graph, rows
 from support.rollouts import read_jsonl
+from support.waiting import until
 
 from gym_serve import BadRequest, Gym, InvalidRequest, Unauthorized, Unavailable
 from gym_serve.client import remote_run

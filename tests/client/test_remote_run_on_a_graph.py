@@ -13,8 +13,9 @@ import httpx
 import orjson
 import pytest
 from support.processes import replicas_of
-from support.remote_runs import graph, rows, until
+from support.remote_runs import graph, rows
 from support.upstream import ChatEndpoint
+from support.waiting import until
 from typer.testing import CliRunner
 
 from gym_serve import Gym, InvalidRequest

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.letters import END, Letters, LettersModel
+from support.waiting import until
 
 from gym_serve import (
     Gym,
@@ -70,11 +70,6 @@ class Policy:
 
 
 ROW = {"prompt": "ring the bell"}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what it looks at is in another thread
-        await asyncio.sleep(0.01)
 
 
 def test_an_episode_with_a_tool_has_exact_tokens_from_turn_to_turn() -> None:

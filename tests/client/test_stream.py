@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 from support.held import HeldEndpoint, graph_of, row
 from support.letters import END, Letters, LettersModel
+from support.waiting import until, wait_until
 
 from gym_serve import (
     Gym,
@@ -65,16 +65,6 @@ class Engine:
             self.cancelled += 1
             raise
         return [PolicyAnswer([*Letters.ids("a" * length), END], [-0.5] * (length + 1), versions=versions)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what it looks at is in another thread
-        await asyncio.sleep(0.01)
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("straddle", ["continue", "restart", "cancel"])
@@ -149,7 +139,7 @@ def test_groups_are_made_while_the_trainers_thread_learns() -> None:
                 assert group.usable
                 # This thread is busy. The rest of the batch is made, and the next one.
                 made = min(2 + count % 2, 6 - count)
-                wait(lambda made=made: stream.counts.ready == made)
+                wait_until(lambda made=made: stream.counts.ready == made)
                 if count % 2 == 0:
                     gym.update_weights("policy", str(count))
         assert count == 6

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from support.held import HeldEndpoint, graph_of, row
+from support.waiting import until
 
 from gym_serve import Gym
 
@@ -16,11 +16,6 @@ from gym_serve import Gym
 def update(gym: Gym, version: str) -> None:
     """Tell a version, as a trainer in another process does."""
     gym.update_weights("policy", version)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what it looks at is in another thread
-        await asyncio.sleep(0.01)
 
 
 async def test_a_version_of_another_process_cuts_off_what_is_too_old(deploy: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.waiting import until
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
@@ -99,8 +100,7 @@ async def test_a_slow_call_is_made_elsewhere_as_well(model_at, backends, complet
 async def test_health_checks_find_a_dead_endpoint_before_any_call(model_at, backend):
     model = await model_at(GONE, backend.url, health_interval=0.05)
     gone, well = model._upstream.pool.endpoints
-    while gone.breaker.allows(0.0):  # noqa: ASYNC110  # a pure object has no event
-        await asyncio.sleep(0.01)
+    await until(lambda: not gone.breaker.allows(0.0))
     assert well.breaker.allows(0.0)
 
 
@@ -200,8 +200,7 @@ async def test_calls_that_were_refused_took_no_tokens(model_at, backend, reply):
 async def test_who_waits_for_a_limit_counts_as_a_call_there(model_at, backends):
     model = await model_at(*(b.url for b in backends), requests_per_minute=1)
     calls = [asyncio.create_task(ask(model, i)) for i in range(10)]
-    while sum(e.calls for e in model._upstream.pool.endpoints) != 8:  # noqa: ASYNC110  # two are answered
-        await asyncio.sleep(0.01)
+    await until(lambda: sum(e.calls for e in model._upstream.pool.endpoints) == 8)  # two are answered
     assert [e.calls for e in model._upstream.pool.endpoints] == [4, 4]
     for call in calls:
         call.cancel()

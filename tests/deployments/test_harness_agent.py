@@ -13,6 +13,8 @@ import openai
 import pydantic
 import pytest
 from aiohttp import web
+from support.processes import is_running
+from support.waiting import until
 
 from gym_serve import (
     EnvironmentClient,
@@ -286,18 +288,9 @@ async def test_a_program_ends_with_its_time_and_with_all_its_children(bench: Ben
     code = f"import os, time; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
     rollout = await bench.run(command=[sys.executable, "-c", code], model_timeout=5.0)
     assert rollout["failure"]["kind"] == "model_timeout"
-    started = pids.read_text().split()
+    started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 2
-    while any(map(_is_running, started)):  # noqa: ASYNC110 - processes set no event; the test's limit ends it
-        await asyncio.sleep(0.05)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    await until(lambda: not any(map(is_running, started)))
 
 
 def test_one_kind_of_harness() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.letters import LettersModel, LettersSglang, answers
+from support.waiting import until
 
 from gym_serve import PolicyAnswer, PolicyRequest
 from gym_serve.client.policy import PolicyService
@@ -130,8 +131,7 @@ async def test_calls_wait_none_fails_and_each_says_its_version(kind: str, mode: 
         model: Any = runner.server
         await model.update_weights(None, "1")
         first = [call(runner, op) for op in OPS]
-        while endpoint.asked < len(first) and kind != "scripted_model":  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await until(lambda: endpoint.asked >= len(first) or kind == "scripted_model")
         await asyncio.sleep(0.01)
         pause = asyncio.ensure_future(runner.dispatch(Call(PAUSE, encode({"mode": mode}))))
         if mode == "wait" and kind != "scripted_model":

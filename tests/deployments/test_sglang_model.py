@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.language import LanguageModel
 from support.letters import END, PAIRS, VOCABULARY, Letters, LettersSglang
 from support.sglang import SglangServer
+from support.waiting import until
 
 from gym_serve import Gym, OperatorError, ResourcesServer, Verdict, tool
 from gym_serve.deployments.sglang_model import _joined, _request, read_generation, sampling_params
@@ -75,11 +76,6 @@ def graph(server: SglangServer, **settings: Any) -> dict[str, Any]:
         "resources": {"bell": {"type": Bell}},
         "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "bell"}},
     }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what it looks at is in another thread
-        await asyncio.sleep(0.005)
 
 
 def text_of(rollout: Any) -> str:

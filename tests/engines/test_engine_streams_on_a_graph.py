@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from support.engines import until
+from support.waiting import until
 
 from gym_serve import Gym
 

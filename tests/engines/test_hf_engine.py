@@ -18,8 +18,8 @@ from support.engines import (
     check_stream,
     log_probs_by_transformers,
     run_episode,
-    until,
 )
+from support.waiting import until
 
 from gym_serve.deployments.hf_engine import HFEngine
 from gym_serve.servers.runner import ServerRunner

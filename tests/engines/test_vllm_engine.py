@@ -19,8 +19,8 @@ from support.engines import (
     check_stream,
     log_probs_by_transformers,
     run_episode,
-    until,
 )
+from support.waiting import until
 
 from gym_serve.deployments.vllm_engine import VLLMEngine
 from gym_serve.types.errors import BadRequest, Unavailable

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
+from support.waiting import until
 
 from gym_serve.environments.code_gen import CodeGen, running
 from gym_serve.sandbox import ProgramRun, SandboxDied, SandboxedPython
@@ -40,8 +41,7 @@ async def server() -> AsyncIterator[CodeGen]:
     await server.start()
     yield server
     await server.stop()
-    while not children() <= before:  # noqa: ASYNC110 - of other processes, which set no event
-        await asyncio.sleep(0.01)
+    await until(lambda: children() <= before)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, children, needs_bubblewrap
+from support.waiting import until
 
 from gym_serve.environments.math_with_code import MathWithCode
 from gym_serve.grading import last_box, same_text
@@ -30,8 +31,7 @@ async def server() -> AsyncIterator[MathWithCode]:
     await server.start()
     yield server
     await server.stop()
-    while not children() <= before:  # noqa: ASYNC110 - of other processes, which set no event
-        await asyncio.sleep(0.01)
+    await until(lambda: children() <= before)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -259,8 +259,7 @@ async def test_without_a_verifier_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("gym_serve.grading.MathVerifyPool.start", start)
     with pytest.raises(VerifierFailed, match="no math-verify"):
         await MathWithCode(**SETTINGS).start()
-    while not children() <= before:  # noqa: ASYNC110 - of other processes, which set no event
-        await asyncio.sleep(0.01)
+    await until(lambda: children() <= before)
 
 
 async def test_a_sandbox_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import httpx
 import orjson
 import pytest
 from support.in_process import InProcess
-from support.remote_runs import Doer, graph, rows, until
+from support.remote_runs import Doer, graph, rows
+from support.waiting import until
 
 from gym_serve.graph import GraphSpec, resolve, runs
 

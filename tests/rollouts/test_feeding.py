@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, row, rows
+from support.waiting import until
 
 from gym_serve.rollouts import (
     Expansion,
@@ -112,11 +113,6 @@ class Held:
         self.free = asyncio.Event()
 
 
-async def settled(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110  # of a feed, which can only be looked at
-        await asyncio.sleep(0.001)
-
-
 def task_of(group: Group | None) -> int:
     assert group is not None
     number: int = group.row["number"]
@@ -149,7 +145,7 @@ async def test_no_more_is_made_than_will_be_fresh() -> None:
             yield row(number)
 
     async with Trainer(FakeAgent(), source(), k=1, batch=3).running() as trainer:
-        await settled(lambda: trainer.feed.counts.ready == 6)
+        await until(lambda: trainer.feed.counts.ready == 6)
         await asyncio.sleep(0.02)
         assert drawn == trainer.feed.counts.begun == 6
         for _ in range(3):
@@ -157,7 +153,7 @@ async def test_no_more_is_made_than_will_be_fresh() -> None:
         await asyncio.sleep(0.02)
         assert drawn == 6  # 3 for the next version; for the one after it, a row may begin only then
         trainer.update()
-        await settled(lambda: trainer.feed.counts.ready == 6)
+        await until(lambda: trainer.feed.counts.ready == 6)
         assert drawn == 9
 
 
@@ -169,7 +165,7 @@ async def test_a_slow_group_is_waited_for_before_it_is_too_old() -> None:
         trainer.update()
         assert task_of(await trainer.take()) == 3
         waiting = asyncio.ensure_future(trainer.take())
-        await settled(lambda: trainer.feed.counts.ready == 2)
+        await until(lambda: trainer.feed.counts.ready == 2)
         await asyncio.sleep(0.02)
         assert not waiting.done()
         held.let()
@@ -183,9 +179,9 @@ async def test_what_is_too_old_is_cancelled_and_begins_again_before_later_rows()
     held = Held(0, 2)
     agent = FakeAgent(held)
     async with Trainer(agent, rows(8), k=1, batch=2, concurrency=8).running() as trainer:
-        await settled(lambda: trainer.feed.counts.ready == 2)
+        await until(lambda: trainer.feed.counts.ready == 2)
         trainer.update(2)  # without taking anything
-        await settled(lambda: len(agent.cancelled) == 4)
+        await until(lambda: len(agent.cancelled) == 4)
         assert {row["number"] for row in agent.cancelled} == {0, 2}
         assert trainer.feed.counts.dropped == {"stale": 8}
         held.let()
@@ -201,7 +197,7 @@ async def test_continue_lets_rollouts_go_on() -> None:
     held = Held(0)
     agent = FakeAgent(held)
     async with Trainer(agent, rows(1), k=2).running() as trainer:
-        await settled(lambda: agent.running == 2)
+        await until(lambda: agent.running == 2)
         trainer.update(2)
         await asyncio.sleep(0.02)
         held.let()
@@ -226,9 +222,9 @@ async def test_restart_and_cancel(
     agent = FakeAgent(one_of_two_hangs)
     async with Trainer(agent, rows(1), k=2, straddle=straddle).running() as trainer:
         for number in (1, 2):
-            await settled(lambda: agent.running == 1)  # the other one has ended
+            await until(lambda: agent.running == 1)  # the other one has ended
             trainer.update()
-            await settled(lambda number=number: len(agent.cancelled) == number)
+            await until(lambda number=number: len(agent.cancelled) == number)
         group = await trainer.take()
     assert agent.attempts == ran
     assert group is not None
@@ -241,9 +237,9 @@ async def test_a_restart_costs_no_attempt() -> None:
     agent = FakeAgent(one_of_two_hangs, errors={(0, 1): [Unavailable("once"), Unavailable("twice")]})
     async with Trainer(agent, rows(1), k=2, straddle="restart").running() as trainer:
         for number in (1, 2):
-            await settled(lambda: agent.running == 1)
+            await until(lambda: agent.running == 1)
             trainer.update()
-            await settled(lambda number=number: len(agent.cancelled) == number)
+            await until(lambda number=number: len(agent.cancelled) == number)
         group = await trainer.take()
     assert group is not None
     assert group.usable
@@ -270,7 +266,7 @@ async def test_a_group_that_begins_again_has_its_deadline_again() -> None:
     async with Trainer(FakeAgent(held), rows(1), k=0, batch=1, deadline=0.2).running() as trainer:
         await asyncio.sleep(0.15)
         trainer.update()
-        await settled(lambda: trainer.feed.counts.dropped)
+        await until(lambda: trainer.feed.counts.dropped)
         await asyncio.sleep(0.1)
         held.let()
         group = await trainer.take()
@@ -301,9 +297,9 @@ async def test_compare_gives_the_rewards_and_its_answer_for_old_rollouts_is_not_
         return {"rewards": [float(number)] * 2}
 
     async with Trainer(FakeAgent(), rows(1), k=0, batch=1, compare=compare).running() as trainer:
-        await settled(lambda: len(asked) == 1)
+        await until(lambda: len(asked) == 1)
         trainer.update()
-        await settled(lambda: len(asked) == 2)
+        await until(lambda: len(asked) == 2)
         asked[0].set()
         await asyncio.sleep(0.01)
         assert trainer.feed.counts.ready == 0
@@ -346,7 +342,7 @@ async def test_leaving_cancels_everything() -> None:
     agent = FakeAgent(Held(*range(50)))
     async with Trainer(agent, rows(50), k=4, batch=8, concurrency=10).running() as trainer:
         waiting = asyncio.ensure_future(trainer.take())
-        await settled(lambda: agent.running == 10)
+        await until(lambda: agent.running == 10)
     assert agent.running == 0
     assert await waiting is None
 
@@ -399,10 +395,10 @@ async def test_a_count_of_versions_that_begins_again_is_a_new_version() -> None:
     held = Held(0)
     agent = FakeAgent(held)
     async with Trainer(agent, rows(1), k=0, batch=1).running() as trainer:
-        await settled(lambda: agent.running == 2)
+        await until(lambda: agent.running == 2)
         trainer.version = 0  # the cluster has lost it
         trainer.feed.look()
-        await settled(lambda: len(agent.cancelled) == 2)
+        await until(lambda: len(agent.cancelled) == 2)
         held.let()
         assert task_of(await trainer.take()) == 0
 

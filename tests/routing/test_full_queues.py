@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.no_parts import no_parts
+from support.waiting import until
 
 from gym_serve.routing.admission import Admission
 from gym_serve.routing.balancing import members_of
@@ -72,8 +73,7 @@ async def deployment(*names: str) -> AsyncIterator[tuple[ReplicaTransport, list[
 
 
 async def until_busy(replicas: list[Replica], calls: int) -> None:
-    while sum(replica.busy for replica in replicas) < calls:  # noqa: ASYNC110  # it looks at their state
-        await asyncio.sleep(0.01)
+    await until(lambda: sum(replica.busy for replica in replicas) >= calls)
 
 
 async def test_all_places_of_all_replicas_are_taken_before_a_call_is_refused() -> None:

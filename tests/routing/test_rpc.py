@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import pytest
+from support.waiting import until
 
 from gym_serve.routing.rpc import (
     Address,
@@ -49,11 +50,6 @@ async def connected(
     finally:
         await channel.close()
         await listener.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # it looks at the other side's state
-        await asyncio.sleep(0.01)
 
 
 async def test_every_field_of_a_call_and_of_its_reply_arrives() -> None:

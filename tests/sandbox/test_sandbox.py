@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import is_running
 from support.sandboxes import BOTH, children, sandbox_of
+from support.waiting import until
 
 from gym_serve.observe.catalogue import SANDBOX_RUNNING
 from gym_serve.sandbox import (
@@ -38,16 +39,11 @@ MEMORY = 256 << 20
 Start = Callable[..., Any]
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of other processes, which set no event
-        await asyncio.sleep(0.01)
-
-
 @pytest.fixture(params=BOTH)
 async def name(request: pytest.FixtureRequest) -> AsyncIterator[SandboxName]:
     before = children()
     yield request.param
-    await eventually(lambda: children() <= before)
+    await until(lambda: children() <= before)
 
 
 @pytest.fixture
@@ -525,14 +521,7 @@ asyncio.run(main())
     assert pids
     parent.kill()
     await parent.communicate()
-    await eventually(lambda: not any(map(alive, pids)))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await until(lambda: not any(map(is_running, pids)))
 
 
 # Texts

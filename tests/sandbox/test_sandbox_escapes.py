@@ -19,6 +19,7 @@ import pytest_asyncio
 from support.attacks import ATTACKS, CATALOGUE, outcomes
 from support.ordinary_user import as_ordinary_user, why_not
 from support.sandboxes import children, needs_bubblewrap, sandbox_of
+from support.waiting import until
 
 import gym_serve
 from gym_serve.environments.code_gen.running import PRELUDE
@@ -283,5 +284,4 @@ async def test_nothing_is_left() -> None:
     await python.start()
     with pytest.raises(SandboxDied):
         await execute(python, "import os; os._exit(1)")
-    while not children() <= before:  # noqa: ASYNC110 - processes set no event
-        await asyncio.sleep(0.01)
+    await until(lambda: children() <= before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ import pytest
 
 from gym_serve.deployments.token_prompts import without_tokens
 from gym_serve.types.protocols import ChunkJoiner, completion_tokens, responses_to_chat
+from support.waiting import until
 
 MARKS = [
     pytest.mark.vllm,
@@ -172,14 +172,6 @@ async def check_hanging_up(engine: Any, running: Callable[[], int]) -> None:
         await call
     seconds = await until(lambda: running() == 0)
     print(f"{engine.name}: its place was free after {1000 * seconds:.0f} ms")
-
-
-async def until(condition: Callable[[], bool]) -> float:
-    """Wait for a condition; the seconds that it took. The test's own time limit ends a wait in vain."""
-    started = time.perf_counter()
-    while not condition():  # noqa: ASYNC110  (engines have no event for it)
-        await asyncio.sleep(0.005)
-    return time.perf_counter() - started
 
 
 def _without_ids(response: dict[str, Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import psutil
 
-__all__ = ["can_mount", "children_titled", "environment", "replicas_of", "run_module"]
+__all__ = ["can_mount", "children_titled", "environment", "is_running", "replicas_of", "run_module"]
 
 TESTS = Path(__file__).parents[1]
 
@@ -48,6 +48,14 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
     objects = [line for line in result.stdout.splitlines() if line.startswith(b"{")]
     printed: dict[str, Any] = orjson.loads(objects[-1])
     return printed
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children_titled(title: str) -> dict[int, str]:

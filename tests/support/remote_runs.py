@@ -6,7 +6,6 @@ import asyncio
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from gym_serve import AgentServer, ResourcesServer, Unavailable, Verdict, Verify
 from gym_serve.servers.context import current
 from gym_serve.types.rows import check_row
 
-__all__ = ["CuttingProxy", "Doer", "Nothing", "graph", "rows", "until"]
+__all__ = ["CuttingProxy", "Doer", "Nothing", "graph", "rows"]
 
 JSON = dict[str, Any]
 
@@ -74,15 +73,6 @@ def rows(count: int, **keys: Any) -> list[JSON]:
     return [
         {"responses_create_params": {"input": f"question {n}"}, "number": n, **keys} for n in range(count)
     ]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 class CuttingProxy:

@@ -33,6 +33,7 @@ from support.processes import children_titled, replicas_of
 from support.rollouts import JSON
 from support.stragglers import StragglingEnvironment, StragglingModel
 from support.two_nodes import TwoNodes, two_nodes
+from support.waiting import wait_until
 
 NAME = "topology"
 TOKEN = "a-secret-of-both-sides"
@@ -142,7 +143,7 @@ class Run:
         before, begun = replicas_of(NAME), time.time()
         fault()
         self.steady()
-        wait_for(_complete)
+        wait_until(_complete)
         self.steady()
         lines = [line for line in self._lines() if line["at"] > begun]
         ends = [begun, *(line["at"] for line in lines)]
@@ -176,17 +177,11 @@ def placement(cluster: TwoNodes) -> JSON:
         left = ray.available_resources().get("gpu_share", 0.0)
     for worker in workers:
         ray.kill(worker)
-    wait_for(lambda: ray.available_resources().get("gpu_share") == 2.0)
+    wait_until(lambda: ray.available_resources().get("gpu_share") == 2.0)
     printed = subprocess.run(
         [sys.executable, EXAMPLE, cluster.address], stdout=subprocess.PIPE, text=True, check=True
     )
     return {"nodes": len(nodes), "left": left, "printed": printed.stdout}
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is so; the test's time limit ends it."""
-    while not condition():
-        time.sleep(0.2)
 
 
 def runs() -> bool:
@@ -200,7 +195,7 @@ def _complete() -> bool:
 
 def kill_controller() -> None:
     """Kill Serve's controller, also one that has just been started."""
-    wait_for(lambda: bool(children_titled("ray::ServeController")))
+    wait_until(lambda: bool(children_titled("ray::ServeController")))
     pid, *_ = children_titled("ray::ServeController")
     os.kill(pid, signal.SIGKILL)
 
@@ -222,7 +217,7 @@ def owned_topology(topology: str, cluster: TwoNodes, folder: Path) -> JSON:
     killed = time.time()
     if topology == "own":
         kill_controller()  # which keeps nobody from taking the graph down
-    wait_for(lambda: not runs())
+    wait_until(lambda: not runs())
     happened["abandoned"] = {"seconds": round(time.time() - killed)}
     return happened
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from support.bells import CALL, LOGPROB, answered, bell_graph
 from support.letters import END, Letters
+from support.waiting import until
 
 from gym_serve import GraphError, InvalidRequest, PolicyAnswer, PolicyRequest
 from gym_serve.training import samples
@@ -75,8 +76,7 @@ async def test_a_failure_is_tried_again_and_a_cancelled_episode_cancels_its_gene
 
     episodes = Episodes(bell_graph(), Letters(), generate)
     run = asyncio.ensure_future(episodes.run(ROW))
-    while tries < 2:  # noqa: ASYNC110  # of a generation in another task
-        await asyncio.sleep(0.01)
+    await until(lambda: tries == 2)  # of a generation in another task
     run.cancel()
     await cancelled.wait()
     await asyncio.to_thread(episodes.close)

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from support import work
+from support.processes import is_running
+from support.waiting import until
 
 from gym_serve.types.errors import Unavailable, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
@@ -34,11 +36,6 @@ def workers() -> list[psutil.Process]:
             if any(part.endswith("workers/child.py") for part in child.cmdline()):
                 found.append(child)
     return found
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of other processes, which set no event
-        await asyncio.sleep(0.01)
 
 
 def new_pool(size: int = 1, path: Path = WORK, memory_bytes: int = MEMORY) -> WorkerPool:
@@ -158,7 +155,7 @@ async def test_a_failure_costs_one_worker() -> None:
         before = {worker.pid for worker in workers()}
         with pytest.raises(WorkFailed):
             await run(pool, "spin", cpu_seconds=0.1)
-        await eventually(lambda: len(workers()) == 2)
+        await until(lambda: len(workers()) == 2)
         assert len(before & {worker.pid for worker in workers()}) == 1
         assert await asyncio.gather(*(run(pool, "echo", n) for n in range(4))) == [0, 1, 2, 3]
     finally:
@@ -188,7 +185,7 @@ async def test_busy_worker_killed_from_outside(pool: WorkerPool) -> None:
     [worker] = workers()
     idle = worker.cpu_times().user
     task = asyncio.create_task(run(pool, "burn", 0.5))
-    await eventually(lambda: worker.cpu_times().user > idle + 0.1)
+    await until(lambda: worker.cpu_times().user > idle + 0.1)
     worker.kill()
     assert await task == 0.5  # in another one
     assert workers()[0].pid != worker.pid
@@ -313,7 +310,7 @@ async def test_replacement_that_does_not_start(tmp_path: Path) -> None:
             await run(pool, "spin", cpu_seconds=0.1)
         with pytest.raises(VerifierFailed, match="does not start"):
             await run(pool, "echo", 1)
-        await eventually(lambda: workers() == [])
+        await until(lambda: workers() == [])
         (tmp_path / "elsewhere.py").rename(path)
         assert await run(pool, "echo", 1) == 1
     finally:
@@ -360,14 +357,7 @@ asyncio.run(main())
     assert len(pids) == 2
     parent.kill()
     await parent.communicate()
-    await eventually(lambda: not any(map(alive, pids)))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await until(lambda: not any(map(is_running, pids)))
 
 
 async def test_cpu_time_of_a_busy_machine(pool: WorkerPool) -> None:
