@@ -1,10 +1,8 @@
-"""A receiver of OTLP/HTTP on loopback, in a thread of its own: what an OpenTelemetry Collector takes."""
+"""A receiver of OTLP/HTTP on loopback: what an OpenTelemetry Collector takes."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from support.threaded import ThreadedServer
 
 
 class Received(NamedTuple):
@@ -29,33 +29,12 @@ class Received(NamedTuple):
     resource: dict[str, Any]
 
 
-class Collector:
+class Collector(ThreadedServer):
     """Receives spans at `url`, which is what ``OTEL_EXPORTER_OTLP_ENDPOINT`` takes."""
 
     def __init__(self) -> None:
+        super().__init__({"/v1/traces": self._receive})
         self.spans: list[Received] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner, self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _start(self) -> tuple[web.AppRunner, str]:
-        app = web.Application()
-        app.router.add_post("/v1/traces", self._receive)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _receive(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -6,7 +6,6 @@ What is written down (`Notes`) is in files of one folder, where it can be read w
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
+from support.threaded import ThreadedServer
 
 __all__ = ["HangingEndpoint", "HangingEnvironment", "Notes"]
 
@@ -82,36 +82,20 @@ class HangingEnvironment(ResourcesServer):
         Notes(self.config.notes).write(session.key, event)
 
 
-class HangingEndpoint:
-    """Chat completions on loopback, in a thread of its own.
+class HangingEndpoint(ThreadedServer):
+    """Chat completions on loopback.
 
     The user's message is ``"{what} {key}"``; ``what`` is the tool to call, or ``model`` to hang right here.
     """
 
     def __init__(self, notes: Notes) -> None:
+        routes = {"/v1/chat/completions": self._complete}
+        super().__init__(routes, handler_cancellation=True, shutdown_timeout=0.1)
         self._notes = notes
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> HangingEndpoint:
-        self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _start(self) -> web.AppRunner:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner
+    async def _start(self) -> None:
+        await super()._start()
+        self.url += "/v1"
 
     async def _complete(self, request: web.Request) -> web.Response:
         what, _, key = (await request.json())["messages"][0]["content"].partition(" ")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -19,11 +19,11 @@ from pydantic import SecretStr
 from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 from support.in_process import InProcess
+from support.threaded import ThreadedServer
 
 __all__ = ["Gate", "Loopback", "chat_and_api"]
 
 JSON = dict[str, Any]
-T = TypeVar("T")
 
 
 def chat_and_api(url: str) -> JSON:
@@ -42,7 +42,7 @@ class Gate:
         self.event = asyncio.Event()
 
 
-class Loopback:
+class Loopback(ThreadedServer):
     """The API answers every request with ``reply(path, body)``.
 
     That is a JSON value, a (status, JSON value, headers), a list of the events of a stream, which may have
@@ -55,25 +55,13 @@ class Loopback:
     """
 
     def __init__(self, models: Callable[[str], JSON], auth_token: str | None = None) -> None:
+        routes = {"/{path:.*}": self._answer}
+        super().__init__(routes, handler_cancellation=True, shutdown_timeout=0.1)
         self.reply: Callable[[str, JSON], Any] = lambda path, body: None
         self.requests: list[tuple[str, JSON]] = []
         self.gone = threading.Event()
-        self.url = ""
         self._models = models
         self._tokens = () if auth_token is None else (SecretStr(auth_token),)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Loopback:
-        self._thread.start()
-        self._run(self._start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def open(self, gate: Gate) -> None:
         """Let the streams that wait at a gate go on."""
@@ -84,24 +72,16 @@ class Loopback:
         """The body of the last request that the API got."""
         return self.requests[-1][1]
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     async def _start(self) -> None:
-        app = web.Application(client_max_size=0)
-        app.router.add_post("/{path:.*}", self._answer)
-        self._api = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._api.setup()
-        await web.TCPSite(self._api, "127.0.0.1", 0).start()
-        models = self._models(f"http://127.0.0.1:{self._api.addresses[0][1]}/v1")
-        graph = resolve(GraphSpec(models=models))
+        await super()._start()
+        graph = resolve(GraphSpec(models=self._models(f"{self.url}/v1")))
         self._face = InProcess({"": replace(graph, auth_tokens=self._tokens)})
         await self._face.start()
         self.url = self._face.url
 
     async def _stop(self) -> None:
         await self._face.stop()
-        await self._api.cleanup()
+        await super()._stop()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())

@@ -8,12 +8,13 @@ really samples.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+
+from support.threaded import ThreadedServer
 
 Draws = Callable[[Sequence[int], np.random.Generator, float], Iterator[tuple[int, float]]]
 """Tokens after a prompt, each with its log-probability at a temperature."""
@@ -25,7 +26,7 @@ _KNOWN = frozenset(
 )
 
 
-class SglangServer:
+class SglangServer(ThreadedServer):
     """An engine on loopback, in a thread of its own.
 
     Args:
@@ -43,6 +44,8 @@ class SglangServer:
     """
 
     def __init__(self, draws: Draws, end: int, context: int = 10_000) -> None:
+        routes = {"/generate": self._generate, "/abort_request": self._abort}
+        super().__init__(routes, shutdown_timeout=1.0)
         self._draws, self._end, self._context = draws, end, context
         self.version = "default"
         self.requests: list[dict[str, Any]] = []
@@ -52,20 +55,6 @@ class SglangServer:
         self.steps: int | None = None
         self._running: dict[str, asyncio.Event] = {}
         self._random = np.random.default_rng(1)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner, self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-
-    def __enter__(self) -> SglangServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abort_all()
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     @property
     def running(self) -> int:
@@ -77,14 +66,9 @@ class SglangServer:
         for event in list(self._running.values()):
             self._loop.call_soon_threadsafe(event.set)
 
-    async def _start(self) -> tuple[web.AppRunner, str]:
-        app = web.Application()
-        app.router.add_post("/generate", self._generate)
-        app.router.add_post("/abort_request", self._abort)
-        runner = web.AppRunner(app, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async def _stop(self) -> None:
+        self.abort_all()
+        await super()._stop()
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

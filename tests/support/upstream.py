@@ -1,16 +1,16 @@
-"""An OpenAI-compatible Chat endpoint on loopback, in a thread of its own."""
+"""An OpenAI-compatible Chat endpoint on loopback."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
+from support.threaded import ThreadedServer
 
-class ChatEndpoint:
+
+class ChatEndpoint(ThreadedServer):
     """Answers every chat completion with ``text``; counts the requests.
 
     Attributes:
@@ -22,34 +22,19 @@ class ChatEndpoint:
     handler_cancellation = False
 
     def __init__(self, text: str) -> None:
+        super().__init__(
+            {"/v1/chat/completions": self._complete}, handler_cancellation=self.handler_cancellation
+        )
         self.text = text
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.refuses: int | None = None
         self.refuses_after = 0
         self.fails = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner, self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
 
-    def __enter__(self) -> ChatEndpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _start(self) -> tuple[web.AppRunner, str]:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=self.handler_cancellation)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async def _start(self) -> None:
+        await super()._start()
+        self.url += "/v1"
 
     async def _complete(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
