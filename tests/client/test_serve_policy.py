@@ -8,39 +8,13 @@ import threading
 from typing import Any
 
 import pytest
+from support.bells import CALL, Bell
 from support.letters import END, Letters, LettersModel
 from support.waiting import until
 
-from gym_serve import (
-    Gym,
-    InvalidRequest,
-    NotFound,
-    PolicyAnswer,
-    PolicyRequest,
-    ResourcesServer,
-    Verdict,
-    tool,
-)
+from gym_serve import Gym, InvalidRequest, NotFound, PolicyAnswer, PolicyRequest
 from gym_serve.deployments.callback_model import PolicyQueue
 from gym_serve.training import samples
-
-CALL = '<tool_call>{"name": "ring", "arguments": {"times": 2}}</tool_call>'
-
-
-class Bell(ResourcesServer):
-    """Rings."""
-
-    @tool
-    async def ring(self, times: int) -> str:
-        """Ring.
-
-        Args:
-            times: how often.
-        """
-        return "ding " * times
-
-    async def verify(self, request: Any) -> Verdict:
-        return Verdict(reward=1.0)
 
 
 def graph(**settings: Any) -> dict[str, Any]:
@@ -66,7 +40,7 @@ class Policy:
     def __call__(self, requests: list[PolicyRequest]) -> list[PolicyAnswer]:
         self.batches.append(requests)
         self.threads.add(threading.get_ident())
-        return [answer("done" if 3 in each.prompt_ids else f"{CALL}  ") for each in requests]
+        return [answer("done" if 3 in each.prompt_ids else CALL) for each in requests]
 
 
 ROW = {"prompt": "ring the bell"}
@@ -78,7 +52,7 @@ def test_an_episode_with_a_tool_has_exact_tokens_from_turn_to_turn() -> None:
         gym.serve_policy("policy", policy)
         (rollout,) = gym.run([ROW], params={"temperature": 0.7, "max_output_tokens": 99}, seed=5)
     first, second = (request for batch in policy.batches for request in batch)
-    said = [*Letters.ids(f"{CALL}  "), END]
+    said = [*Letters.ids(CALL), END]
     assert second.prompt_ids[: len(first.prompt_ids) + len(said)] == first.prompt_ids + said
     assert first.sampling == {"temperature": 0.7, "max_tokens": 99, "seed": 5}
     assert first.episode == second.episode == "0-0"

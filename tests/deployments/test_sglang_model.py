@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bells import CALL, Bell
 from support.language import LanguageModel
 from support.letters import END, PAIRS, VOCABULARY, Letters, LettersSglang
 from support.sglang import SglangServer
 from support.waiting import until
 
-from gym_serve import Gym, OperatorError, ResourcesServer, Verdict, tool
+from gym_serve import Gym, OperatorError
 from gym_serve.deployments.sglang_model import _joined, _request, read_generation, sampling_params
 from gym_serve.deployments.tokenizing import Generation
 from gym_serve.training import samples
@@ -26,7 +27,6 @@ from gym_serve.types.protocols.tokens import VERSIONS_KEY, token_versions
 
 PRINTABLE = Letters.ids("".join(map(chr, range(32, 127))))
 MODEL = LanguageModel([END, *PRINTABLE, *range(PAIRS, VOCABULARY)], VOCABULARY)
-CALL = Letters.ids('<tool_call>{"name": "ring", "arguments": {"times": 2}}</tool_call>  ')
 TOOL = 3
 ROW = {"prompt": "ring the bell"}
 TEMPERATURE = 0.8
@@ -37,24 +37,8 @@ def draws(
 ) -> Iterator[tuple[int, float]]:
     """Three drawn tokens, and then a call of the tool; after its output, six drawn tokens."""
     begin: list[int | None] = [None] * (6 if TOOL in prompt else 3)
-    said = begin if TOOL in prompt else begin + CALL
+    said = begin if TOOL in prompt else begin + Letters.ids(CALL)
     return MODEL.samples(prompt, random, temperature, [*said, END])
-
-
-class Bell(ResourcesServer):
-    """Rings."""
-
-    @tool
-    async def ring(self, times: int) -> str:
-        """Ring.
-
-        Args:
-            times: how often.
-        """
-        return "ding " * times
-
-    async def verify(self, request: Any) -> Verdict:
-        return Verdict(reward=1.0)
 
 
 @pytest.fixture
@@ -108,7 +92,6 @@ def test_what_is_trained_on_is_what_was_sampled_with_its_probabilities(server: S
         made = turns[0]["generation_token_ids"]
         again += [*Letters.ids(Letters().decode(made)), END] != made
         assert "ding ding" in json.dumps(rollout["response"]["output"])
-        assert rollout.reward == 1.0
     assert len(first) == 12
     assert again == 12  # encoding the text again would have given other tokens
     assert server.requests[0]["return_logprob"] is True

@@ -20,7 +20,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.bells import LOGPROB, bell_graph, tokens
+from support.bells import bell_graph, sample
 from support.endpoint import endpoint
 from support.letters import Letters
 
@@ -28,11 +28,10 @@ RUNS = 500
 WORDS = ("ring", "refuse", "chatter", "break")
 
 
-def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
-    ids, finish = tokens(prompt, sampling.get("max_tokens"))
+def sample_slowly(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
     if "chatter" in Letters().decode(prompt):
         time.sleep(0.2)
-    return ids, [LOGPROB] * len(ids), finish
+    return sample(prompt, sampling)
 
 
 async def served(folder: Path, address: str) -> tuple[asyncio.subprocess.Process, str]:
@@ -121,7 +120,7 @@ def main(folder: Path) -> dict[str, Any]:
     (folder / "graph.yaml").write_text(
         yaml.safe_dump({**bell_graph(), "resources": {"bell": {"type": "support.bells:Bell"}}})
     )
-    with endpoint(Letters(), sample) as url:
+    with endpoint(Letters(), sample_slowly) as url:
         return asyncio.run(run(folder, url))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bells import LOGPROB, bell_graph, tokens
+from support.bells import bell_graph, sample
 from support.endpoint import endpoint
 from support.export_cases import bundle, episode, failed, rollout, said
 from support.letters import Letters
@@ -28,11 +28,6 @@ from gym_serve.interop.nemo_gym.names import (
 from gym_serve.types.errors import GymError
 
 PORT = 5123
-
-
-def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
-    ids, finish = tokens(prompt, sampling.get("max_tokens"))
-    return ids, [LOGPROB] * len(ids), finish
 
 
 def row(word: str, index: int) -> dict[str, Any]:

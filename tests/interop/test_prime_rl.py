@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.bells import LOGPROB, bell_graph, tokens
+from support.bells import bell_graph, sample
 from support.endpoint import endpoint
 from support.letters import Letters
 
@@ -19,11 +19,6 @@ from gym_serve import InvalidRequest
 from gym_serve.interop.prime_rl import EnvServer, row_of
 
 zmq = pytest.importorskip("zmq", reason="pip install 'gym-serve[prime-rl]'")
-
-
-def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
-    ids, finish = tokens(prompt, sampling.get("max_tokens"))
-    return ids, [LOGPROB] * len(ids), finish
 
 
 @pytest.fixture(scope="module")

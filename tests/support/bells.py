@@ -69,6 +69,12 @@ def tokens(prompt_ids: list[int], limit: int | None = None) -> tuple[list[int], 
     return (ids, "stop") if limit is None or len(ids) <= limit else (ids[:limit], "length")
 
 
+def sample(prompt_ids: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    """The engine, for an endpoint (`support.endpoint`)."""
+    ids, finish = tokens(prompt_ids, sampling.get("max_tokens"))
+    return ids, [LOGPROB] * len(ids), finish
+
+
 async def answered(request: PolicyRequest, context: object = None) -> PolicyAnswer:
     """The engine."""
     ids, finish = tokens(request.prompt_ids, request.sampling.get("max_tokens"))

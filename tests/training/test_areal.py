@@ -6,20 +6,14 @@ import asyncio
 import json
 import pickle
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from support.bells import LOGPROB, bell_graph, tokens
+from support.bells import bell_graph, sample
 from support.endpoint import endpoint
 from support.letters import Letters
 
 from gym_serve import GraphError, InvalidRequest
 from gym_serve.training.areal import GymAgent, RolloutFailed
-
-
-def sample(prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
-    ids, finish = tokens(prompt, sampling.get("max_tokens"))
-    return ids, [LOGPROB] * len(ids), finish
 
 
 @pytest.fixture(scope="module")

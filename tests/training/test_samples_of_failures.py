@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.bells import CALL, Bell
 from support.letters import END, Letters, LettersModel
 
-from gym_serve import Gym, PolicyAnswer, PolicyRequest, ResourcesServer, Verdict, tool
+from gym_serve import Gym, PolicyAnswer, PolicyRequest
 from gym_serve.training import samples
 
-CALL = [*Letters.ids('<tool_call>{"name": "ring", "arguments": {"times": 2}}</tool_call>'), END]
+SAID = [*Letters.ids(CALL), END]
 TOOL = 3
-
-
-class Bell(ResourcesServer):
-    """Rings."""
-
-    @tool
-    async def ring(self, times: int) -> str:
-        """Ring.
-
-        Args:
-            times: how often.
-        """
-        return "ding " * times
-
-    async def verify(self, request: Any) -> Verdict:
-        return Verdict(reward=1.0)
 
 
 def calls_and_breaks(requests: list[PolicyRequest]) -> list[PolicyAnswer]:
     if any(TOOL in request.prompt_ids for request in requests):
         raise RuntimeError("the engine is lost")
-    return [PolicyAnswer(CALL, [-0.5] * len(CALL)) for _ in requests]
+    return [PolicyAnswer(SAID, [-0.5] * len(SAID)) for _ in requests]
 
 
 def test_every_failed_rollout_gives_a_masked_sample() -> None:
@@ -54,5 +39,5 @@ def test_every_failed_rollout_gives_a_masked_sample() -> None:
         assert sample.response_ids
         assert not any(sample.loss_mask)
         assert (sample.reward, sample.task, sample.rollout_id) == (0.0, "0", "0-0")
-    assert samples(broken)[0].response_ids == CALL  # what it had said before
+    assert samples(broken)[0].response_ids == SAID  # what it had said before
     assert samples(late, pad_token_id=7)[0].response_ids == [7]
