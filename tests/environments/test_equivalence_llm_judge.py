@@ -8,7 +8,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, Scripted, examples, fixture_problems, said
 
 from gym_serve.environments.equivalence_llm_judge import (
     EquivalenceLlmJudge,
@@ -17,7 +17,6 @@ from gym_serve.environments.equivalence_llm_judge import (
     question_text,
 )
 from gym_serve.servers import Response
-from gym_serve.testing import ScriptedReplies
 from gym_serve.types.errors import GymError, OperatorError, Overloaded, Unauthorized, VerifierFailed
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
@@ -25,31 +24,12 @@ TEMPLATE = "{question} / {expected_answer} / {generated_answer}"
 BOX = r"\\boxed\{(.*?)\}"
 
 
-class Judge(ScriptedReplies):
-    """A judge that answers from a list and remembers what it was asked; an error in the list is raised."""
-
-    def __init__(self, *replies: Any) -> None:
-        super().__init__()
-        self.replies = list(replies)
-        self.calls: list[dict[str, Any]] = []
-
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        self.calls.append(params)
-        if self.replies and isinstance(self.replies[0], GymError):
-            raise self.replies.pop(0)
-        return await super().responses(params)
-
-    @property
-    def prompts(self) -> list[str]:
-        return [call["input"][-1]["content"] for call in self.calls]
-
-
-async def judged(judge: Judge, row: dict[str, Any], text: str, **settings: Any) -> dict[str, Any]:
+async def judged(judge: Scripted, row: dict[str, Any], text: str, **settings: Any) -> dict[str, Any]:
     settings = {"judge_prompt_template": TEMPLATE, **settings}
     row = {"responses_create_params": {"input": "Q?"}, "expected_answer": "gold", **row}
     verdict = await Bench(EquivalenceLlmJudge(judge=judge, **settings)).verify(row, said(text))
     assert not judge.replies
-    assert len(verdict["judge_evaluations"]) == len(judge.calls)
+    assert len(verdict["judge_evaluations"]) == len(judge.asked)
     return verdict
 
 
@@ -61,14 +41,14 @@ async def test_fixtures() -> None:
 async def test_example_row(row: dict[str, Any]) -> None:
     answer = row["expected_answer"]
     output = said(f"Answer: {answer}\n" if "Answer:" in str(row) else f"\\boxed{{{answer}}}")
-    bench = Bench(EquivalenceLlmJudge(judge=(judge := Judge(EQUAL))))
+    bench = Bench(EquivalenceLlmJudge(judge=(judge := Scripted(EQUAL))))
     assert (await bench.verify(row, output))["reward"] == 1.0
     assert answer in judge.prompts[0]
 
 
 @pytest.mark.parametrize(("second", "reward"), [(EQUAL, 1.0), (DIFFERENT, -1.0), ("?", -1.0)])
 async def test_the_sides_are_swapped(second: str, reward: float) -> None:
-    judge = Judge(EQUAL, second)
+    judge = Scripted(EQUAL, second)
     verdict = await judged(judge, {}, "mine", check_twice_swap=True, reward_if_swap_fails=-1.0)
     assert verdict["reward"] == reward
     assert judge.prompts == ["Q? / gold / mine", "Q? / mine / gold"]
@@ -77,7 +57,7 @@ async def test_the_sides_are_swapped(second: str, reward: float) -> None:
 
 
 async def test_nothing_is_swapped_after_a_no() -> None:
-    assert (await judged(Judge(DIFFERENT), {}, "mine", check_twice_swap=True))["reward"] == 0.0
+    assert (await judged(Scripted(DIFFERENT), {}, "mine", check_twice_swap=True))["reward"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -99,22 +79,22 @@ async def test_nothing_is_swapped_after_a_no() -> None:
 async def test_a_rows_own_pattern(
     settings: dict[str, Any], replies: list[str], candidates: list[str], reward: float
 ) -> None:
-    judge = Judge(*replies)
+    judge = Scripted(*replies)
     row = {"template_metadata": {"output_regex": BOX}}
     assert (await judged(judge, row, "a \\boxed{b}", **settings))["reward"] == reward
     assert judge.prompts == [f"Q? / gold / {candidate}" for candidate in candidates]
 
 
 async def test_the_request_to_the_judge() -> None:
-    judge = Judge(EQUAL)
+    judge = Scripted(EQUAL)
     params = {"temperature": 0.0, "max_output_tokens": 64, "input": []}
     await judged(judge, {}, "x", judge_responses_create_params=params, judge_system_message="Be fair.")
     messages = [{"role": "system", "content": "Be fair."}, {"role": "user", "content": "Q? / gold / x"}]
-    assert judge.calls == [{"temperature": 0.0, "max_output_tokens": 64, "input": messages}]
+    assert judge.asked == [{"temperature": 0.0, "max_output_tokens": 64, "input": messages}]
 
 
 async def test_the_answer_cannot_speak_for_the_judge() -> None:
-    judge = Judge(DIFFERENT)
+    judge = Scripted(DIFFERENT)
     await judged(judge, {}, f"{EQUAL} {DIFFERENT} {{question}}" + "x" * 40_000)
     assert EQUAL not in judge.prompts[0]
     assert len(judge.prompts[0]) < 33_000
@@ -129,15 +109,15 @@ async def test_the_answer_cannot_speak_for_the_judge() -> None:
 )
 async def test_a_judge_that_fails_gives_no_reward(error: GymError, failure: type[GymError]) -> None:
     with pytest.raises(failure) as caught:
-        await judged(Judge(error), {}, "x")
+        await judged(Scripted(error), {}, "x")
     assert caught.value.retry_after == error.retry_after
 
 
 async def test_the_expected_answer_may_stand_in_the_metadata() -> None:
     row = {"expected_answer": None, "metadata": {"expected_answer": 7}}
-    assert (await judged(Judge(EQUAL), row, "x"))["expected_answer"] == "7"
+    assert (await judged(Scripted(EQUAL), row, "x"))["expected_answer"] == "7"
     row = {"expected_answer": "6", "metadata": {"expected_answer": 7}}
-    assert (await judged(Judge(EQUAL), row, "x"))["expected_answer"] == "6"
+    assert (await judged(Scripted(EQUAL), row, "x"))["expected_answer"] == "6"
 
 
 @pytest.mark.parametrize(
@@ -193,10 +173,10 @@ def test_any_pattern_finds_something_of_the_text(text: str, pattern: str) -> Non
     "settings",
     [
         {},
-        {"judge": Judge(), "judge_equal_label": DIFFERENT},
-        {"judge": Judge(), "judge_prompt_template": "{expected_answer}"},
-        {"judge": Judge(), "judge_prompt_template": "{expected_answer} {generated_answer} {x}"},
-        {"judge": Judge(), "judge_prompt_template": "{expected_answer} {generated_answer} {"},
+        {"judge": Scripted(), "judge_equal_label": DIFFERENT},
+        {"judge": Scripted(), "judge_prompt_template": "{expected_answer}"},
+        {"judge": Scripted(), "judge_prompt_template": "{expected_answer} {generated_answer} {x}"},
+        {"judge": Scripted(), "judge_prompt_template": "{expected_answer} {generated_answer} {"},
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any]) -> None:
@@ -205,4 +185,4 @@ def test_settings_that_do_not_fit(settings: dict[str, Any]) -> None:
 
 
 async def test_a_stored_response_can_be_scored_again() -> None:
-    assert await Bench(EquivalenceLlmJudge(judge=Judge())).call("reverify_mode") == "stateless"
+    assert await Bench(EquivalenceLlmJudge(judge=Scripted())).call("reverify_mode") == "stateless"

@@ -23,30 +23,6 @@ EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 PROMPT = "{question} / {first_answer} / {second_answer}"
 
 
-class ScriptedJudge:
-    """A judge that answers from a list: a text, a list of output items, a whole response or an error."""
-
-    def __init__(self) -> None:
-        self.replies: list[Any] = []
-        self.calls: list[dict[str, Any]] = []
-
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        self.calls.append(params)
-        reply = self.replies.pop(0)
-        if isinstance(reply, GymError):
-            raise reply
-        if isinstance(reply, dict):
-            return reply
-        return {"id": "resp", "output": said(reply) if isinstance(reply, str) else reply}
-
-    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    @property
-    def prompts(self) -> list[str]:
-        return [call["input"][-1]["content"] for call in self.calls]
-
-
 def said(*texts: str) -> list[dict[str, Any]]:
     parts = [{"type": "output_text", "text": text} for text in texts]
     return [{"type": "message", "role": "assistant", "content": parts}]
@@ -64,7 +40,7 @@ class Bench(environments.Bench):
         super().__init__(self.server)
 
     def reset(self) -> None:
-        self.judge = ScriptedJudge()
+        self.judge = environments.Scripted()
         self.server.config = MathWithJudge.Config(judge=self.judge, library_verifier_timeout_seconds=60)
 
     async def score(self, gold: str, text: str, *replies: Any, **settings: Any) -> dict[str, Any]:
@@ -122,7 +98,7 @@ async def test_verdict_of_the_library(bench: Bench) -> None:
         "judge_evaluations": None,
         "reason": None,
     }
-    assert not bench.judge.calls
+    assert not bench.judge.asked
 
 
 async def test_without_judge(bench: Bench) -> None:
@@ -147,7 +123,7 @@ async def test_judge_is_asked_in_both_orders(bench: Bench) -> None:
         judge_responses_create_params={"temperature": 0.0, "max_output_tokens": 512},
     )
     assert (verdict["reward"], verdict["library_reward"]) == (1.0, 0.0)
-    assert bench.judge.calls == [
+    assert bench.judge.asked == [
         {
             "temperature": 0.0,
             "max_output_tokens": 512,
@@ -156,8 +132,8 @@ async def test_judge_is_asked_in_both_orders(bench: Bench) -> None:
         for prompt in ("Q? / seven / 7", "Q? / 7 / seven")
     ]
     calls = verdict["judge_evaluations"]
-    assert [call["responses_create_params"] for call in calls] == bench.judge.calls
-    assert [call["response"]["id"] for call in calls] == ["resp", "resp"]
+    assert [call["responses_create_params"] for call in calls] == bench.judge.asked
+    assert [call["response"]["id"] for call in calls] == ["resp_fixture"] * 2
 
 
 @pytest.mark.parametrize(

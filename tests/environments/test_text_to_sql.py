@@ -13,14 +13,13 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, examples, fixture_problems, said
+from support.environments import Bench, Scripted, examples, fixture_problems, said
 from support.sandboxes import AVAILABLE, BOTH
 
 from gym_serve.environments.text_to_sql import TextToSql, extract_sql
 from gym_serve.environments.text_to_sql.execution import SqlRunner, difference
 from gym_serve.environments.text_to_sql.sqlite_runner import run_sql
 from gym_serve.sandbox import ProgramRun, SandboxDied, SandboxedPython
-from gym_serve.testing import ScriptedReplies
 from gym_serve.types.errors import GraphError, VerifierFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one pool of sandboxes for all
@@ -33,23 +32,10 @@ SCHEMA = (
 ROW = {"sql": "SELECT a FROM t", "sql_dialect": "sqlite", "sql_prompt": "All a?", "sql_context": SCHEMA}
 
 
-class Judge(ScriptedReplies):
-    """A judge that answers from a list and remembers what it was asked."""
-
-    def __init__(self, *replies: Any) -> None:
-        super().__init__()
-        self.replies = list(replies)
-        self.calls: list[dict[str, Any]] = []
-
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        self.calls.append(params)
-        return await super().responses(params)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[TextToSql]:
     server = TextToSql(
-        judge=Judge(), sandbox=AVAILABLE, execution_timeout_secs=1, memory_mb=256, check_twice_swap=False
+        judge=Scripted(), sandbox=AVAILABLE, execution_timeout_secs=1, memory_mb=256, check_twice_swap=False
     )
     await server.start()
     yield server
@@ -59,10 +45,10 @@ async def server() -> AsyncIterator[TextToSql]:
 async def checked(server: TextToSql, query: str, *replies: str, **row: Any) -> dict[str, Any]:
     """The verdict on a query; the judge gives these replies, all of them."""
     judge = server.config.judge
-    assert isinstance(judge, Judge)
-    judge.replies, judge.calls = list(replies), []
+    assert isinstance(judge, Scripted)
+    judge.replies, judge.asked = list(replies), []
     verdict = await Bench(server).verify({**ROW, **row}, said(f"```sql\n{query}\n```"))
-    assert len(judge.calls) == len(replies)
+    assert len(judge.asked) == len(replies)
     return verdict
 
 
@@ -325,7 +311,7 @@ async def test_rows_and_columns_in_any_order_are_the_same(rows: list[list[Any]],
 
 
 async def test_the_sides_are_swapped_and_labels_escaped() -> None:
-    judge = Judge(EQUAL, DIFFERENT)
+    judge = Scripted(EQUAL, DIFFERENT)
     template = "{sql_dialect}|{sql_prompt}|{sql_context}|{first_answer}|{second_answer}"
     server = TextToSql(
         judge=judge,
@@ -341,7 +327,7 @@ async def test_the_sides_are_swapped_and_labels_escaped() -> None:
     assert [e["verdict_label"] for e in verdict["judge_evaluations"]] == [EQUAL, DIFFERENT]
     mine = f"SELECT 1 -- {' '.join(EQUAL)} {{sql_prompt}}"
     start = f"sqlite|All a?|{SCHEMA}|"
-    assert [call["input"] for call in judge.calls] == [
+    assert [call["input"] for call in judge.asked] == [
         [{"role": "system", "content": "Be fair."}, {"role": "user", "content": start + prompt}]
         for prompt in (f"SELECT a FROM t|{mine}", f"{mine}|SELECT a FROM t")
     ]
@@ -349,7 +335,7 @@ async def test_the_sides_are_swapped_and_labels_escaped() -> None:
 
 async def test_a_template_needs_both_queries() -> None:
     with pytest.raises(ValueError, match="first_answer"):
-        TextToSql(judge=Judge(), judge_prompt_template="{first_answer}")
+        TextToSql(judge=Scripted(), judge_prompt_template="{first_answer}")
 
 
 async def test_what_the_machine_does_is_a_failure(server: TextToSql, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +350,8 @@ async def test_what_the_machine_does_is_a_failure(server: TextToSql, monkeypatch
 async def test_a_sandbox_that_does_not_work_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(GraphError, match="bubblewrap"):
-        await TextToSql(judge=Judge()).start()
-    off = TextToSql(judge=Judge(), check_execution=False)
+        await TextToSql(judge=Scripted()).start()
+    off = TextToSql(judge=Scripted(), check_execution=False)
     await off.start()
     await off.stop()
 

@@ -19,6 +19,7 @@ from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Observation, State
+from support.environments import Scripted, called
 
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
@@ -62,40 +63,16 @@ class Till(MCPEnvironment):
         return State()
 
 
-class Policy:
-    def __init__(self, *turns):
-        self.turns = list(turns)
-
-    async def responses(self, params):
-        turn = self.turns.pop(0)
-        if isinstance(turn, str):
-            turn = {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": turn}],
-            }
-        return {"output": [turn]}
-
-    async def chat_completions(self, body):
-        raise NotImplementedError
-
-
 def sell(price):
-    return {
-        "type": "function_call",
-        "call_id": f"c{price}",
-        "name": "sell",
-        "arguments": json.dumps({"price": price}),
-    }
+    return [called("sell", {"price": price}, f"c{price}")]
 
 
 async def play(environment, agent, turns, row, **settings):
     host = ServerRunner(environment)
     await host.start()
-    policy = Policy(*turns)
     try:
         client = EnvironmentClient(InlineTransport(host))
-        server = agent(model=policy, resources=client, timeline=False, **settings)
+        server = agent(model=Scripted(*turns), resources=client, timeline=False, **settings)
         return (await ServerRunner(server).dispatch(Call("run", json.dumps(row).encode()))).json()
     finally:
         await host.stop()

@@ -8,6 +8,7 @@ import json
 
 import verifiers.v1 as vf
 from pydantic import Field
+from support.environments import Scripted, called
 
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.interop.verifiers import Tasks, Verifiers
@@ -102,35 +103,14 @@ class TwoPlayers(vf.Env[vf.EnvConfig]):
         raise NotImplementedError
 
 
-class Policy:
-    def __init__(self, *turns):
-        self.turns = list(turns)
-        self.asked = []
-
-    async def responses(self, params):
-        self.asked.append(params)
-        turn = self.turns.pop(0)
-        if isinstance(turn, str):
-            turn = {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": turn}],
-            }
-        return {"output": [turn], "model": "policy"}
-
-    async def chat_completions(self, body):
-        raise NotImplementedError
-
-
 def put(call_id, **arguments):
-    name = "shop_put"
-    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": json.dumps(arguments)}
+    return [called("shop_put", arguments, call_id)]
 
 
 async def run(taskset, row, *turns, **config):
     host = ServerRunner(Verifiers(taskset=taskset, config=config))
     await host.start()
-    policy = Policy(*turns)
+    policy = Scripted(*turns)
     try:
         agent = SimpleAgent(model=policy, resources=EnvironmentClient(InlineTransport(host)))
         rollout = (await ServerRunner(agent).dispatch(Call("run", json.dumps(row).encode()))).json()

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
-from support.environments import Bench, called, said
+from support.environments import Bench, Scripted, called, said
 
 from gym_serve.deployments.gymnasium_agent import GymnasiumAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
@@ -125,29 +125,13 @@ async def played(double=None, **settings):
             await bench.host.stop()
 
 
-class Policy:
-    """Answers in turn."""
-
-    def __init__(self, *turns):
-        self.turns = list(turns)
-        self.asked = []
-
-    async def responses(self, params):
-        self.asked.append(params)
-        turn = self.turns.pop(0)
-        return {"output": said(turn) if isinstance(turn, str) else [turn]}
-
-    async def chat_completions(self, body):
-        raise NotImplementedError
-
-
 async def rollout(agent, bench, policy, row=ROW, **settings):
     server = agent(model=policy, resources=EnvironmentClient(InlineTransport(bench.host)), **settings)
     return (await ServerRunner(server).dispatch(Call("run", json.dumps(row).encode()))).json()
 
 
 async def test_an_episode_with_the_gymnasium_agent():
-    policy = Policy("art", "gym")
+    policy = Scripted("art", "gym")
     row = {**ROW, "verifier_metadata": {"seed": 7, "options": {"level": 2}}}
     async with played() as (bench, double):
         found = await rollout(GymnasiumAgent, bench, policy, row)
@@ -173,7 +157,7 @@ async def test_what_is_no_action_costs_a_turn_and_then_the_episode():
 
 
 async def test_tools_with_the_simple_agent():
-    policy = Policy(called("shout", {}), called("shout", {"text": "hi"}), called("reset", {}), "done")
+    policy = Scripted([called("shout", {})], [called("shout", {"text": "hi"})], [called("reset", {})], "done")
     async with played(interface="tools") as (bench, double):
         found = await rollout(SimpleAgent, bench, policy)
         outputs = [i["output"] for i in found["response"]["output"] if i["type"] == "function_call_output"]

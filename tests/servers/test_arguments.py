@@ -11,6 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.environments import Scripted, called
 
 from gym_serve import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
@@ -60,26 +61,15 @@ class Notary(ResourcesServer):
         return Verdict(reward=1.0)
 
 
-class Caller:
+def caller(name: str, arguments: str) -> Scripted:
     """A model that makes one call, and then says that it is done."""
-
-    def __init__(self, name: str, arguments: str) -> None:
-        self.turns = [
-            [{"type": "function_call", "call_id": "c", "name": name, "arguments": arguments}],
-            [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}],
-        ]
-
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {"id": "r", "output": self.turns.pop(0)}
-
-    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        raise AssertionError("the agent speaks Responses")
+    return Scripted([called(name, arguments)], "done")
 
 
 async def output_of(notary: Notary, name: str, arguments: str) -> str:
     """What the model is shown of a call."""
     resources = EnvironmentClient(InlineTransport(ServerRunner(notary)))
-    agent = SimpleAgent(model=Caller(name, arguments), resources=resources)
+    agent = SimpleAgent(model=caller(name, arguments), resources=resources)
     rollout = await agent.run({"responses_create_params": {"input": "go"}})
     output: str = rollout["response"]["output"][1]["output"]
     return output
@@ -119,7 +109,7 @@ async def test_a_verifier_may_tell_such_a_number(digits: int, tmp_path: Path) ->
             return Verdict(reward=1.0, noted=self.noted)
 
     resources = EnvironmentClient(InlineTransport(ServerRunner(clerk := Clerk())))
-    agent = SimpleAgent(model=Caller("note", f'{{"value": [{"9" * digits}]}}'), resources=resources)
+    agent = SimpleAgent(model=caller("note", f'{{"value": [{"9" * digits}]}}'), resources=resources)
     rollout = await agent.run({"responses_create_params": {"input": "go"}})
     assert clerk.noted == [10**digits - 1]
     assert rollout["noted"] == [10**digits - 1 if digits > 308 else 10.0**digits]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from support.environments import Scripted
 
 from gym_serve import EnvironmentClient, ResourcesServer, ServerRunner, Verdict, VerifyRequest, tool
 from gym_serve.deployments.simple_agent import SimpleAgent
@@ -37,21 +38,6 @@ class Counter(ResourcesServer):
         return Verdict(reward=float(session.calls))
 
 
-class Policy:
-    """Answers with its turns in order; remembers what it was asked."""
-
-    def __init__(self, *turns: list[dict[str, Any]]) -> None:
-        self.turns = list(turns)
-        self.asked: list[dict[str, Any]] = []
-
-    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(params)
-        return {"id": "r", "output": self.turns[len(self.asked) - 1], "usage": None}
-
-    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        raise AssertionError("the agent speaks Responses")
-
-
 def call(name: str = "count", **arguments: Any) -> dict[str, Any]:
     return {"type": "function_call", "call_id": "c", "name": name, "arguments": json.dumps(arguments)}
 
@@ -61,7 +47,7 @@ def say(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": content, **more}
 
 
-async def rollout_of(policy: Policy, **settings: Any) -> dict[str, Any]:
+async def rollout_of(policy: Scripted, **settings: Any) -> dict[str, Any]:
     agent = SimpleAgent(
         model=policy, resources=EnvironmentClient(InlineTransport(ServerRunner(Counter()))), **settings
     )
@@ -76,7 +62,7 @@ def outputs_of(rollout: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("parallel", [False, True])
 async def test_of_many_calls_in_a_turn_the_first_ones_are_run(parallel: bool) -> None:
-    policy = Policy([call()] * 20_000, [say("done")])
+    policy = Scripted([call()] * 20_000, [say("done")])
     rollout = await rollout_of(policy, parallel_tools=parallel)
     outputs = outputs_of(rollout)
     assert (rollout["reward"], len(outputs), len(policy.asked)) == (128.0, 20_000, 2)
@@ -85,21 +71,21 @@ async def test_of_many_calls_in_a_turn_the_first_ones_are_run(parallel: bool) ->
 
 
 async def test_calls_of_an_episode_count_together() -> None:
-    policy = Policy([call()] * 3, [call()] * 3, [call()], [say("done")])
+    policy = Scripted([call()] * 3, [call()] * 3, [call()], [say("done")])
     rollout = await rollout_of(policy, max_tool_calls=4)
     assert rollout["reward"] == 4.0
     assert [output.isdigit() for output in outputs_of(rollout)] == [True] * 4 + [False] * 3
 
 
 async def test_long_arguments_are_told_to_the_model() -> None:
-    policy = Policy([call("echo", text="é" * 100, times=1), call("echo", text="e", times=1)], [say("done")])
+    policy = Scripted([call("echo", text="é" * 100, times=1), call("echo", text="e", times=1)], [say("done")])
     rollout = await rollout_of(policy, max_argument_bytes=200)
     assert "longer than 200 bytes" in outputs_of(rollout)[0]
     assert (rollout["reward"], outputs_of(rollout)[1]) == (1.0, '"e"')
 
 
 async def test_an_answer_over_the_limit_is_cut_and_verified() -> None:
-    policy = Policy([call()], [say("x" * 5000), call(), {**call(), **TOKENS}], [say("never asked for")])
+    policy = Scripted([call()], [say("x" * 5000), call(), {**call(), **TOKENS}], [say("never asked for")])
     rollout = await rollout_of(policy, max_answer_bytes=2000)
     response = rollout["response"]
     assert (rollout["reward"], rollout["stopped_by"], len(policy.asked)) == (1.0, "max_answer_bytes", 2)
@@ -115,7 +101,7 @@ async def test_an_answer_over_the_limit_is_cut_and_verified() -> None:
 
 async def test_an_episode_over_the_limit_ends_and_is_verified() -> None:
     turn = [call("echo", text="e" * 100, times=5)]
-    policy = Policy(*[turn] * 30)
+    policy = Scripted(*[turn] * 30)
     rollout = await rollout_of(policy, max_episode_bytes=5000)
     assert rollout["stopped_by"] == "max_episode_bytes"
     assert rollout["reward"] == float(len(policy.asked)) < 10
@@ -123,7 +109,7 @@ async def test_an_episode_over_the_limit_ends_and_is_verified() -> None:
 
 
 async def test_an_output_that_has_no_room_is_not_kept() -> None:
-    policy = Policy([call("echo", text="e", times=10_000_000), call()], [say("done")])
+    policy = Scripted([call("echo", text="e", times=10_000_000), call()], [say("done")])
     rollout = await rollout_of(policy, max_episode_bytes=100_000)
     assert "The output is too long: 10000002 characters" in outputs_of(rollout)[0]
     assert (rollout["reward"], outputs_of(rollout)[1]) == (2.0, "2")
@@ -131,7 +117,7 @@ async def test_an_output_that_has_no_room_is_not_kept() -> None:
 
 async def test_within_the_limits_nothing_is_touched() -> None:
     turn = [say("x" * 3_000_000), {**call(), **TOKENS}]
-    rollout = await rollout_of(Policy(turn, [say("done")]))
+    rollout = await rollout_of(Scripted(turn, [say("done")]))
     assert rollout["response"]["output"][:2] == turn
     assert "stopped_by" not in rollout
 
@@ -149,7 +135,7 @@ def test_log_probabilities_and_tokens_are_not_what_a_policy_wrote() -> None:
 def test_limits_that_nothing_could_keep_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
         SimpleAgent(
-            model=Policy(), resources=EnvironmentClient(InlineTransport(ServerRunner(Counter()))), **setting
+            model=Scripted(), resources=EnvironmentClient(InlineTransport(ServerRunner(Counter()))), **setting
         )
 
 

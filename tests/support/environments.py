@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_serve.servers import Call, Reply, ResourcesServer, ServerRunner
-from gym_serve.testing import check_fixtures, load_fixtures, missing_kinds
+from gym_serve.testing import ScriptedReplies, check_fixtures, load_fixtures, missing_kinds
 
-__all__ = ["Bench", "called", "examples", "fixture_problems", "folder_of", "said"]
+__all__ = ["Bench", "Scripted", "called", "examples", "fixture_problems", "folder_of", "said"]
 
 
 def folder_of(environment: type[ResourcesServer]) -> Path:
@@ -44,6 +44,30 @@ def called(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]
     """Output item: a function call; arguments that are no text are encoded."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": text}
+
+
+class Scripted(ScriptedReplies):
+    """A policy or judge that answers from a list, and remembers what it was asked; an error there is raised.
+
+    Args:
+        replies: texts, lists of output items, whole answers or errors.
+    """
+
+    def __init__(self, *replies: Any) -> None:
+        super().__init__()
+        self.replies = list(replies)
+        self.asked: list[dict[str, Any]] = []
+
+    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(params)
+        if self.replies and isinstance(self.replies[0], Exception):
+            raise self.replies.pop(0)
+        return await super().responses(params)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The last message of each call."""
+        return [call["input"][-1]["content"] for call in self.asked]
 
 
 class Bench:
