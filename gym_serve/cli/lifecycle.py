@@ -31,6 +31,15 @@ ClusterOption = Annotated[
         help="Ray cluster; by default RAY_ADDRESS, the Ray of up, or another one on this machine.",
     ),
 ]
+GraphOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        metavar="NAME",
+        help="The graph, if several have a server of this name.",
+        autocompletion=graphs,
+    ),
+]
 
 
 def up(
@@ -243,12 +252,7 @@ def logs(
         ),
     ] = None,
     *,
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The graph, if several have a server of this name.", autocompletion=graphs
-        ),
-    ] = None,
+    graph: GraphOption = None,
     rollout: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Only records of this rollout (its _ng_rollout_id), all attempts."),

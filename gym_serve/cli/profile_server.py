@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.completion import graphs, servers
-from gym_serve.cli.lifecycle import ClusterOption, graph_of
+from gym_serve.cli.completion import servers
+from gym_serve.cli.lifecycle import ClusterOption, GraphOption, graph_of
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import print_json
 
@@ -26,12 +26,7 @@ def profile_server(
         Path | None,
         typer.Option("-o", "--output", metavar="OUT", help="The file: .svg or .json. [default: SERVER.svg]"),
     ] = None,
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The graph, if several have a server of this name.", autocompletion=graphs
-        ),
-    ] = None,
+    graph: GraphOption = None,
     address: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:

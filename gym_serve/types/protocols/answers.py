@@ -22,7 +22,7 @@ import orjson
 
 from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols.content import content_refusal, content_text, seconds, shown
-from gym_serve.types.protocols.items import answer_items, assistant_items, message_item, new_id
+from gym_serve.types.protocols.items import assistant_items, final_answer, message_item, new_id
 from gym_serve.types.protocols.requests import responses_to_chat
 from gym_serve.types.protocols.tokens import (
     TOKEN_KEYS,
@@ -358,10 +358,7 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
     Raises:
         Unavailable: the response is a failed one, or none at all.
     """
-    output = response.get("output")
-    if not isinstance(output, list) or response.get("error"):
-        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
-    answer = answer_items(output)
+    answer = final_answer(response)
     message = _final_message(answer)
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None

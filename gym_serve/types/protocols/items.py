@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_serve.types.errors import BadRequest
+from gym_serve.types.errors import BadRequest, Unavailable
 from gym_serve.types.protocols.content import (
     checked,
     content_refusal,
@@ -92,6 +92,18 @@ def answer_items(output: list[Any]) -> list[Any]:
     while start > 0 and is_answer(output[start - 1]):
         start -= 1
     return output[start:]
+
+
+def final_answer(response: Mapping[str, Any]) -> list[Any]:
+    """The `answer_items` of a Response.
+
+    Raises:
+        Unavailable: the response is a failed one, or none at all.
+    """
+    output = response.get("output")
+    if not isinstance(output, list) or response.get("error"):
+        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
+    return answer_items(output)
 
 
 def is_answer(item: Any) -> bool:

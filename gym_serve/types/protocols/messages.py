@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gym_serve.types.errors import BadRequest, Unavailable
+from gym_serve.types.errors import BadRequest
 from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols.content import (
     checked,
@@ -24,7 +24,7 @@ from gym_serve.types.protocols.content import (
     reasoning_texts,
     shown,
 )
-from gym_serve.types.protocols.items import answer_items, message_item, new_id
+from gym_serve.types.protocols.items import answer_items, final_answer, message_item, new_id
 from gym_serve.types.protocols.response_stream import FINAL_EVENTS, event_object
 from gym_serve.types.requests import JSON
 
@@ -56,10 +56,7 @@ def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) ->
     Raises:
         Unavailable: the response is a failed one, or none at all.
     """
-    output = response.get("output")
-    if not isinstance(output, list) or response.get("error"):
-        raise Unavailable(f"the response failed: {shown(response.get('error') or response)}")
-    content = [block for item in answer_items(output) for block in _content_blocks(item)]
+    content = [block for item in final_answer(response) for block in _content_blocks(item)]
     return {
         "id": new_id("msg"),
         "type": "message",
