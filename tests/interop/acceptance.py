@@ -382,6 +382,16 @@ class Policy:
                 self.stopped += 1
         return self.generate(prompt, limit, temperature)
 
+    async def sample(
+        self, prompt: list[int], sampling: Mapping[str, Any]
+    ) -> tuple[list[int], list[float], str]:
+        """`agenerate`, as an endpoint asks for it (`support.endpoint`): an abort is an error there."""
+        limit, temperature = sampling.get("max_tokens"), sampling.get("temperature", 1.0)
+        asked, stop = await self.agenerate(prompt, limit, temperature)
+        if stop == "abort":
+            raise RuntimeError("the engine aborts the generation")
+        return asked.generation, asked.logprobs, stop
+
     def generate(self, prompt: list[int], limit: int | None, temperature: float) -> tuple[Asked, str]:
         """A generation, and why it ended: ``stop``, ``length``, or ``abort``."""
         text = self.tokenizer.decode(prompt)

@@ -128,21 +128,13 @@ def failure_of(work: Any) -> dict[str, Any]:
 
 def main(folder: Path) -> list[Ran]:
     policy = Policy(folder)
-
-    async def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
-        limit, temperature = sampling.get("max_tokens"), sampling.get("temperature", 1.0)
-        asked, stop = await policy.agenerate(prompt, limit, temperature)
-        if stop == "abort":
-            raise RuntimeError("the endpoint aborts the generation")
-        return asked.generation, asked.logprobs, stop
-
     from gym_serve.interop.nemo_gym import nemo_rl
 
     os.environ["PYTHONPATH"] = ":".join(filter(None, sys.path))  # NeMo RL's actors get this environment
     ray.init(num_cpus=32, include_dashboard=False)
     nemo_rl.use()
     tokenizer = policy.tokenizer
-    with endpoint(tokenizer, sample) as url:
+    with endpoint(tokenizer, policy.sample) as url:
         actor = spin_up(folder, url, tokenizer)
         ray.get(actor.health_check.remote())
         ran = Ran("NeMo RL", "7ea279a")

@@ -172,19 +172,11 @@ async def dropped(folder: Path, policy: Policy, config: Any) -> dict[str, int]:
 
 async def run(folder: Path) -> list[Ran]:
     policy = Policy(folder)
-
-    async def sample(prompt: list[int], sampling: dict[str, Any]) -> Any:
-        limit, temperature = sampling.get("max_tokens"), sampling.get("temperature", 1.0)
-        asked, stop = await policy.agenerate(prompt, limit, temperature)
-        if stop == "abort":
-            raise RuntimeError("the endpoint aborts the generation")
-        return asked.generation, asked.logprobs, stop
-
     ran = Ran("prime-rl", "559b447")
     graph = str(folder / "graph.yaml")
     server = EnvServer(graph, "tcp://127.0.0.1:0", verifiers="0.3", attempts=1, ray=False)
     serving = asyncio.ensure_future(server.serve())
-    with endpoint(policy.tokenizer, sample) as url:
+    with endpoint(policy.tokenizer, policy.sample) as url:
         for size in (2, 3):
             cases = [case for case in CASES if case.size == size]
             ran.samples += await samples_of(config_of(folder, server.address, url, cases), cases)

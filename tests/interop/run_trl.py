@@ -44,11 +44,7 @@ def engine_of(policy: Policy) -> type[EngineModel]:
             return policy.tokenizer
 
         async def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Generation:
-            temperature = sampling.get("temperature", 1.0)
-            asked, stop = await policy.agenerate(prompt, sampling.get("max_tokens"), temperature)
-            if stop == "abort":
-                raise RuntimeError("the engine aborts the generation")
-            return Generation(asked.generation, asked.logprobs, stop)
+            return Generation(*await policy.sample(prompt, sampling))
 
         async def load(self, weights: Any) -> None:
             policy.load(load(weights))

@@ -9,10 +9,8 @@ The table in docs/released-trainers.md is made of what passed here; with ``TRAIN
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +21,10 @@ from typing import Literal
 
 import pytest
 from acceptance import ABANDONED, CASES, YES, Asked, Case, Ran, Sample
-from support.docs import ROOT, blocks_of
+from support.docs import blocks_of
+from venvs import INTEROP, ROOT, needs, printed
 
-VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
-
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
-]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900), needs(INTEROP)]
 
 PAGE = ROOT / "docs" / "released-trainers.md"
 
@@ -200,19 +193,7 @@ def runs(script: str) -> dict[str, Ran]:
     """The runs of a script, by trainer. (Its folder is removed by pytest's own fixture.)"""
     folder = _folder[0] / script
     folder.mkdir(exist_ok=True)
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "WANDB_MODE": "disabled",
-    }
-    command = [str(VENV / "bin/python"), str(Path(__file__).with_name(f"run_{script}.py")), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('[{"trainer"')))
+    found = printed(INTEROP, f"run_{script}.py", folder, folder=folder)
     return {run["trainer"]: Ran.load(run) for run in found}
 
 

@@ -1,13 +1,9 @@
 """What the real libraries make of exported files: verl, TRL, OpenRLHF, verifiers and Harbor.
 
-They are in a venv of their own, because their pins collide with each other's and with ours; `make
-interop` builds it. Each reader runs in its own process there, without any network.
+Each reader runs in its own process of a virtual environment (`venvs`), without any network.
 """
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 from support.export_cases import (
@@ -24,20 +20,13 @@ from support.export_cases import (
     said,
     timed,
 )
+from venvs import INTEROP, needs, printed
 
 from gym_serve.interop.export import export
 
 pytest.importorskip("pyarrow", reason="pip install 'gym-serve[export]'")
 
-ROOT = Path(__file__).parents[2]
-VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
-READER = Path(__file__).with_name("read_with_library.py")
-
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
-]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600), needs(INTEROP)]
 
 ROLLOUTS = [
     episode(),
@@ -58,25 +47,7 @@ TOOLS = f"<tools>{json.dumps([{'type': 'function', 'function': FUNCTION}])}</too
 
 
 def read_with(library, folder):
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    python = str(VENV / "bin/python")
-    done = subprocess.run(
-        [python, str(READER), library, str(folder)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed(INTEROP, "read_with_library.py", library, folder, folder=folder)
 
 
 def rendered(answer):

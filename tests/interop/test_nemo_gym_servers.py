@@ -7,7 +7,7 @@ docs/foreign-environments.md is made of what it found; with ``SERVERS_TABLE=1`` 
 import os
 
 import pytest
-from test_foreign_libraries import FOREIGN, ROOT, needs, printed
+from venvs import FOREIGN, ROOT, needs, printed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(3600), needs(FOREIGN, "nemo_gym")]
 

@@ -5,42 +5,16 @@ It runs in a process of the venv that `make interop` builds.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from venvs import INTEROP, needs, printed
 
-ROOT = Path(__file__).parents[2]
-VENV = Path(os.environ.get("INTEROP_VENV", ROOT / ".venv-interop"))
-
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not (VENV / "bin/python").exists(), reason=f"{VENV} is not there: run `make interop`"),
-]
-
-
-def run(script: str, folder: Path) -> Any:
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "WANDB_MODE": "disabled",
-    }
-    command = [str(VENV / "bin/python"), str(Path(__file__).with_name(script)), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900), needs(INTEROP)]
 
 
 def test_prime_rls_client_runs_cancels_and_outlives_its_server(tmp_path: Path) -> None:
-    found = run("run_prime_rl_client.py", tmp_path)
+    found = printed(INTEROP, "run_prime_rl_client.py", tmp_path, folder=tmp_path)
     assert (found["runs"], found["ok"]) == (500, 375)
     ring, refuse, chatter, broken = found["episodes"]
     assert [each["ok"] for each in (ring, refuse, chatter, broken)] == [True, True, True, False]

@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 
+import pytest
 from support.docs import ROOT, blocks_of, matches
-from test_foreign_libraries import FOREIGN, needs, pytestmark  # noqa: F401
+from venvs import FOREIGN, needs
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600), needs(FOREIGN, "nemo_gym")]
 
 
-@needs(FOREIGN, "nemo_gym")
 def test_the_tutorial(tmp_path):
     (tmp_path / "venv").symlink_to(FOREIGN)
     printed = ""
