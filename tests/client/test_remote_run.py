@@ -20,6 +20,7 @@ from support.waiting import until
 from gym_serve import BadRequest, Gym, InvalidRequest, Unauthorized, Unavailable
 from gym_serve.client import remote_run
 from gym_serve.graph import GraphSpec, resolve
+from gym_serve.graph.local_gateway import LocalGateway
 from gym_serve.types.errors import Forbidden
 
 JSON = dict[str, Any]
@@ -191,7 +192,8 @@ async def test_the_span_of_a_rollout_travels_with_it() -> None:
         await run.close()
 
 
-async def test_a_graph_without_a_token_is_not_steered() -> None:
+async def test_a_graph_without_a_token_is_not_steered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalGateway, "ray", True)  # as on a cluster, which is asked for nothing here
     async with served() as running, connected(running.url) as gym:
         for steering in (
             gym.pause(),
