@@ -109,26 +109,25 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         assert visited.complaints == []
 
 
-def test_pages_of_every_environment(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("environments")
-    for graph in GRAPHS:
-        command = ["collect", graph, "-o", str(folder / f"{graph}.jsonl"), "--no-ray", "--repeats", "2"]
-        program = [sys.executable, "-c", "from gym_serve.cli import main; main()", *command, "--limit", "4"]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (graph, done.stdout, done.stderr)
-    with viewer(folder, cache=tmp_path_factory.mktemp("cache")) as client:
-        site = Site(client, 8 * len(GRAPHS))
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_pages_of_every_environment(browser: Browser, tmp_path: Path, graph: str) -> None:
+    file = tmp_path / f"{graph}.jsonl"
+    command = ["collect", graph, "-o", str(file), "--no-ray", "--repeats", "2", "--limit", "4"]
+    program = [sys.executable, "-c", "from gym_serve.cli import main; main()", *command]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    with viewer(file, cache=tmp_path / "cache") as client:
+        site = Site(client, 8)
+        run = site.runs[graph]
         with visit(browser, site.base) as visited:
-            for graph in GRAPHS:
-                run = site.runs[graph]
-                for page in ("runs", "tasks", "rollouts"):
-                    visited.go(f"#/{page}?run={run}")
-                    expect(visited.page.locator("main h1")).not_to_have_text(re.compile("^0 "))
-                for n in (0, 7):
-                    for view in VIEWS:
-                        visited.go(f"#/rollout/{run}/{n}?view={view}")
-                        assert not re.search(r"undefined|\[object", visited.text()), (graph, n, view)
-                assert visited.complaints == [], graph
+            for page in ("runs", "tasks", "rollouts"):
+                visited.go(f"#/{page}?run={run}")
+                expect(visited.page.locator("main h1")).not_to_have_text(re.compile("^0 "))
+            for n in (0, 7):
+                for view in VIEWS:
+                    visited.go(f"#/rollout/{run}/{n}?view={view}")
+                    assert not re.search(r"undefined|\[object", visited.text()), (n, view)
+            assert visited.complaints == []
 
 
 def test_hostile_rollouts_do_nothing(browser: Browser, tmp_path: Path) -> None:
