@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from gym_serve.servers import AgentServer, Episode
+from gym_serve.servers import AgentServer, Episode, Reply
 from gym_serve.types.errors import NotFound, SessionNotFound, Unavailable
 from gym_serve.types.requests import JSON, input_items, parse
 
@@ -58,18 +58,16 @@ class _SteppedEpisode(Episode):
 
     async def seed(self) -> None:
         """Open the session: ``/reset``. Its observation joins the prompt."""
-        reply = await self.stage("seed", lambda: self._resources.call("reset", self.row))
+        reply = await self.stage("seed", lambda: self._called("reset", self.row))
         reset = parse(_RESET, self._resources.decode(reply), "answer of /reset")
-        self.session = reply.session
         self._first = _messages(reset.observation)
         self.append_prompt(self._first)
 
     async def step(self) -> None:
         """``/step`` with the model's last response; what comes of it is shown to the model."""
         body = {**self.row, "response": self._last}
-        reply = await self.stage("tool", lambda: self._resources.call("step", body, session=self.session))
+        reply = await self.stage("tool", lambda: self._called("step", body))
         step = parse(_STEP, self._resources.decode(reply), "answer of /step")
-        self.session = reply.session or self.session
         self._steps.append(step)
         if not self.over:
             outputs = [
@@ -77,6 +75,12 @@ class _SteppedEpisode(Episode):
                 for tool in step.info.tool_outputs
             ]
             self.append_items([*outputs, *_messages(step.observation)])
+
+    async def _called(self, op: str, body: JSON) -> Reply:
+        reply = await self._resources.call(op, body, session=self.session)
+        if reply.session is not None:
+            self.enter(reply.session)
+        return reply
 
     async def verify(self) -> JSON:
         """The sum of the rewards, how the episode ended, and the prompt that the model saw."""

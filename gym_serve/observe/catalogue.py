@@ -9,10 +9,11 @@ Every value of a label is one of a few: what a model or a client wrote is counte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally, Values
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Sums, Tally
+from gym_serve.types.protocols import tokens_of
 
 __all__ = [
     "CALLS",
@@ -58,13 +59,17 @@ def _of_verify(labels: _Labels) -> _Labels | None:
     return labels[:1] if labels[1] == "verify" else None
 
 
-ROLLOUTS = Counter(
-    "rollouts_total", "Rollouts that ended; outcome: scored, failed or cancelled.", ("agent", "outcome")
-)
-ROLLOUT_SECONDS = Histogram("rollout_seconds", "Duration of a rollout in its agent.", ("agent",))
 ROLLOUT_REWARD = Histogram(
     "rollout_reward", "Rewards of scored rollouts.", ("agent",), (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 )
+ROLLOUTS = Tally(
+    "rollouts_total",
+    "Rollouts that ended; outcome: scored, failed or cancelled.",
+    ("agent", "outcome"),
+    ROLLOUT_REWARD,
+    lambda labels: (*labels, "scored"),
+)
+ROLLOUT_SECONDS = Histogram("rollout_seconds", "Duration of a rollout in its agent.", ("agent",))
 ROLLOUT_TURNS = Histogram(
     "rollout_turns", "Model calls of a rollout.", ("agent",), (1, 2, 3, 5, 10, 20, 50, 100, 200)
 )
@@ -105,11 +110,14 @@ SESSIONS_LOST = Counter(
     "sessions_lost_total", "Sessions of episodes that were lost with their replica.", ("server",)
 )
 
-TOKENS = Counter(
+TOKENS = Sums(
     "tokens_total",
     "Tokens of a model's calls; kind: input (of which cached were in a cache), cached or output.",
     ("model", "kind"),
+    ("input", "cached", "output"),
+    tokens_of,
 )
+"""Its records are the usages of the calls."""
 TIME_TO_FIRST_TOKEN = Histogram(
     "time_to_first_token_seconds",
     "Time until a model's first token, of streams and of hf_engine.",
@@ -153,39 +161,26 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 class CallMeter:
-    """Counts the calls of one server. It keeps its cells, as it is asked for each call.
+    """Counts the calls of one operation of a server.
 
     Args:
         server: name of the server.
-        known: the name under which an operation is counted: one of few, also for those that a client made up.
+        op: the operation, or ``unknown``.
+
+    Attributes:
+        answered: counts a call with status 200, by its seconds.
     """
 
-    def __init__(self, server: str, known: Callable[[str], str] = lambda op: op) -> None:
+    __slots__ = ("_op", "_server", "answered")
+
+    def __init__(self, server: str, op: str) -> None:
         self._server = server
-        self._known = known
-        self._answered: dict[str, Values] = {}  # with status 200
-        self._tokens: tuple[list[float], ...] | None = None
+        self._op = op
+        self.answered = _CALLS.values(server, op, "200").add
 
-    def record(self, op: str, status: int, seconds: float) -> None:
-        """Count a call that the server has answered."""
-        values = self._answered.get(op) if status == 200 else None
-        (values or self._values(op, status)).add(seconds)
-
-    def record_tokens(self, given: int, cached: int, made: int) -> None:
-        """Count the tokens of a model call: those given, those of them in a cache, and those generated."""
-        if self._tokens is None:
-            self._tokens = tuple(TOKENS.cell(self._server, kind) for kind in ("input", "cached", "output"))
-        inputs, hits, outputs = self._tokens
-        inputs[0] += given
-        hits[0] += cached
-        outputs[0] += made
-
-    def _values(self, op: str, status: int) -> Values:
-        known = self._known(op)
-        values = _CALLS.values(self._server, known, str(status))
-        if known == op and status == 200:
-            self._answered[op] = values
-        return values
+    def record(self, status: int, seconds: float) -> None:
+        """Count a call that the server has answered with any status."""
+        _CALLS.observe(self._server, self._op, str(status), value=seconds)
 
 
 class RolloutMeter:
@@ -199,7 +194,7 @@ class RolloutMeter:
     def __init__(self, agent: str, environment: str) -> None:
         self._agent = agent
         self._environment = environment
-        self._scored: tuple[list[float], Values, Values, Values] | None = None
+        self._meters = tuple(of.values(agent) for of in (ROLLOUT_REWARD, ROLLOUT_TURNS, ROLLOUT_SECONDS))
 
     def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
         """Count a rollout that the agent has made.
@@ -208,26 +203,19 @@ class RolloutMeter:
             rollout: None where its episode was cancelled.
             turns: its model calls.
         """
-        failure = None if rollout is None else rollout.get("failure")
-        if rollout is not None and failure is None:
-            if self._scored is None:
-                self._scored = (
-                    ROLLOUTS.cell(self._agent, "scored"),
-                    ROLLOUT_REWARD.values(self._agent),
-                    ROLLOUT_TURNS.values(self._agent),
-                    ROLLOUT_SECONDS.values(self._agent),
-                )
-            count, rewards, all_turns, durations = self._scored
-            count[0] += 1
-            rewards.add(rollout["reward"])
-            all_turns.add(turns)
-            durations.add(seconds)
-            return
-        ROLLOUTS.add(self._agent, "cancelled" if rollout is None else "failed")
-        if failure is not None:
-            self._record_failure(failure)
-        ROLLOUT_TURNS.observe(self._agent, value=turns)
-        ROLLOUT_SECONDS.observe(self._agent, value=seconds)
+        rewards, all_turns, durations = self._meters
+        all_turns.add(turns)
+        durations.add(seconds)
+        if rollout is None:
+            ROLLOUTS.add(self._agent, "cancelled")
+        elif "failure" in rollout:
+            ROLLOUTS.add(self._agent, "failed")
+            self._record_failure(rollout["failure"])
+        else:
+            try:
+                rewards.add(rollout["reward"])
+            except (KeyError, TypeError, OverflowError):  # an agent's own verdict: the driver says what it is
+                ROLLOUTS.add(self._agent, "failed")
 
     def _record_failure(self, failure: Mapping[str, Any]) -> None:
         kind, stage = failure["kind"], failure["stage"]

@@ -2,10 +2,10 @@
 
 The tasks of an event loop take turns, so the CPU time of one call is that of all its turns, and a turn that
 runs another server's call in this process (an inline one) is divided between the two. Reading the clock of a
-thread is a system call, which at every turn would cost several percent of a rollout. So the first call of a
-stage is measured, and then about one in `EVERY`, which counts for all since the one before. The number of
-calls between two is random, as every n-th might always be the same turn of an episode. Calls that a measured
-one makes in this process are timed too, to leave them out.
+thread is a system call, and a call that is measured costs as much as a tenth of a small rollout. So the first
+call of a stage is measured, and then about one in 64, and ever fewer, down to one in `EVERY`. A measured call
+counts for all since the one before. The number of calls between two is random, as every n-th might always be
+the same turn of an episode. Calls that a measured one makes in this process are timed too, to leave them out.
 
 What a process uses outside of its calls (connections, garbage collection, metrics, threads of libraries) is
 the stage ``other``. Child processes, such as sandboxes, are not counted.
@@ -21,11 +21,15 @@ from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gym_serve.observe.catalogue import CPU_SECONDS
+from gym_serve.observe.metrics import settle
 
 T = TypeVar("T")
 
-EVERY = 128
-"""One call in so many is measured, on average."""
+EVERY = 1024
+"""At least one call in so many is measured, on average."""
+
+_EVERY_AT_FIRST = 64
+_SETTLED = 256  # calls of a stage
 
 OTHER = "other"
 """The stage of what no call used."""
@@ -56,11 +60,12 @@ class StageMeter:
         stage: of `stage_of`.
     """
 
-    __slots__ = ("_labels", "_left", "_weight")
+    __slots__ = ("_calls", "_labels", "_left", "_weight")
 
     def __init__(self, server: str, stage: str) -> None:
         self._labels = (server, stage)
         self._left = self._weight = 1
+        self._calls = 0  # before those that the next measured one counts for
 
     def measured(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """A call, counted if it is one of those that are measured."""
@@ -68,7 +73,11 @@ class StageMeter:
         if self._left:
             return work if _measured.get() is None else _Timed(work, None)
         measure = _Measured(self._labels, self._weight)
-        self._left = self._weight = 1 + int(_dice() * (2 * EVERY - 1))
+        before, self._calls = self._calls, self._calls + self._weight
+        if before // _SETTLED != self._calls // _SETTLED:
+            settle()
+        every = min(EVERY, _EVERY_AT_FIRST + self._calls // 8)
+        self._left = self._weight = 1 + int(_dice() * (2 * every - 1))
         return _Timed(work, measure)
 
 

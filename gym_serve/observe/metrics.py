@@ -20,8 +20,11 @@ from __future__ import annotations
 import bisect
 import copy
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import threading
+from array import array
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from typing_extensions import Self
 
@@ -33,9 +36,12 @@ __all__ = [
     "HistogramView",
     "Metric",
     "Point",
+    "Records",
+    "Sums",
     "Tally",
     "Values",
     "render",
+    "settle",
 ]
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -134,47 +140,92 @@ class Gauge(_Numbers):
         self.cell(*labels)[0] = value
 
 
+T = TypeVar("T")
+
 _TOGETHER = 256
-"""Values of a histogram that are counted at once."""
+"""Records that are counted at once."""
 
 
-class Values:
+class Records(Generic[T]):
+    """What is recorded often. It waits in a list until somebody reads, or there are `_TOGETHER` (`settle`).
+
+    Any thread may record and read.
+
+    Args:
+        waiting: the list, empty.
+
+    Attributes:
+        add: records something. It is the method of the list, which costs a third of a function.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_waiting", "add")
+
+    def __init__(self, waiting: MutableSequence[T]) -> None:
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self.add: Callable[[T], None] = waiting.append
+        _ALL_RECORDS.add(self)
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def count(self) -> None:
+        """Count what waits."""
+        with self._lock:
+            taken = self._waiting[:]
+            del self._waiting[: len(taken)]  # not all: another one may have come
+            self._count(taken)
+
+    def settle(self) -> None:
+        """Count what waits, if it is much."""
+        if len(self) >= _TOGETHER:
+            self.count()
+
+    def _count(self, taken: Sequence[T]) -> None:
+        raise NotImplementedError
+
+
+_ALL_RECORDS: WeakSet[Records[Any]] = WeakSet()
+
+
+def settle() -> None:
+    """Count what waits in this process, where it is much: for who runs now and then."""
+    for records in list(_ALL_RECORDS):
+        records.settle()
+
+
+class Values(Records[float]):
     """The values of a histogram under one set of label values.
 
-    They wait in a list until there are `_TOGETHER`, or somebody reads: to sort a value and count it with its
-    neighbours costs a third of looking for its bucket. One thread records, and any thread may read.
+    To sort a value and count it with its neighbours costs a third of looking for its bucket.
 
     Args:
         bounds: of the histogram.
     """
 
-    __slots__ = ("_bounds", "_state")
+    __slots__ = ("_bounds", "_numbers")
 
     def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__(array("d"))
         self._bounds = bounds
-        self._state: tuple[list[float], list[float]] = ([0] * (len(bounds) + 1) + [0.0], [])
-        """The numbers of the values that were counted, and the values that wait: replaced together, so that
-        no reader sees a value twice, or not at all."""
-
-    def add(self, value: float) -> None:
-        """Record a value."""
-        waiting = self._state[1]
-        waiting.append(value)
-        if len(waiting) == _TOGETHER:
-            self._state = (self.numbers(), [])
+        self._numbers: list[float] = [0] * (len(bounds) + 1) + [0.0]
 
     def numbers(self) -> list[float]:
         """The count of each bucket, then the sum of the values."""
-        counted, waiting = self._state
-        numbers, values = counted.copy(), waiting.copy()
-        numbers[-1] = sum(values, numbers[-1])
-        values.sort()
+        self.count()
+        return self._numbers
+
+    def _count(self, taken: Sequence[float]) -> None:
+        numbers = self._numbers.copy()
+        numbers[-1] = sum(taken, numbers[-1])
+        values = sorted(taken)
         below = 0
         for bucket, bound in enumerate(self._bounds):
             below, before = bisect.bisect_right(values, bound, below), below
             numbers[bucket] += below - before
         numbers[-2] += len(values) - below
-        return numbers
+        self._numbers = numbers  # replaced, as somebody may be reading the old ones
 
 
 class Histogram(Metric):
@@ -202,7 +253,9 @@ class Histogram(Metric):
 
     def observe(self, *labels: str, value: float) -> None:
         """Count a value under these label values."""
-        self.values(*labels).add(value)
+        values = self.values(*labels)
+        values.add(value)
+        values.settle()
 
     def points(self) -> Iterator[Point]:
         for labels, numbers in self.numbers():
@@ -215,8 +268,9 @@ class Histogram(Metric):
             yield Point(f"{self.name}_count", named, count)
 
     def numbers(self) -> list[tuple[tuple[str, ...], list[float]]]:
-        """For each set of label values: the count of each bucket, then the sum of the values."""
-        return [(labels, values.numbers()) for labels, values in list(self._values.items())]
+        """For each set of label values that has a value: the count of each bucket, then the sum."""
+        found = [(labels, values.numbers()) for labels, values in list(self._values.items())]
+        return [(labels, numbers) for labels, numbers in found if any(numbers[:-1])]
 
     def clear(self) -> None:
         self._values = {}
@@ -278,6 +332,57 @@ class Tally(Counter):
     def clear(self) -> None:
         super().clear()
         self._view.clear()
+
+
+class Sums(Counter):
+    """A counter of values that come several at once, such as the tokens of a call.
+
+    Args:
+        values: of its last label, in the order of the numbers of a record.
+        read: the numbers of a record; None if it has none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        labels: Sequence[str],
+        values: Sequence[str],
+        read: Callable[[Any], Sequence[int] | None],
+    ) -> None:
+        super().__init__(name, help, labels)
+        self._records: dict[tuple[str, ...], _Summed] = {}
+        self._last, self._read = values, read
+
+    def records(self, *labels: str) -> Records[Any]:
+        """The records under these values of all labels but the last."""
+        records = self._records.get(labels)
+        if records is None:
+            cells = [self.cell(*labels, value) for value in self._last]
+            records = self._records[labels] = _Summed(cells, self._read)
+        return records
+
+    def points(self) -> Iterator[Point]:
+        for records in list(self._records.values()):
+            records.count()
+        yield from super().points()
+
+    def clear(self) -> None:
+        super().clear()
+        self._records = {}
+
+
+class _Summed(Records[Any]):
+    __slots__ = ("_cells", "_read")
+
+    def __init__(self, cells: Sequence[list[float]], read: Callable[[Any], Sequence[int] | None]) -> None:
+        super().__init__([])
+        self._cells, self._read = cells, read
+
+    def _count(self, taken: Sequence[Any]) -> None:
+        for numbers in filter(None, map(self._read, taken)):
+            for cell, number in zip(self._cells, numbers, strict=True):
+                cell[0] += number
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:

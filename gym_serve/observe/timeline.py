@@ -1,9 +1,11 @@
 """`Recorder`: records the timeline of a rollout while it runs (docs/formats.md, Timeline).
 
 It costs a clock reading and a small list per step: what a step holds is known when it ends, and is written as
-the rollout has it. An agent has a recorder for each episode. An environment has one for each session, for the
-calls of judges and other models, and hands its steps to the agent with each reply (`take`, `take_notes`). A
-server tells with each reply what only it knows (its replica, the endpoint), in `Reply.notes`.
+the rollout has it.
+
+An agent has a recorder for each episode. An environment has one for each session, for the calls of judges
+and other models, and hands its steps to the agent with each reply (`take`, `take_notes`). A server tells with
+each reply what only it knows (its replica, the endpoint), in `Reply.notes`.
 
 What the policy was asked and answered is in the rollout's response. What a judge was asked and answered would
 be nowhere, so the recorder of an environment keeps both as texts.
@@ -30,7 +32,6 @@ __all__ = [
     "USAGE",
     "Recorder",
     "microseconds",
-    "text_size",
 ]
 
 Json = dict[str, Any]
@@ -74,14 +75,16 @@ class Recorder:
 
     Attributes:
         steps: the steps so far, as a rollout has them (docs/formats.md).
+        text_size: characters of the prompts and answers of judges, as an environment has told them.
     """
 
-    __slots__ = ("_began", "_endpoints", "_queued", "_servers", "_texts", "steps")
+    __slots__ = ("_began", "_endpoints", "_queued", "_servers", "_texts", "steps", "text_size")
 
     def __init__(self, began: float = 0.0, *, texts: bool = False) -> None:
         self.steps: list[list[Any]] = []
-        self._texts = texts
+        self.text_size = 0
         self._began = began
+        self._texts = texts
         self._queued = 0
         self._servers: dict[str, int] = {}
         self._endpoints: dict[str, int] = {}
@@ -104,14 +107,8 @@ class Recorder:
             columns: what steps of this kind have on top.
             status: HTTP status of the answer.
         """
-        step = [
-            kind,
-            int((begun - self._began) * 1e6),
-            int((time.monotonic() - begun) * 1e6),
-            self._queued,
-            server,
-            *columns,
-        ]
+        start, duration = begun - self._began, time.monotonic() - begun
+        step = [kind, int(start * 1e6), int(duration * 1e6), self._queued, server, *columns]
         if status != 200:
             step.append({"status": status})
         self._queued = 0
@@ -133,61 +130,52 @@ class Recorder:
 
         Args:
             stage: stage of the episode that made it.
-            begun, server: as in `add`.
+            begun: `time.monotonic` moment of its beginning.
+            server: name of the model server.
             answer: its decoded body: a Response, a ChatCompletion, or anything else; None if it failed.
             asked: the body of the request.
             status: HTTP status of the answer.
             tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
             notes: of the reply.
         """
-        ended, place, queued = time.monotonic(), server, 0
-        more: Json | None = None
-        if notes:
-            queued = notes.get(QUEUED, 0)
-            if REPLICA in notes:
-                place = f"{server}/{notes[REPLICA]}"
-            if ENDPOINT in notes:
-                endpoint = self._endpoints.setdefault(notes[ENDPOINT], len(self._endpoints))
-                more = {ENDPOINT: endpoint}
-            for key in (TTFT, RETRIES):
-                if key in notes:
-                    more = {**(more or {}), key: notes[key]}
-        if stage != "model" or status != 200 or self._texts:
-            more = {**(more or {}), **self._of_few(stage, status, asked, answer)}
-        finish = version = None
+        start, duration = begun - self._began, time.monotonic() - begun
+        finish: str | None = None
+        few: Json | None = None
         if type(answer) is dict:
             finish, version = _ending(answer)
             if version is not None:
-                more = {**(more or {}), "version": str(version)[:_LONGEST]}
-        index = self._servers.get(place)
-        given, cached, made = tokens or _NO_TOKENS
-        step = [
-            "model",
-            int((begun - self._began) * 1e6),
-            int((ended - begun) * 1e6),
-            queued,
-            self.server(place) if index is None else index,
-            given,
-            cached,
-            made,
-            finish,
-        ]
-        if more is not None:
-            step.append(more)
+                few = {"version": str(version)[:_LONGEST]}
+        if stage != "model" or status != 200 or self._texts:
+            few = {**(few or {}), **self._of_few(stage, status, asked, answer)}
+        place, queued = server, 0
+        for key, value in notes.items() if notes else ():
+            if key == REPLICA:
+                place = f"{server}/{value}"
+            elif key == QUEUED:
+                queued = value
+            elif key == ENDPOINT:
+                few = {**(few or {}), ENDPOINT: self._endpoints.setdefault(value, len(self._endpoints))}
+            elif key in (TTFT, RETRIES):
+                few = {**(few or {}), key: value}
+        index = self._servers.setdefault(place, len(self._servers))
+        more = (*(tokens or _NO_TOKENS), finish)
+        step = ["model", int(start * 1e6), int(duration * 1e6), queued, index, *more]
+        if few is not None:
+            step.append(few)
         self.steps.append(step)
 
     def _of_few(self, stage: str, status: int, asked: Any, answer: Any) -> Json:
         """What only calls of an environment have, and those that failed."""
-        more: Json = {}
+        few: Json = {}
         if stage != "model":
-            more["stage"] = stage
+            few["stage"] = stage
         if status != 200:
-            more["status"] = status
+            few["status"] = status
         if self._texts:
-            more["prompt"] = _kept(_prompt_of(asked))
+            few["prompt"] = _kept(_prompt_of(asked))
             if answer is not None:
-                more["answer"] = _kept(_answer_of(answer))
-        return more
+                few["answer"] = _kept(_answer_of(answer))
+        return few
 
     def take(self) -> Json:
         """The steps so far, for `take_notes` in another process; they are forgotten here."""
@@ -215,8 +203,10 @@ class Recorder:
             step[_BEGINS_AT] += shift
             step[_SERVER_AT] = servers[step[_SERVER_AT]]
             more = step[-1]
-            if type(more) is dict and ENDPOINT in more:
-                more[ENDPOINT] = endpoints[more[ENDPOINT]]
+            if type(more) is dict:
+                if ENDPOINT in more:
+                    more[ENDPOINT] = endpoints[more[ENDPOINT]]
+                self.text_size += len(more.get("prompt", "")) + len(more.get("answer", ""))
             self.steps.append(step)
 
     def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
@@ -242,35 +232,30 @@ class Recorder:
         return made
 
 
-def text_size(notes: Mapping[str, Any] | None) -> int:
-    """Characters of the prompts and answers in the timeline among the notes of a reply."""
-    size = 0
-    for step in notes[TIMELINE]["steps"] if notes and TIMELINE in notes else ():
-        more = step[-1]
-        if type(more) is dict and "prompt" in more:
-            size += len(more["prompt"]) + len(more.get("answer", ""))
-    return size
-
-
 def _ending(answer: Json) -> tuple[str | None, Any]:
     """Why a model stopped, and the version of its weights, as far as its answer tells."""
     output, version = answer.get("output"), answer.get("weight_version")
     if type(output) is not list:
-        choices = answer.get("choices")
-        if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
-            return None, version
-        finish = choices[0].get("finish_reason")
-        return finish[:_LONGEST] if isinstance(finish, str) else None, version
+        return _finish_of_chat(answer), version
     finish = "stop"
     for item in output:
         if type(item) is dict:
             if item.get("type") == "function_call":
                 finish = "tool_calls"
-            version = item.get("weight_version", version)
+            if "weight_version" in item:
+                version = item["weight_version"]
     if cut := answer.get("incomplete_details"):
         reason = cut.get("reason") if isinstance(cut, dict) else None
-        finish = _FINISH.get(reason, reason[:_LONGEST]) if isinstance(reason, str) else None
+        return (_FINISH.get(reason, reason[:_LONGEST]) if isinstance(reason, str) else None), version
     return finish, version
+
+
+def _finish_of_chat(answer: Json) -> str | None:
+    choices = answer.get("choices")
+    if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
+        return None
+    finish = choices[0].get("finish_reason")
+    return finish[:_LONGEST] if isinstance(finish, str) else None
 
 
 def _prompt_of(asked: Any) -> str:

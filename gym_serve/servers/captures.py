@@ -30,7 +30,7 @@ from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.context import CallContext, closing, current, stream_in, use
 from gym_serve.servers.protocols import Model
 from gym_serve.servers.sessions import OpenSession, SessionTable
-from gym_serve.servers.usage import record_notes, tokens_of
+from gym_serve.servers.usage import record_notes
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
@@ -41,7 +41,13 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 from gym_serve.types.model_endpoint import ModelEndpoint
-from gym_serve.types.protocols import FINAL_EVENTS, CompletionStream, chat_to_params, response_to_chat
+from gym_serve.types.protocols import (
+    FINAL_EVENTS,
+    CompletionStream,
+    chat_to_params,
+    response_to_chat,
+    tokens_of,
+)
 from gym_serve.types.requests import JSON, input_items
 
 _MAX_CALLS = 10_000  # per capture, so that a harness in a loop cannot take all memory

@@ -53,6 +53,7 @@ _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
 _READABLE_BYTES = 8 * 2**20
 _NOWHERE = ("", "local")  # no replicas
+_NO_STEPS = ("model", "close")  # stages that are no steps of a timeline
 
 T = TypeVar("T")
 
@@ -182,8 +183,8 @@ class Episode:
         self._events = heard()
         self._resources = resources
         self._environment = name_of(resources, "resources")
-        self._server = -1  # its index in the timeline, while the session is the following
-        self._placed: str | None = None
+        self._place = self._environment  # and the session's replica
+        self._server: int | None = None  # its index in the timeline
         self._timeouts = timeouts
         self._limits = limits
         self._tool_calls = 0
@@ -228,11 +229,16 @@ class Episode:
         of its class, or tools that it finds at run time.
         """
         row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
-        self.session, fields = await self.stage("seed", lambda: self._resources.seed_session(row))
+        fields = await self.stage("seed", lambda: self._opened(row))
         tools = fields.get("tools")
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):
             self._params = {**self._params, "tools": tools}
             self._declared, self._are_its_own = _names(tools), True
+
+    async def _opened(self, row: JSON) -> JSON:
+        session, fields = await self._resources.seed_session(row)
+        self.enter(session)
+        return fields
 
     async def generate(self) -> list[JSON]:
         """Make a model call with everything so far and return the items of its turn.
@@ -351,18 +357,22 @@ class Episode:
             DeadlineExceeded: it took too long.
             GymError: it failed; the error's ``stage`` is set.
         """
-        begun = time.monotonic()
+        begun, status = time.monotonic(), 0
+        size: int | None = None
         running = (name, begun, details)
         self.running.append(running)
         with use(current().within(self._timeouts[name])) as context, metering(self.meter, name):
             try:
                 with time_limit(context.timeout()):
                     result = await work()
+                status = 200
+                if isinstance(result, Reply):
+                    status, size = result.status, len(result.body)
             except (asyncio.TimeoutError, TimeoutError):
-                self._add_step(name, begun, None, details, DeadlineExceeded.status)
+                status = DeadlineExceeded.status
                 raise self._late(name) from None
             except GymError as error:
-                self._add_step(name, begun, None, details, error.status)
+                status = error.status
                 # The server has the same deadline, and may report first that it has passed.
                 if isinstance(error, DeadlineExceeded) and context.timeout() == 0.0:
                     raise self._late(name) from None
@@ -370,29 +380,22 @@ class Episode:
                 raise
             finally:
                 self.running.remove(running)
-        self._add_step(name, begun, result, details)
+                recorder = self.meter.recorder
+                # Model calls are recorded by their client; one without a status was cancelled.
+                if recorder is not None and status and name not in _NO_STEPS:
+                    if name == "tool":
+                        details = (*(details or (None, None)), size)
+                    if self._server is None:
+                        self._server = recorder.server(self._place)
+                    recorder.add(name, begun, self._server, details, status)
         return result
 
-    def _add_step(
-        self, kind: str, begun: float, result: Any, details: tuple[Any, ...], status: int = 200
-    ) -> None:
-        """Record a call of the environment. Model calls are recorded by their client."""
-        recorder = self.meter.recorder
-        if recorder is None or kind in ("model", "close"):
-            return
-        session, columns = self.session, details
-        if kind == "tool":
-            size = None
-            if isinstance(result, Reply):
-                status, session, size = result.status, result.session or session, len(result.body)
-            columns = (*(details or (None, None)), size)
-        elif kind == "seed" and result is not None:
-            session = result.session if isinstance(result, Reply) else result[0]
-        if session != self._placed or self._server < 0:
-            replica = replica_of(session) if session else ""
-            place = f"{self._environment}/{replica}" if replica not in _NOWHERE else self._environment
-            self._server, self._placed = recorder.server(place), session
-        recorder.add(kind, begun, self._server, columns, status)
+    def enter(self, session: str | None) -> None:
+        """Make a session that of the episode."""
+        self.session = session
+        replica = replica_of(session) if session else ""
+        self._place = self._environment if replica in _NOWHERE else f"{self._environment}/{replica}"
+        self._server = None
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"
@@ -451,7 +454,8 @@ class Episode:
                 raise
             except GymError:
                 return reply  # the tool's own refusal, which the model is shown
-        self.session = reply.session or self.session
+        if reply.session is not None and reply.session != self.session:
+            self.enter(reply.session)
         return reply
 
 

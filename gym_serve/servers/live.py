@@ -20,7 +20,6 @@ from itertools import count, islice
 from types import TracebackType
 from typing import Any
 
-from gym_serve.observe.timeline import text_size
 from gym_serve.servers.context import interruptible
 from gym_serve.servers.episode import Episode, readable
 from gym_serve.servers.transport import Reply
@@ -152,15 +151,15 @@ class EndedEpisode:
     Args:
         number: see `LiveEpisode`.
         reply: as it was sent.
+        size: bytes of its JSON, about.
     """
 
     __slots__ = ("_ended", "_reply", "_summary", "number", "size")
 
-    def __init__(self, number: int, reply: Reply) -> None:
+    def __init__(self, number: int, reply: Reply, size: int) -> None:
         self.number = number
+        self.size = size
         self._reply = reply
-        self.size = len(reply.body) + text_size(reply.notes)
-        """Bytes, about."""
         self._ended = time.monotonic()
         self._summary: JSON | None = None
 
@@ -209,9 +208,11 @@ class LiveEpisodes:
         del self._running[live.number]
         if reply is None or len(reply.body) > _KEPT_BYTES:
             return
-        ended, episode = self._ended, EndedEpisode(live.number, reply)
-        ended[live.number] = episode
-        self._ended_bytes += episode.size
+        size, ended = len(reply.body), self._ended
+        if live.episode is not None and (recorder := live.episode.meter.recorder) is not None:
+            size += recorder.text_size
+        ended[live.number] = EndedEpisode(live.number, reply, size)
+        self._ended_bytes += size
         while len(ended) > _KEPT or self._ended_bytes > _KEPT_BYTES:
             self._ended_bytes -= ended.popitem(last=False)[1].size
 

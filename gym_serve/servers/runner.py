@@ -13,9 +13,9 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
-from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, CallMeter
+from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, TOKENS, CallMeter
 from gym_serve.observe.cpu import StageMeter, stage_of
 from gym_serve.observe.logs import ACCESS, admits, fault
 from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
@@ -26,7 +26,6 @@ from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stre
 from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.spans import describe_reply
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply
-from gym_serve.servers.usage import tokens_of
 from gym_serve.types.errors import (
     AuthorError,
     BadRequest,
@@ -52,6 +51,13 @@ GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 logger = logging.getLogger("gym_serve")
 
 
+class _Meters(NamedTuple):
+    """What counts the calls of an operation."""
+
+    calls: CallMeter
+    cpu: StageMeter
+
+
 class ServerRunner:
     """Runs ``server``.
 
@@ -64,12 +70,12 @@ class ServerRunner:
     def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
         self.server = server
         self._tracing = tracing
-        self._meter = CallMeter(server.name, self._known)
+        self._meters: dict[str, _Meters] = {}
         self._stages: dict[str, StageMeter] = {}
+        self._usages = TOKENS.records(server.name) if server.kind == "model" else None
         self._notes: dict[str, Any] = (
             {} if replica is None or server.kind == "resources" else {REPLICA: replica}
         )
-        self._is_model = server.kind == "model"
         self.operations = server.operations()
 
     async def start(self) -> None:
@@ -93,24 +99,26 @@ class ServerRunner:
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time limit. Failures are in the reply; only cancellation is raised."""
         begun = time.monotonic()
+        meters = self._meters.get(call.op) or self._meters_of(call.op)
         with self._span(call) as seen:
             context = self._context_of(call, begun, seen)
             with use(context):  # also for the log: its records name what the call belongs to
                 try:
                     with time_limit(call.timeout):
-                        stage = self._stages.get(call.op) or self._stage(call.op)
-                        reply = await stage.measured(self._answer(call))
+                        reply = await meters.cpu.measured(self._answer(call))
                 except (asyncio.TimeoutError, TimeoutError):
                     reply = Reply.failed(self._too_late(call), call.session)
                 except asyncio.CancelledError:
-                    self._record(call, CALLER_LEFT, begun)
+                    self._record(meters.calls, call, CALLER_LEFT, begun)
                     raise
-                self._record(call, reply.status, begun)
+                self._record(meters.calls, call, reply.status, begun)
             if seen.recording:
                 self._describe(seen, call, reply)
-        if TTFT in context.notes and self._is_model:
+        if TTFT in context.notes and self._usages is not None:
             TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
-        if context.notes:  # not `_replace`, which costs a microsecond more
+        if (
+            context.notes and reply.notes is not context.notes
+        ):  # not `_replace`, which costs a microsecond more
             return Reply(reply.status, reply.body, reply.session, reply.state, context.notes)
         return reply
 
@@ -123,6 +131,7 @@ class ServerRunner:
             GymError: the call failed, possibly after the first event.
         """
         begun = time.monotonic()
+        meters = self._meters.get(call.op) or self._meters_of(call.op)
         failure: GymError
         with self._span(call) as seen:
             context = self._context_of(call, begun, seen)
@@ -132,8 +141,8 @@ class ServerRunner:
                     async for chunk in events:
                         yield chunk
                 with use(context):
-                    self._record(call, 200, begun)
-                if self._is_model:
+                    self._record(meters.calls, call, 200, begun)
+                if self._usages is not None:
                     self._record_usage(context.notes.get(USAGE))
                     if TTFT in context.notes:
                         TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
@@ -142,7 +151,7 @@ class ServerRunner:
                 return
             except (asyncio.CancelledError, GeneratorExit):
                 with use(context):
-                    self._record(call, CALLER_LEFT, begun)
+                    self._record(meters.calls, call, CALLER_LEFT, begun)
                 raise
             except (asyncio.TimeoutError, TimeoutError):
                 with use(context):
@@ -150,7 +159,7 @@ class ServerRunner:
             except GymError as error:
                 failure = error
             with use(context):
-                self._record(call, failure.status, begun)
+                self._record(meters.calls, call, failure.status, begun)
             raise failure
 
     async def describe(self, body: Any) -> Any:
@@ -175,7 +184,7 @@ class ServerRunner:
             if call.endpoint is not None:
                 self.server.check_endpoint(call.endpoint)
             result = await self._operation(call.op).handler(_body_of(call))
-            if self._is_model and isinstance(result, dict) and "usage" in result:
+            if self._usages is not None and isinstance(result, dict) and "usage" in result:
                 self._record_usage(result["usage"])
             return result if isinstance(result, Reply) else Reply.of(result, call.session)
         except Exception as error:
@@ -230,24 +239,28 @@ class ServerRunner:
             return op
         return "tools/unknown" if op.startswith("tools/") else "unknown"
 
-    def _stage(self, op: str) -> StageMeter:
+    def _meters_of(self, op: str) -> _Meters:
         known = self._known(op)
         stage = stage_of(known)
-        meter = self._stages.setdefault(stage, StageMeter(self.server.name, stage))
-        if known == op:
-            self._stages[op] = meter
-        return meter
+        cpu = self._stages.setdefault(stage, StageMeter(self.server.name, stage))
+        meters = _Meters(CallMeter(self.server.name, known), cpu)
+        if known == op:  # or what clients make up would fill the memory
+            self._meters[op] = meters
+        return meters
 
-    def _record(self, call: Call, status: int, begun: float) -> None:
+    def _record(self, meter: CallMeter, call: Call, status: int, begun: float) -> None:
         seconds = time.monotonic() - begun
-        self._meter.record(call.op, status, seconds)
+        if status == 200:
+            meter.answered(seconds)
+        else:
+            meter.record(status, seconds)
         if ACCESS.isEnabledFor(logging.INFO):
             op = self._known(call.op)
             ACCESS.info("%s %s %.4f s", op, status, seconds, extra={"server": self.server.name})
 
     def _record_usage(self, usage: Any) -> None:
-        if (tokens := tokens_of(usage)) is not None:
-            self._meter.record_tokens(*tokens)
+        if self._usages is not None:
+            self._usages.add(usage)
 
     def _operation(self, op: str) -> Operation:
         operation = self.operations.get(op) or self.server.operation(op)

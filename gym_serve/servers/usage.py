@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from gym_serve.observe.timeline import Recorder
+from gym_serve.types.protocols import Tokens, tokens_of
 from gym_serve.types.requests import JSON
 
 USAGE_FIELD = "model_usage"
@@ -47,10 +48,6 @@ class Prices(BaseModel):
         cached_input = self.input if self.cached_input is None else self.cached_input
         fresh = counts["input_tokens"] - cached
         return (fresh * self.input + cached * cached_input + counts["output_tokens"] * self.output) / _MILLION
-
-
-Tokens = tuple[int, int, int]
-"""Those of the prompt, those of them that a cache answered, and those generated."""
 
 
 class UsageMeter:
@@ -190,29 +187,6 @@ def record_notes(notes: Mapping[str, Any]) -> None:
     """Record what an environment tells with a reply, if the current meter has a recorder."""
     if (current := _METER.get()) is not None and (recorder := current[0].recorder) is not None:
         recorder.take_notes(notes)
-
-
-def tokens_of(usage: Any) -> Tokens | None:
-    """The tokens of a model call; None if its usage does not tell.
-
-    Args:
-        usage: in the form of Responses or Chat Completions.
-    """
-    try:  # nearly all usages have this form
-        given, made = usage["input_tokens"], usage["output_tokens"]
-        cached = usage["input_tokens_details"]["cached_tokens"]
-        if type(given) is type(cached) is type(made) is int and given >= 0 <= cached and made >= 0:
-            return given, cached, made
-    except (KeyError, TypeError):
-        pass
-    if not isinstance(usage, dict) or not usage:
-        return None
-    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
-    return (
-        _count(usage, "input_tokens", "prompt_tokens"),
-        _count(details, "cached_tokens") if isinstance(details, dict) else 0,
-        _count(usage, "output_tokens", "completion_tokens"),
-    )
 
 
 def _count(counts: Mapping[str, Any], *names: str) -> int:

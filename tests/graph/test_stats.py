@@ -142,6 +142,20 @@ async def test_some_calls_are_measured_and_count_for_all(monkeypatch: pytest.Mon
     assert sum(found.values()) < 1.1 * used
 
 
+async def test_of_many_calls_few_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "EVERY", 128)
+    meter, weights = StageMeter("env", "verify"), list[int]()
+    monkeypatch.setattr(cpu._Measured, "add", lambda measure, seconds: weights.append(measure.weight))
+
+    async def nothing() -> None: ...
+
+    for number in range(20_000):
+        await meter.measured(nothing())
+        assert sum(weights) <= number + 1
+    assert 20_000 - sum(weights) < 256  # those since the last one
+    assert 100 < len(weights) < 300
+
+
 def test_what_no_call_used_is_other() -> None:
     other = OtherCpu("agent")
     burn(0.03)

@@ -205,6 +205,15 @@ def test_lost_sessions_are_counted_by_their_server() -> None:
     }
 
 
+@pytest.mark.parametrize("verdict", [{}, {"reward": None}, {"reward": "1"}, {"reward": 10**400}])
+def test_an_agents_verdict_without_a_reward_is_no_scored_rollout(verdict: dict[str, Any]) -> None:
+    RolloutMeter("agent", "shop").record(verdict, turns=1, seconds=0.1)
+    found = counted("rollouts_total", "rollout_turns_count", "rollout_reward_count")
+    assert found["rollouts_total"] == {("agent", "failed"): 1}
+    assert found["rollout_turns_count"] == {("agent",): 1}
+    assert found["rollout_reward_count"] == {}
+
+
 def test_what_a_server_at_a_url_says_of_a_failure_makes_few_labels() -> None:
     for number in range(100):
         stage = f"stage {number}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gym_serve.observe.catalogue import METRICS
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Tally, render
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Sums, Tally, render, settle
 
 
 def samples_of(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -67,7 +67,7 @@ def test_a_reader_in_another_thread_sees_every_value_once_while_others_are_recor
 
     def read() -> None:
         while not ended.is_set():
-            [(_, numbers)] = seconds.numbers()
+            numbers = values.numbers()
             seen.append((sum(numbers[:-1]), numbers[-1]))
 
     reader = threading.Thread(target=read)
@@ -79,6 +79,35 @@ def test_a_reader_in_another_thread_sees_every_value_once_while_others_are_recor
     assert seconds.numbers() == [((), [total / 2, total / 2, total / 2])]
     assert seen == sorted(seen)  # nothing that was counted is missed for a moment
     assert all(below == count // 2 for count, below in seen)
+
+
+def test_what_waits_is_counted_before_it_is_much() -> None:
+    seconds = Histogram("s_seconds", "S.", (), (0.5,))
+    values = seconds.values()
+    waiting = list[int]()
+    for number in range(3000):
+        values.add(number % 2)
+        if number % 100 == 0:
+            settle()  # as a server does now and then
+            waiting.append(len(values))
+    assert max(waiting) < 256
+    assert seconds.numbers() == [((), [1500, 1500, 1500])]
+
+
+def test_numbers_that_come_together_are_summed_under_a_label_each() -> None:
+    def halves(record: str) -> tuple[int, ...] | None:
+        return tuple(map(int, record.split("/"))) if "/" in record else None
+
+    parts = Sums("parts_total", "P.", ("model", "part"), ("left", "right"), halves)
+    records = parts.records("m")
+    assert parts.records("m") is records
+    for record in ("1/2", "nothing", "30/40"):
+        records.add(record)
+    for _ in range(2):  # reading changes nothing
+        assert {tuple(point.labels.values()): point.value for point in parts.points()} == {
+            ("m", "left"): 31,
+            ("m", "right"): 42,
+        }
 
 
 def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:

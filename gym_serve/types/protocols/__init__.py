@@ -56,7 +56,7 @@ from gym_serve.types.protocols.response_stream import (
     response_events,
     responses_sse,
 )
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, completion_tokens, usage_sum
+from gym_serve.types.protocols.tokens import TOKEN_KEYS, Tokens, completion_tokens, tokens_of, usage_sum
 
 __all__ = [
     "FINAL_EVENTS",
@@ -66,6 +66,7 @@ __all__ = [
     "MessageStream",
     "ReasoningForm",
     "ResponseStream",
+    "Tokens",
     "apply_sampling",
     "assistant_items",
     "chat_chunks",
@@ -96,6 +97,7 @@ __all__ = [
     "responses_sse",
     "responses_to_chat",
     "split_think",
+    "tokens_of",
     "usage_sum",
     "wrap_think",
 ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from math import isfinite
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -238,6 +239,38 @@ def chat_usage(usage: Any) -> JSON | None:
         "prompt_tokens_details": usage.get("input_tokens_details"),
         "completion_tokens_details": usage.get("output_tokens_details"),
     }
+
+
+Tokens = tuple[int, int, int]
+"""Those of the prompt, those of them that a cache answered, and those generated."""
+
+_OF_RESPONSES = itemgetter("input_tokens", "output_tokens", "input_tokens_details")
+
+
+def tokens_of(usage: Any) -> Tokens | None:
+    """The tokens of a model call; None if its usage does not tell.
+
+    Args:
+        usage: in the form of Responses or Chat Completions.
+    """
+    try:  # nearly all usages have this form
+        given, made, details = _OF_RESPONSES(usage)
+        cached = details["cached_tokens"]
+        if type(given) is type(cached) is type(made) is int and given | cached | made >= 0:
+            return given, cached, made
+    except (KeyError, TypeError):
+        pass
+    if not isinstance(usage, dict) or not usage:
+        return None
+    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    given = (usage.get(key) for key in ("input_tokens", "prompt_tokens"))
+    made = (usage.get(key) for key in ("output_tokens", "completion_tokens"))
+    return _first_count(given), _count(cached) or 0, _first_count(made)
+
+
+def _first_count(values: Iterable[Any]) -> int:
+    return next((value for value in values if _count(value) is not None), 0)
 
 
 def usage_sum(usages: Iterable[Mapping[str, Any] | None]) -> JSON | None:
