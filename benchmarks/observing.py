@@ -2,7 +2,7 @@
 
     python -m benchmarks.observing --rounds 400 --rollouts 40
     python -m benchmarks.observing --http --rounds 250 --rollouts 40
-    python -m benchmarks.observing --ray --rounds 40 --rollouts 200
+    python -m benchmarks.observing --ray --rounds 60 --rollouts 400
 
 - ``none``: no timeline, and nothing is counted: the functions that record are replaced by empty ones.
 - ``again``: the same once more. Its difference to ``none`` is the error of the measurement.
@@ -20,8 +20,9 @@ The last line is the CPU time of one publication, which a replica makes every 5 
 The model is `scripted_model`, in this process. With ``--http`` it is the HTTP server on loopback of
 `benchmarks.rollouts`, whose requests are a part of what a rollout costs wherever a model is real.
 
-With ``--ray``, the rollouts come from agents of one graph on a local Ray, with and without timelines, and the
-CPU time is that of all processes.
+With ``--ray``, the same rollouts come from agents of one graph on a local Ray, as in `benchmarks.rollouts`.
+The CPU time is that of the replicas that make them and of this process, which runs the rollouts. ``none`` and
+``again`` have a model and an environment of their own, in whose replicas nothing is counted.
 """
 
 from __future__ import annotations
@@ -31,37 +32,20 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
-from benchmarks.harness.ray_processes import cpu_by_kind
+import psutil
+
+from benchmarks.harness.uncounted import uncounted
 from benchmarks.harness.work import graph as http_graph
 from benchmarks.harness.work import model_behaviour
 from benchmarks.loopback import run_model_server
 from gym_serve import Gym
-from gym_serve.observe import catalogue, cpu
-from gym_serve.servers import runner
 
 ROWS = "environments/simple_weather/data/example.jsonl"
 SETTINGS = ("none", "again", "counted", "timeline")
-
-
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Nothing is counted inside."""
-
-    def nothing(*args: Any) -> None:
-        pass
-
-    with (
-        mock.patch.object(catalogue.CallMeter, "record", nothing),
-        mock.patch.object(runner.ServerRunner, "_record_usage", nothing),
-        mock.patch.object(catalogue.RolloutMeter, "record", nothing),
-        mock.patch.object(cpu.StageMeter, "measured", lambda stage, work: work),
-    ):
-        yield
 
 
 def cpu_of(work: Callable[[], Any], per: int) -> float:
@@ -115,27 +99,43 @@ def measure(rounds: int, rollouts: int, graph: Any, agent: str) -> None:
         gym.shutdown()
 
 
-def measure_on_ray(rounds: int, rollouts: int) -> None:
-    """The same for timelines, with every server in a replica."""
-    agent = {"type": "simple_agent", "model": "policy", "resources": "weather"}
-    graph = {
-        "models": {"policy": {"type": "scripted_model"}},
-        "resources": {"weather": {"type": "simple_weather"}},
-        "agents": {
-            "none": {**agent, "timeline": False},
-            "again": {**agent, "timeline": False},
-            "timeline": agent,
-        },
+def cpu_of_processes(deployments: Collection[str]) -> float:
+    """CPU seconds so far of this process and of its Ray's replicas of these deployments."""
+    spent = time.process_time()
+    for process in psutil.Process().children(recursive=True):
+        title = "".join(process.cmdline()[:1])
+        if title.startswith("ray::ServeReplica:") and title.rpartition(":")[2] in deployments:
+            # clock_getcpuclockid(3): the clock of another process. What psutil reads has steps of 10 ms.
+            spent += time.clock_gettime((~process.pid << 3) | 2)
+    return spent
+
+
+def measure_on_ray(rounds: int, rollouts: int, model_url: str) -> None:
+    """The same with every server in a replica; what nothing is counted in has replicas of its own."""
+    graph = http_graph(model_url)
+    uncounted_type = "benchmarks.harness.uncounted:Uncounted"
+    for section, (name, kind) in {"models": ("policy", "Model"), "resources": ("weather", "Weather")}.items():
+        graph[section][f"uncounted_{name}"] = {**graph[section][name], "type": f"{uncounted_type}{kind}"}
+    timeline = graph["agents"]["agent"]
+    none = {
+        **timeline,
+        "type": f"{uncounted_type}Agent",
+        "model": "uncounted_policy",
+        "resources": "uncounted_weather",
+        "timeline": False,
     }
-    times: dict[str, list[float]] = {name: [] for name in graph["agents"]}
+    counted = {**timeline, "timeline": False}
+    graph["agents"] = {"none": none, "again": none, "counted": counted, "timeline": timeline}
+    times: dict[str, list[float]] = {name: [] for name in SETTINGS}
     chance = random.Random(0)
     with Gym.from_graph(graph) as gym:
         for turn in range(-2, rounds):
-            for name in chance.sample(list(times), len(times)):
-                before = sum(cpu_by_kind().values())
+            for name in chance.sample(SETTINGS, len(SETTINGS)):
+                used = {name, graph["agents"][name]["model"], graph["agents"][name]["resources"]}
+                before = cpu_of_processes(used)
                 gym.run(ROWS, limit=1, repeats=rollouts, agent=name)
                 if turn >= 0:
-                    times[name].append(1e6 * (sum(cpu_by_kind().values()) - before) / rollouts)
+                    times[name].append(1e6 * (cpu_of_processes(used) - before) / rollouts)
     show(times)
 
 
@@ -147,7 +147,8 @@ def main() -> None:
     parser.add_argument("--http", action="store_true")
     arguments = parser.parse_args()
     if arguments.ray:
-        measure_on_ray(arguments.rounds, arguments.rollouts)
+        with run_model_server(model_behaviour()) as model:
+            measure_on_ray(arguments.rounds, arguments.rollouts, model.url)
     elif arguments.http:
         with run_model_server(model_behaviour()) as model:
             measure(arguments.rounds, arguments.rollouts, http_graph(model.url), "agent")
