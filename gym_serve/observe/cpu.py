@@ -29,7 +29,7 @@ EVERY = 1024
 """At least one call in so many is measured, on average."""
 
 _EVERY_AT_FIRST = 64
-_SETTLED = 256  # calls of a stage
+_SETTLED = 256  # calls of a stage until records are settled once more
 
 OTHER = "other"
 """The stage of what no call used."""

@@ -189,9 +189,6 @@ def record_notes(notes: Mapping[str, Any]) -> None:
         recorder.take_notes(notes)
 
 
-def _count(counts: Mapping[str, Any], *names: str) -> int:
-    for name in names:
-        value = counts.get(name)
-        if type(value) is int and value >= 0:
-            return value
-    return 0
+def _count(counts: Mapping[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if type(value) is int and value >= 0 else 0
