@@ -28,7 +28,7 @@ def uncounted() -> Iterator[None]:
 
     with (
         mock.patch.object(runner.ServerRunner, "_record", only_logged),
-        mock.patch.object(runner.ServerRunner, "_record_usage", nothing),
+        mock.patch.object(catalogue.TokenMeter, "record", nothing),
         mock.patch.object(catalogue.RolloutMeter, "record", nothing),
         mock.patch.object(cpu.StageMeter, "measured", lambda stage, work: work),
     ):

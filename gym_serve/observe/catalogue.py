@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Sums, Tally
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally
 from gym_serve.types.protocols import tokens_of
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "WEIGHTS_UPDATE_SECONDS",
     "CallMeter",
     "RolloutMeter",
+    "TokenMeter",
 ]
 
 _Labels = tuple[str, ...]
@@ -110,14 +111,11 @@ SESSIONS_LOST = Counter(
     "sessions_lost_total", "Sessions of episodes that were lost with their replica.", ("server",)
 )
 
-TOKENS = Sums(
+TOKENS = Counter(
     "tokens_total",
     "Tokens of a model's calls; kind: input (of which cached were in a cache), cached or output.",
     ("model", "kind"),
-    ("input", "cached", "output"),
-    tokens_of,
 )
-"""Its records are the usages of the calls."""
 TIME_TO_FIRST_TOKEN = Histogram(
     "time_to_first_token_seconds",
     "Time until a model's first token, of streams and of hf_engine.",
@@ -181,6 +179,29 @@ class CallMeter:
     def record(self, status: int, seconds: float) -> None:
         """Count a call that the server has answered with any status."""
         _CALLS.observe(self._server, self._op, str(status), value=seconds)
+
+
+class TokenMeter:
+    """Counts the tokens of one model.
+
+    Args:
+        model: name of the model server.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._cells = tuple(TOKENS.cell(model, kind) for kind in ("input", "cached", "output"))
+
+    def record(self, usage: Any) -> None:
+        """Count the tokens of a call, if its usage tells them.
+
+        Usages are read at once: to keep many of them for later takes a rollout's memory out of the CPU's
+        caches, which costs three times as much.
+        """
+        if (tokens := tokens_of(usage)) is not None:
+            given, cached, made = self._cells
+            given[0] += tokens[0]
+            cached[0] += tokens[1]
+            made[0] += tokens[2]
 
 
 class RolloutMeter:

@@ -22,8 +22,8 @@ import copy
 import operator
 import threading
 from array import array
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 from weakref import WeakSet
 
 from typing_extensions import Self
@@ -36,8 +36,6 @@ __all__ = [
     "HistogramView",
     "Metric",
     "Point",
-    "Records",
-    "Sums",
     "Tally",
     "Values",
     "render",
@@ -140,92 +138,66 @@ class Gauge(_Numbers):
         self.cell(*labels)[0] = value
 
 
-T = TypeVar("T")
-
 _TOGETHER = 256
-"""Records that are counted at once."""
+"""Values that are counted at once."""
 
 
-class Records(Generic[T]):
-    """What is recorded often. It waits in a list until somebody reads, or there are `_TOGETHER` (`settle`).
+class Values:
+    """The values of a histogram under one set of label values. Any thread may add and read.
 
-    Any thread may record and read.
+    A value waits in a list until somebody reads, or there are `_TOGETHER` (`settle`): to sort a value and count
+    it with its neighbours costs a third of looking for its bucket.
 
     Args:
-        waiting: the list, empty.
+        bounds: of the histogram.
 
     Attributes:
-        add: records something. It is the method of the list, which costs a third of a function.
+        add: records a value. It is the method of the list, which costs a third of a function.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_waiting", "add")
+    __slots__ = ("__weakref__", "_bounds", "_lock", "_numbers", "_waiting", "add")
 
-    def __init__(self, waiting: MutableSequence[T]) -> None:
-        self._waiting = waiting
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._numbers: list[float] = [0] * (len(bounds) + 1) + [0.0]
+        self._waiting = array("d")
         self._lock = threading.Lock()
-        self.add: Callable[[T], None] = waiting.append
-        _ALL_RECORDS.add(self)
+        self.add: Callable[[float], None] = self._waiting.append
+        _ALL_VALUES.add(self)
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    def count(self) -> None:
-        """Count what waits."""
+    def numbers(self) -> list[float]:
+        """The count of each bucket, then the sum of the values."""
         with self._lock:
             taken = self._waiting[:]
             del self._waiting[: len(taken)]  # not all: another one may have come
-            self._count(taken)
+            numbers = self._numbers.copy()
+            numbers[-1] = sum(taken, numbers[-1])
+            values = sorted(taken)
+            below = 0
+            for bucket, bound in enumerate(self._bounds):
+                below, before = bisect.bisect_right(values, bound, below), below
+                numbers[bucket] += below - before
+            numbers[-2] += len(values) - below
+            self._numbers = numbers  # replaced, as somebody may be reading the old ones
+            return numbers
 
     def settle(self) -> None:
         """Count what waits, if it is much."""
         if len(self) >= _TOGETHER:
-            self.count()
-
-    def _count(self, taken: Sequence[T]) -> None:
-        raise NotImplementedError
+            self.numbers()
 
 
-_ALL_RECORDS: WeakSet[Records[Any]] = WeakSet()
+_ALL_VALUES: WeakSet[Values] = WeakSet()
 
 
 def settle() -> None:
     """Count what waits in this process, where it is much: for who runs now and then."""
-    for records in list(_ALL_RECORDS):
-        records.settle()
-
-
-class Values(Records[float]):
-    """The values of a histogram under one set of label values.
-
-    To sort a value and count it with its neighbours costs a third of looking for its bucket.
-
-    Args:
-        bounds: of the histogram.
-    """
-
-    __slots__ = ("_bounds", "_numbers")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__(array("d"))
-        self._bounds = bounds
-        self._numbers: list[float] = [0] * (len(bounds) + 1) + [0.0]
-
-    def numbers(self) -> list[float]:
-        """The count of each bucket, then the sum of the values."""
-        self.count()
-        return self._numbers
-
-    def _count(self, taken: Sequence[float]) -> None:
-        numbers = self._numbers.copy()
-        numbers[-1] = sum(taken, numbers[-1])
-        values = sorted(taken)
-        below = 0
-        for bucket, bound in enumerate(self._bounds):
-            below, before = bisect.bisect_right(values, bound, below), below
-            numbers[bucket] += below - before
-        numbers[-2] += len(values) - below
-        self._numbers = numbers  # replaced, as somebody may be reading the old ones
+    for values in list(_ALL_VALUES):
+        values.settle()
 
 
 class Histogram(Metric):
@@ -332,57 +304,6 @@ class Tally(Counter):
     def clear(self) -> None:
         super().clear()
         self._view.clear()
-
-
-class Sums(Counter):
-    """A counter of values that come several at once, such as the tokens of a call.
-
-    Args:
-        values: of its last label, in the order of the numbers of a record.
-        read: the numbers of a record; None if it has none.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        help: str,
-        labels: Sequence[str],
-        values: Sequence[str],
-        read: Callable[[Any], Sequence[int] | None],
-    ) -> None:
-        super().__init__(name, help, labels)
-        self._records: dict[tuple[str, ...], _Summed] = {}
-        self._last, self._read = values, read
-
-    def records(self, *labels: str) -> Records[Any]:
-        """The records under these values of all labels but the last."""
-        records = self._records.get(labels)
-        if records is None:
-            cells = [self.cell(*labels, value) for value in self._last]
-            records = self._records[labels] = _Summed(cells, self._read)
-        return records
-
-    def points(self) -> Iterator[Point]:
-        for records in list(self._records.values()):
-            records.count()
-        yield from super().points()
-
-    def clear(self) -> None:
-        super().clear()
-        self._records = {}
-
-
-class _Summed(Records[Any]):
-    __slots__ = ("_cells", "_read")
-
-    def __init__(self, cells: Sequence[list[float]], read: Callable[[Any], Sequence[int] | None]) -> None:
-        super().__init__([])
-        self._cells, self._read = cells, read
-
-    def _count(self, taken: Sequence[Any]) -> None:
-        for numbers in filter(None, map(self._read, taken)):
-            for cell, number in zip(self._cells, numbers, strict=True):
-                cell[0] += number
 
 
 def render(metrics: Sequence[Metric], constant: dict[str, str] | None = None) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
-from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, TOKENS, CallMeter
+from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, CallMeter, TokenMeter
 from gym_serve.observe.cpu import StageMeter, stage_of
 from gym_serve.observe.logs import ACCESS, admits, fault
 from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
@@ -72,7 +72,7 @@ class ServerRunner:
         self._tracing = tracing
         self._meters: dict[str, _Meters] = {}
         self._stages: dict[str, StageMeter] = {}
-        self._usages = TOKENS.records(server.name) if server.kind == "model" else None
+        self._tokens = TokenMeter(server.name) if server.kind == "model" else None
         self._notes: dict[str, Any] = (
             {} if replica is None or server.kind == "resources" else {REPLICA: replica}
         )
@@ -114,7 +114,7 @@ class ServerRunner:
                 self._record(meters.calls, call, reply.status, begun)
             if seen.recording:
                 self._describe(seen, call, reply)
-        if TTFT in context.notes and self._usages is not None:
+        if TTFT in context.notes and self._tokens is not None:
             TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
         if (
             context.notes and reply.notes is not context.notes
@@ -142,8 +142,8 @@ class ServerRunner:
                         yield chunk
                 with use(context):
                     self._record(meters.calls, call, 200, begun)
-                if self._usages is not None:
-                    self._record_usage(context.notes.get(USAGE))
+                if self._tokens is not None:
+                    self._tokens.record(context.notes.get(USAGE))
                     if TTFT in context.notes:
                         TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
                 if seen.recording:
@@ -184,8 +184,8 @@ class ServerRunner:
             if call.endpoint is not None:
                 self.server.check_endpoint(call.endpoint)
             result = await self._operation(call.op).handler(_body_of(call))
-            if self._usages is not None and isinstance(result, dict) and "usage" in result:
-                self._record_usage(result["usage"])
+            if self._tokens is not None and isinstance(result, dict) and "usage" in result:
+                self._tokens.record(result["usage"])
             return result if isinstance(result, Reply) else Reply.of(result, call.session)
         except Exception as error:
             return Reply.failed(self._failure(call, error), call.session)
@@ -257,10 +257,6 @@ class ServerRunner:
         if ACCESS.isEnabledFor(logging.INFO):
             op = self._known(call.op)
             ACCESS.info("%s %s %.4f s", op, status, seconds, extra={"server": self.server.name})
-
-    def _record_usage(self, usage: Any) -> None:
-        if self._usages is not None:
-            self._usages.add(usage)
 
     def _operation(self, op: str) -> Operation:
         operation = self.operations.get(op) or self.server.operation(op)

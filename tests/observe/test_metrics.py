@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gym_serve.observe.catalogue import METRICS
-from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Sums, Tally, render, settle
+from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Tally, render, settle
 
 
 def samples_of(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -92,22 +92,6 @@ def test_what_waits_is_counted_before_it_is_much() -> None:
             waiting.append(len(values))
     assert max(waiting) < 256
     assert seconds.numbers() == [((), [1500, 1500, 1500])]
-
-
-def test_numbers_that_come_together_are_summed_under_a_label_each() -> None:
-    def halves(record: str) -> tuple[int, ...] | None:
-        return tuple(map(int, record.split("/"))) if "/" in record else None
-
-    parts = Sums("parts_total", "P.", ("model", "part"), ("left", "right"), halves)
-    records = parts.records("m")
-    assert parts.records("m") is records
-    for record in ("1/2", "nothing", "30/40"):
-        records.add(record)
-    for _ in range(2):  # reading changes nothing
-        assert {tuple(point.labels.values()): point.value for point in parts.points()} == {
-            ("m", "left"): 31,
-            ("m", "right"): 42,
-        }
 
 
 def test_the_catalogue_has_names_with_units_and_no_name_twice() -> None:

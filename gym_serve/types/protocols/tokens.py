@@ -256,6 +256,8 @@ def tokens_of(usage: Any) -> Tokens | None:
     try:  # nearly all usages have this form
         given, made, details = _OF_RESPONSES(usage)
         cached = details["cached_tokens"]
+        if cached is None:  # not told
+            cached = 0
         if type(given) is type(cached) is type(made) is int and given | cached | made >= 0:
             return given, cached, made
     except (KeyError, TypeError):
