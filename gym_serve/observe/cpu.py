@@ -39,6 +39,10 @@ _measured: ContextVar[_Measured | None] = ContextVar("gym_serve_cpu_stage", defa
 """The measured call that runs here; None if it is none."""
 
 
+MEASURED: set[object] = set()
+"""The calls of this process that are timed now."""
+
+
 class _Turn(threading.local):
     inner = 0.0
     """CPU seconds of the present turn that belong to calls inside of it."""
@@ -58,26 +62,29 @@ class StageMeter:
     Args:
         server: the server whose calls they are.
         stage: of `stage_of`.
+
+    Attributes:
+        left: calls until the next one that is measured, which has 0. Whoever has a call subtracts 1, and gives it
+            to `measured` if 0 are left, or something is `MEASURED`: that costs half of asking for each call.
     """
 
-    __slots__ = ("_calls", "_labels", "_left", "_weight")
+    __slots__ = ("_calls", "_labels", "_weight", "left")
 
     def __init__(self, server: str, stage: str) -> None:
         self._labels = (server, stage)
-        self._left = self._weight = 1
+        self.left = self._weight = 1
         self._calls = 0  # before those that the next measured one counts for
 
     def measured(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """A call, counted if it is one of those that are measured."""
-        self._left -= 1
-        if self._left:
+        if self.left:
             return work if _measured.get() is None else _Timed(work, None)
         measure = _Measured(self._labels, self._weight)
         before, self._calls = self._calls, self._calls + self._weight
         if before // _SETTLED != self._calls // _SETTLED:
             settle()
         every = min(EVERY, _EVERY_AT_FIRST + self._calls // 8)
-        self._left = self._weight = 1 + int(_dice() * (2 * every - 1))
+        self.left = self._weight = 1 + int(_dice() * (2 * every - 1))
         return _Timed(work, measure)
 
 
@@ -108,9 +115,11 @@ class _Timed(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         token = _measured.set(self._measure)
+        MEASURED.add(self)
         try:
             return (yield from self._turns())
         finally:
+            MEASURED.discard(self)
             _measured.reset(token)
 
     def _turns(self) -> Generator[Any, Any, T]:

@@ -107,8 +107,9 @@ class Recorder:
             columns: what steps of this kind have on top.
             status: HTTP status of the answer.
         """
-        start, duration = begun - self._began, time.monotonic() - begun
-        step = [kind, int(start * 1e6), int(duration * 1e6), self._queued, server, *columns]
+        ended = time.monotonic()
+        start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
+        step = [kind, start, duration, self._queued, server, *columns]
         if status != 200:
             step.append({"status": status})
         self._queued = 0
@@ -138,15 +139,15 @@ class Recorder:
             tokens: of the prompt, those of them that were cached, and of the answer; None if unknown.
             notes: of the reply.
         """
-        start, duration = begun - self._began, time.monotonic() - begun
+        ended = time.monotonic()
         finish: str | None = None
-        few: Json | None = None
+        few: Json = {}
         if type(answer) is dict:
             finish, version = _ending(answer)
             if version is not None:
-                few = {"version": str(version)[:_LONGEST]}
+                few["version"] = str(version)[:_LONGEST]
         if stage != "model" or status != 200 or self._texts:
-            few = {**(few or {}), **self._of_few(stage, status, asked, answer)}
+            few |= self._of_few(stage, status, asked, answer)
         place, queued = server, 0
         for key, value in notes.items() if notes else ():
             if key == REPLICA:
@@ -154,13 +155,14 @@ class Recorder:
             elif key == QUEUED:
                 queued = value
             elif key == ENDPOINT:
-                few = {**(few or {}), ENDPOINT: self._endpoints.setdefault(value, len(self._endpoints))}
+                few[ENDPOINT] = self._endpoints.setdefault(value, len(self._endpoints))
             elif key in (TTFT, RETRIES):
-                few = {**(few or {}), key: value}
+                few[key] = value
         index = self._servers.setdefault(place, len(self._servers))
-        more = (*(tokens or _NO_TOKENS), finish)
-        step = ["model", int(start * 1e6), int(duration * 1e6), queued, index, *more]
-        if few is not None:
+        start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
+        given, cached, made = tokens or _NO_TOKENS
+        step = ["model", start, duration, queued, index, given, cached, made, finish]
+        if few:
             step.append(few)
         self.steps.append(step)
 
