@@ -215,7 +215,9 @@ class RolloutMeter:
     def __init__(self, agent: str, environment: str) -> None:
         self._agent = agent
         self._environment = environment
-        self._meters = tuple(of.values(agent) for of in (ROLLOUT_REWARD, ROLLOUT_TURNS, ROLLOUT_SECONDS))
+        self._add_reward = ROLLOUT_REWARD.values(agent).add
+        self._add_turns = ROLLOUT_TURNS.values(agent).add
+        self._add_seconds = ROLLOUT_SECONDS.values(agent).add
 
     def record(self, rollout: Mapping[str, Any] | None, turns: int, seconds: float) -> None:
         """Count a rollout that the agent has made.
@@ -224,9 +226,8 @@ class RolloutMeter:
             rollout: None where its episode was cancelled.
             turns: its model calls.
         """
-        rewards, all_turns, durations = self._meters
-        all_turns.add(turns)
-        durations.add(seconds)
+        self._add_turns(turns)
+        self._add_seconds(seconds)
         if rollout is None:
             ROLLOUTS.add(self._agent, "cancelled")
         elif "failure" in rollout:
@@ -234,7 +235,7 @@ class RolloutMeter:
             self._record_failure(rollout["failure"])
         else:
             try:
-                rewards.add(rollout["reward"])
+                self._add_reward(rollout["reward"])
             except (KeyError, TypeError, OverflowError):  # an agent's own verdict: the driver says what it is
                 ROLLOUTS.add(self._agent, "failed")
 

@@ -145,8 +145,8 @@ _TOGETHER = 256
 class Values:
     """The values of a histogram under one set of label values. Any thread may add and read.
 
-    A value waits in a list until somebody reads, or there are `_TOGETHER` (`settle`): to sort a value and count
-    it with its neighbours costs a third of looking for its bucket.
+    A value waits in a list until somebody reads, or there are `_TOGETHER` (`settle`): to sort a value and
+    count it with its neighbours costs a third of looking for its bucket.
 
     Args:
         bounds: of the histogram.

@@ -119,7 +119,7 @@ class ServerRunner:
                     self._record(calls, call, reply.status, begun)
             if seen.recording:
                 self._describe(seen, call, reply)
-        if TTFT in context.notes and self._tokens is not None:
+        if self._tokens is not None and TTFT in context.notes:
             TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
         if (
             context.notes and reply.notes is not context.notes
