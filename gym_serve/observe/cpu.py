@@ -64,9 +64,9 @@ class StageMeter:
         stage: of `stage_of`.
 
     Attributes:
-        left: calls until the next one that is measured, which has 0. Whoever runs a call subtracts 1, and gives
-            it to `measured` where 0 are left, or another call is `MEASURED`: to ask for each would cost twice as
-            much.
+        left: calls until the next one that is measured, which has 0. Whoever runs a call subtracts 1, and
+            gives it to `measured` where 0 are left, or another call is `MEASURED`: to ask for each would cost
+            twice as much.
     """
 
     __slots__ = ("_calls", "_labels", "_weight", "left")

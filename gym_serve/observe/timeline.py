@@ -61,12 +61,6 @@ _LONGEST = 64  # characters of a name that a backend wrote
 _LONGEST_TEXT = 100_000  # characters of a prompt or an answer
 
 
-_Recorded = tuple[str, float, float, str, int, Mapping[str, Any] | None, tuple[Any, ...], Mapping[str, Any]]
-"""What is recorded of a step: kind, begin, end, server, microseconds queued, notes of the reply, columns, and
-what only few steps have. `Recorder.to_json` writes it as a rollout has it."""
-_NOTHING: Mapping[str, Any] = {}
-
-
 def microseconds(seconds: float) -> int:
     """The unit of timelines."""
     return int(seconds * 1e6)
@@ -80,35 +74,46 @@ class Recorder:
         texts: whether the steps of model calls have the prompt and the answer.
 
     Attributes:
+        steps: the steps so far, as a rollout has them (docs/formats.md).
         text_size: characters of the prompts and answers of judges, as an environment has told them.
     """
 
-    __slots__ = ("_began", "_queued", "_recorded", "_texts", "text_size")
+    __slots__ = ("_began", "_endpoints", "_queued", "_servers", "_texts", "steps", "text_size")
 
     def __init__(self, began: float = 0.0, *, texts: bool = False) -> None:
+        self.steps: list[list[Any]] = []
         self.text_size = 0
         self._began = began
         self._texts = texts
         self._queued = 0
-        self._recorded: list[_Recorded | list[Any]] = []  # a list is a step of another recorder
+        self._servers: dict[str, int] = {}
+        self._endpoints: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        """How many steps there are so far."""
-        return len(self._recorded)
+    def server(self, place: str) -> int:
+        """The index of a server.
 
-    def add(self, kind: str, begun: float, place: str, columns: tuple[Any, ...], status: int) -> None:
+        Args:
+            place: its name, with the replica after ``/`` if that is known.
+        """
+        return self._servers.setdefault(place, len(self._servers))
+
+    def add(self, kind: str, begun: float, server: int, columns: tuple[Any, ...], status: int) -> None:
         """Record a step that ends now, other than a model call.
 
         Args:
             kind: what it was.
             begun: `time.monotonic` moment of its beginning.
-            place: name of the server, with the replica after ``/`` if that is known.
+            server: index of the server; see `server`.
             columns: what steps of this kind have on top.
             status: HTTP status of the answer.
         """
-        few = _NOTHING if status == 200 else {"status": status}
-        self._recorded.append((kind, begun, time.monotonic(), place, self._queued, None, columns, few))
+        ended = time.monotonic()
+        start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
+        step = [kind, start, duration, self._queued, server, *columns]
+        if status != 200:
+            step.append({"status": status})
         self._queued = 0
+        self.steps.append(step)
 
     def add_model_call(
         self,
@@ -135,16 +140,31 @@ class Recorder:
             notes: of the reply.
         """
         ended = time.monotonic()
-        finish, few = None, _NOTHING
+        finish: str | None = None
+        few: Json = {}
         if type(answer) is dict:
             finish, version = _ending(answer)
             if version is not None:
-                few = {"version": str(version)[:_LONGEST]}
+                few["version"] = str(version)[:_LONGEST]
         if stage != "model" or status != 200 or self._texts:
-            few = {**few, **self._of_few(stage, status, asked, answer)}
+            few |= self._of_few(stage, status, asked, answer)
+        place, queued = server, 0
+        for key, value in notes.items() if notes else ():
+            if key == REPLICA:
+                place = f"{server}/{value}"
+            elif key == QUEUED:
+                queued = value
+            elif key == ENDPOINT:
+                few[ENDPOINT] = self._endpoints.setdefault(value, len(self._endpoints))
+            elif key in (TTFT, RETRIES):
+                few[key] = value
+        index = self._servers.setdefault(place, len(self._servers))
+        start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
         given, cached, made = tokens or _NO_TOKENS
-        columns = (given, cached, made, finish)
-        self._recorded.append(("model", begun, ended, server, 0, notes, columns, few))
+        step = ["model", start, duration, queued, index, given, cached, made, finish]
+        if few:
+            step.append(few)
+        self.steps.append(step)
 
     def _of_few(self, stage: str, status: int, asked: Any, answer: Any) -> Json:
         """What only calls of an environment have, and those that failed."""
@@ -161,10 +181,14 @@ class Recorder:
 
     def take(self) -> Json:
         """The steps so far, for `take_notes` in another process; they are forgotten here."""
-        steps, servers, endpoints = self._written()
-        self._recorded = []
-        age = microseconds(time.monotonic() - self._began)
-        return {"age": age, "servers": servers, "endpoints": endpoints, "steps": steps}
+        taken: Json = {
+            "age": microseconds(time.monotonic() - self._began),
+            "servers": list(self._servers),
+            "endpoints": list(self._endpoints),
+            "steps": self.steps,
+        }
+        self.steps, self._servers, self._endpoints = [], {}, {}
+        return taken
 
     def take_notes(self, notes: Mapping[str, Any]) -> None:
         """Record what an environment tells with its reply: of the next step that is added, and its calls."""
@@ -175,42 +199,17 @@ class Recorder:
     def _merge(self, taken: Any) -> None:
         """Add the steps of another recorder, which were taken now."""
         shift = microseconds(time.monotonic() - self._began) - taken["age"]
+        servers = [self._servers.setdefault(name, len(self._servers)) for name in taken["servers"]]
+        endpoints = [self._endpoints.setdefault(name, len(self._endpoints)) for name in taken["endpoints"]]
         for step in taken["steps"]:
             step[_BEGINS_AT] += shift
-            step[_SERVER_AT] = taken["servers"][step[_SERVER_AT]]
+            step[_SERVER_AT] = servers[step[_SERVER_AT]]
             more = step[-1]
             if type(more) is dict:
                 if ENDPOINT in more:
-                    more[ENDPOINT] = taken["endpoints"][more[ENDPOINT]]
+                    more[ENDPOINT] = endpoints[more[ENDPOINT]]
                 self.text_size += len(more.get("prompt", "")) + len(more.get("answer", ""))
-            self._recorded.append(step)
-
-    def _written(self) -> tuple[list[list[Any]], list[str], list[str]]:
-        """The steps as a rollout has them, and the servers and endpoints that they name by index."""
-        servers: dict[str, int] = {}
-        endpoints: dict[str, int] = {}
-        steps: list[list[Any]] = []
-        for recorded in self._recorded:
-            if type(recorded) is list:
-                steps.append(_renumbered(recorded, servers, endpoints))
-                continue
-            kind, begun, ended, place, queued, notes, columns, few = recorded
-            if notes is not None:
-                for key, value in notes.items():
-                    if key == REPLICA:
-                        place = f"{place}/{value}"
-                    elif key == QUEUED:
-                        queued = value
-                    elif key == ENDPOINT:
-                        few = {**few, ENDPOINT: endpoints.setdefault(value, len(endpoints))}
-                    elif key in (TTFT, RETRIES):
-                        few = {**few, key: value}
-            start, duration = int((begun - self._began) * 1e6), int((ended - begun) * 1e6)
-            step = [kind, start, duration, queued, servers.setdefault(place, len(servers)), *columns]
-            if few:
-                step.append(few)
-            steps.append(step)
-        return steps, list(servers), list(endpoints)
+            self.steps.append(step)
 
     def to_json(self, agent: str, notes: Mapping[str, Any], wall: float, now: float) -> Json:
         """The timeline of a rollout.
@@ -221,28 +220,18 @@ class Recorder:
             wall: Unix time of the beginning.
             now: `time.monotonic` moment of the end.
         """
-        steps, servers, endpoints = self._written()
         made: Json = {
             "began": wall,
             "dur": int((now - self._began) * 1e6),
             "agent": f"{agent}/{notes[REPLICA]}" if REPLICA in notes else agent,
-            "servers": servers,
-            "steps": steps,
+            "servers": list(self._servers),
+            "steps": self.steps,
         }
         if QUEUED in notes:
             made[QUEUED] = notes[QUEUED]
-        if endpoints:
-            made["endpoints"] = endpoints
+        if self._endpoints:
+            made["endpoints"] = list(self._endpoints)
         return made
-
-
-def _renumbered(step: list[Any], servers: dict[str, int], endpoints: dict[str, int]) -> list[Any]:
-    """A step of another recorder, which has the names of its server and endpoint, with their numbers here."""
-    *others, more = step
-    others[_SERVER_AT] = servers.setdefault(others[_SERVER_AT], len(servers))
-    if type(more) is dict and ENDPOINT in more:
-        more = {**more, ENDPOINT: endpoints.setdefault(more[ENDPOINT], len(endpoints))}
-    return [*others, more]
 
 
 def _ending(answer: Json) -> tuple[str | None, Any]:

@@ -184,6 +184,7 @@ class Episode:
         self._resources = resources
         self._environment = name_of(resources, "resources")
         self._place = self._environment  # and the session's replica
+        self._server: int | None = None  # its index in the timeline
         self._timeouts = timeouts
         self._limits = limits
         self._tool_calls = 0
@@ -384,7 +385,9 @@ class Episode:
                 if recorder is not None and status and name not in _NO_STEPS:
                     if name == "tool":
                         details = (*(details or (None, None)), size)
-                    recorder.add(name, begun, self._place, details, status)
+                    if self._server is None:
+                        self._server = recorder.server(self._place)
+                    recorder.add(name, begun, self._server, details, status)
         return result
 
     def enter(self, session: str | None) -> None:
@@ -392,6 +395,7 @@ class Episode:
         self.session = session
         replica = replica_of(session) if session else ""
         self._place = self._environment if replica in _NOWHERE else f"{self._environment}/{replica}"
+        self._server = None
 
     def _late(self, stage: str) -> DeadlineExceeded:
         limit = f"{self._timeouts[stage]:.6g} s"

@@ -91,7 +91,7 @@ class LiveEpisode(interruptible):
         if episode.look is not None:  # it is elsewhere
             return f"{time.monotonic():.1f}"
         recorder = episode.meter.recorder
-        steps = 0 if recorder is None else len(recorder)
+        steps = 0 if recorder is None else len(recorder.steps)
         return f"{len(episode.items)}.{steps}.{episode.meter.calls('model')}"
 
     def failure(self) -> Stopped:

@@ -559,7 +559,7 @@ class ResourcesServer(Server):
 def _note_calls(session: OpenSession[Any]) -> None:
     """Tell the caller when which models were called for a session, since the last time."""
     recorder = session.meter.recorder
-    if recorder:
+    if recorder is not None and recorder.steps:
         current().notes[MODEL_CALLS] = recorder.take()
 
 

@@ -202,9 +202,8 @@ def test_a_step_has_less_than_150_bytes() -> None:
     answer = {"output": [{"type": "function_call", "weight_version": "1234"}]}
     tokens = (31_234, 30_000, 1_024)
     recorder.add_model_call("model", begun, "policy", answer, tokens=tokens, notes=notes)
-    recorder.add("tool", begun, "env/p3n8t5ub", ("get_weather", 120, 4096), 200)
-    steps = recorder.take()["steps"]
-    assert len(json.dumps(steps, separators=(",", ":"))) < 2 * 150
+    recorder.add("tool", begun, recorder.server("env/p3n8t5ub"), ("get_weather", 120, 4096), 200)
+    assert len(json.dumps(recorder.steps, separators=(",", ":"))) < 2 * 150
 
 
 JSONS = st.recursive(
@@ -235,7 +234,7 @@ def test_no_foreign_timeline_breaks_a_reader(given_: dict[str, Any]) -> None:
 def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
     recorder = Recorder(texts=True)
     recorder.add_model_call("verify", 0.0, "policy", answer, asked=answer)
-    assert recorder.take()["steps"][0][0] == "model"
+    assert recorder.steps[0][0] == "model"
 
 
 @pytest.mark.parametrize(
@@ -251,5 +250,5 @@ def test_no_answer_of_a_model_breaks_a_recorder(answer: Any) -> None:
 def test_what_a_judge_was_asked_is_kept_as_text(asked: Any, prompt: str) -> None:
     recorder = Recorder(texts=True)
     recorder.add_model_call("verify", 0.0, "judge", {"data": [{"score": 0.5}]}, asked=asked)
-    more = recorder.take()["steps"][0][-1]
+    more = recorder.steps[0][-1]
     assert (more["prompt"], more["answer"]) == (prompt, '{"data":[{"score":0.5}]}')
