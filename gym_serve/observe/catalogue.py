@@ -16,6 +16,7 @@ from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, 
 from gym_serve.types.protocols import tokens_of
 
 __all__ = [
+    "ANSWERS",
     "CALLS",
     "CALLS_QUEUED",
     "CALLS_RUNNING",
@@ -41,7 +42,6 @@ __all__ = [
     "TOOL_CALLS",
     "VERIFY_SECONDS",
     "WEIGHTS_UPDATE_SECONDS",
-    "CallMeter",
     "RolloutMeter",
     "TokenMeter",
 ]
@@ -78,26 +78,27 @@ FAILURES = Counter(
     "failures_total", "Failed rollouts by the failure's code and its stage.", ("agent", "class", "stage")
 )
 
-_CALLS = Histogram("answers", "Calls by duration and status.", ("server", "op", "status"))
+ANSWERS = Histogram("answers", "Calls by duration and status.", ("server", "op", "status"))
+"""What the metrics of calls are views of; it is not published itself."""
 CALL_SECONDS = HistogramView(
-    "call_seconds", "Duration of a call in its server.", ("server", "op"), _CALLS, lambda labels: labels[:2]
+    "call_seconds", "Duration of a call in its server.", ("server", "op"), ANSWERS, lambda labels: labels[:2]
 )
 CALLS = Tally(
     "calls_total",
     "Calls that a server answered, by HTTP status; 499: the caller went away.",
     ("server", "op", "status"),
-    _CALLS,
+    ANSWERS,
     lambda labels: labels,
 )
 TOOL_CALLS = Tally(
     "tool_calls_total",
     "Tool calls by HTTP status; 404 and 422 also for names and arguments that an agent does not pass on.",
     ("server", "tool", "status"),
-    _CALLS,
+    ANSWERS,
     _of_tool,
 )
 VERIFY_SECONDS = HistogramView(
-    "verify_seconds", "Duration of a verification.", ("server",), _CALLS, _of_verify
+    "verify_seconds", "Duration of a verification.", ("server",), ANSWERS, _of_verify
 )
 CALLS_RUNNING = Gauge("calls_running", "Calls that a server is working on.", ("server",))
 CALLS_QUEUED = Gauge("calls_queued", "Calls that wait for their turn at a replica.", ("server",))
@@ -153,32 +154,9 @@ SANDBOX_RUNNING = Gauge("sandbox_running", "Sandboxed processes, those that wait
 DRIVER_IN_FLIGHT = Gauge("driver_in_flight", "Rollouts that a driver has started and that have not ended.")
 
 METRICS: tuple[Metric, ...] = tuple(
-    value for name, value in list(globals().items()) if isinstance(value, Metric) and name[0] != "_"
+    value for value in list(globals().values()) if isinstance(value, Metric) and value is not ANSWERS
 )
 """All of them, in the order above."""
-
-
-class CallMeter:
-    """Counts the calls of one operation of a server.
-
-    Args:
-        server: name of the server.
-        op: the operation, or ``unknown``.
-
-    Attributes:
-        answered: counts a call with status 200, by its seconds.
-    """
-
-    __slots__ = ("_op", "_server", "answered")
-
-    def __init__(self, server: str, op: str) -> None:
-        self._server = server
-        self._op = op
-        self.answered = _CALLS.values(server, op, "200").add
-
-    def record(self, status: int, seconds: float) -> None:
-        """Count a call that the server has answered with any status."""
-        _CALLS.observe(self._server, self._op, str(status), value=seconds)
 
 
 class TokenMeter:

@@ -1,11 +1,12 @@
-"""CPU time of the calls of a server, by stage.
+"""The calls of a server and their CPU time, by stage.
 
 The tasks of an event loop take turns, so the CPU time of one call is that of all its turns, and a turn that
 runs another server's call in this process (an inline one) is divided between the two. Reading the clock of a
 thread is a system call, and a call that is measured costs as much as a tenth of a small rollout. So the first
-call of a stage is measured, and then about one in 64, and ever fewer, down to one in `EVERY`. A measured call
-counts for all since the one before. The number of calls between two is random, as every n-th might always be
-the same turn of an episode. Calls that a measured one makes in this process are timed too, to leave them out.
+call of an operation is measured, and then about one in 64, and ever fewer, down to one in `EVERY`. A measured
+call counts for all since the one before. The number of calls between two is random, as every n-th might
+always be the same turn of an episode. Calls that a measured one makes in this process are timed too, to leave
+them out.
 
 What a process uses outside of its calls (connections, garbage collection, metrics, threads of libraries) is
 the stage ``other``. Child processes, such as sandboxes, are not counted.
@@ -20,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gym_serve.observe.catalogue import CPU_SECONDS
+from gym_serve.observe.catalogue import ANSWERS, CPU_SECONDS
 from gym_serve.observe.metrics import settle
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ EVERY = 1024
 """At least one call in so many is measured, on average."""
 
 _EVERY_AT_FIRST = 64
-_SETTLED = 256  # calls of a stage until records are settled once more
+_SETTLED = 256  # calls of an operation until values are settled once more
 
 OTHER = "other"
 """The stage of what no call used."""
@@ -56,31 +57,38 @@ def stage_of(op: str) -> str:
     return "tools" if op.startswith("tools/") else op
 
 
-class StageMeter:
-    """Counts the CPU time of the calls of one stage.
+class CallMeter:
+    """Counts the calls of one operation of a server, and their CPU time.
 
     Args:
         server: the server whose calls they are.
-        stage: of `stage_of`.
+        op: the operation, or ``unknown``.
 
     Attributes:
+        answered: counts a call with status 200, by its seconds.
         left: calls until the next one that is measured, which has 0. Whoever runs a call subtracts 1, and
             gives it to `measured` where 0 are left, or another call is `MEASURED`: to ask for each would cost
             twice as much.
     """
 
-    __slots__ = ("_calls", "_labels", "_weight", "left")
+    __slots__ = ("_calls", "_op", "_server", "_weight", "answered", "left")
 
-    def __init__(self, server: str, stage: str) -> None:
-        self._labels = (server, stage)
+    def __init__(self, server: str, op: str) -> None:
+        self.answered = ANSWERS.values(server, op, "200").add
         self.left = self._weight = 1
+        self._server = server
+        self._op = op
         self._calls = 0  # before those that the next measured one counts for
 
+    def record(self, status: int, seconds: float) -> None:
+        """Count a call that the server has answered with any status."""
+        ANSWERS.observe(self._server, self._op, str(status), value=seconds)
+
     def measured(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        """A call, counted if it is one of those that are measured."""
+        """The work of a call, with its CPU time counted if it is one of those that are measured."""
         if self.left:
             return work if _measured.get() is None else _Timed(work, None)
-        measure = _Measured(self._labels, self._weight)
+        measure = _Measured((self._server, stage_of(self._op)), self._weight)
         before, self._calls = self._calls, self._calls + self._weight
         if before // _SETTLED != self._calls // _SETTLED:
             settle()

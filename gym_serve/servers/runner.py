@@ -12,11 +12,11 @@ import gc
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, CallMeter, TokenMeter
-from gym_serve.observe.cpu import MEASURED, StageMeter, stage_of
+from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, TokenMeter
+from gym_serve.observe.cpu import MEASURED, CallMeter
 from gym_serve.observe.logs import ACCESS, admits, fault
 from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
 from gym_serve.observe.tracing import Span, span
@@ -51,10 +51,6 @@ GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 logger = logging.getLogger("gym_serve")
 
 
-_Meters = tuple[CallMeter, Callable[[float], None], StageMeter]
-"""What counts the calls of an operation: its meter, `CallMeter.answered`, and the meter of its CPU time."""
-
-
 class ServerRunner:
     """Runs ``server``.
 
@@ -67,8 +63,8 @@ class ServerRunner:
     def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
         self.server = server
         self._tracing = tracing
-        self._meters: dict[str, _Meters] = {}
-        self._stages: dict[str, StageMeter] = {}
+        self._meters: dict[str, CallMeter] = {}
+        self._logs_calls = ACCESS.isEnabledFor(logging.INFO)
         self._tokens = TokenMeter(server.name) if server.kind == "model" else None
         self._notes: dict[str, Any] = (
             {} if replica is None or server.kind == "resources" else {REPLICA: replica}
@@ -96,27 +92,27 @@ class ServerRunner:
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time limit. Failures are in the reply; only cancellation is raised."""
         begun = time.monotonic()
-        calls, answered, cpu = self._meters.get(call.op) or self._meters_of(call.op)
+        meter = self._meters.get(call.op) or self._meter_of(call.op)
         with self._span(call) as seen:
             context = self._context_of(call, begun, seen)
             with use(context):  # also for the log: its records name what the call belongs to
                 try:
                     with time_limit(call.timeout):
                         answer = self._answer(call)
-                        left = cpu.left = cpu.left - 1
+                        left = meter.left = meter.left - 1
                         if MEASURED or not left:
-                            reply = await cpu.measured(answer)
+                            reply = await meter.measured(answer)
                         else:
                             reply = await answer
                 except (asyncio.TimeoutError, TimeoutError):
                     reply = Reply.failed(self._too_late(call), call.session)
                 except asyncio.CancelledError:
-                    self._record(calls, call, CALLER_LEFT, begun)
+                    self._record(meter, call, CALLER_LEFT, begun)
                     raise
-                if reply.status == 200 and ACCESS.level > logging.INFO:
-                    answered(time.monotonic() - begun)  # as `_record`, which costs twice as much
+                if reply.status == 200 and not self._logs_calls:
+                    meter.answered(time.monotonic() - begun)  # as `_record`, which costs twice as much
                 else:
-                    self._record(calls, call, reply.status, begun)
+                    self._record(meter, call, reply.status, begun)
             if seen.recording:
                 self._describe(seen, call, reply)
         if self._tokens is not None and TTFT in context.notes:
@@ -136,7 +132,7 @@ class ServerRunner:
             GymError: the call failed, possibly after the first event.
         """
         begun = time.monotonic()
-        calls, _, _ = self._meters.get(call.op) or self._meters_of(call.op)
+        meter = self._meters.get(call.op) or self._meter_of(call.op)
         failure: GymError
         with self._span(call) as seen:
             context = self._context_of(call, begun, seen)
@@ -146,7 +142,7 @@ class ServerRunner:
                     async for chunk in events:
                         yield chunk
                 with use(context):
-                    self._record(calls, call, 200, begun)
+                    self._record(meter, call, 200, begun)
                 if self._tokens is not None:
                     self._tokens.record(context.notes.get(USAGE))
                     if TTFT in context.notes:
@@ -156,7 +152,7 @@ class ServerRunner:
                 return
             except (asyncio.CancelledError, GeneratorExit):
                 with use(context):
-                    self._record(calls, call, CALLER_LEFT, begun)
+                    self._record(meter, call, CALLER_LEFT, begun)
                 raise
             except (asyncio.TimeoutError, TimeoutError):
                 with use(context):
@@ -164,7 +160,7 @@ class ServerRunner:
             except GymError as error:
                 failure = error
             with use(context):
-                self._record(calls, call, failure.status, begun)
+                self._record(meter, call, failure.status, begun)
             raise failure
 
     async def describe(self, body: Any) -> Any:
@@ -244,23 +240,14 @@ class ServerRunner:
             return op
         return "tools/unknown" if op.startswith("tools/") else "unknown"
 
-    def _meters_of(self, op: str) -> _Meters:
-        known = self._known(op)
-        stage = stage_of(known)
-        cpu = self._stages.setdefault(stage, StageMeter(self.server.name, stage))
-        calls = CallMeter(self.server.name, known)
-        meters = (calls, calls.answered, cpu)
-        if known == op:  # or what clients make up would fill the memory
-            self._meters[op] = meters
-        return meters
+    def _meter_of(self, op: str) -> CallMeter:
+        known = self._known(op)  # or what clients make up would fill the memory
+        return self._meters.setdefault(known, CallMeter(self.server.name, known))
 
     def _record(self, meter: CallMeter, call: Call, status: int, begun: float) -> None:
         seconds = time.monotonic() - begun
-        if status == 200:
-            meter.answered(seconds)
-        else:
-            meter.record(status, seconds)
-        if ACCESS.level <= logging.INFO:
+        meter.record(status, seconds)
+        if self._logs_calls:
             op = self._known(call.op)
             ACCESS.info("%s %s %.4f s", op, status, seconds, extra={"server": self.server.name})
 

@@ -13,7 +13,7 @@ from gym_serve import Gym
 from gym_serve.graph.stats import merged, stats
 from gym_serve.observe import cpu
 from gym_serve.observe.catalogue import CPU_SECONDS
-from gym_serve.observe.cpu import OTHER, OtherCpu, StageMeter, measured_in_thread, stage_of
+from gym_serve.observe.cpu import OTHER, CallMeter, OtherCpu, measured_in_thread, stage_of
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,14 @@ def seconds() -> dict[tuple[str, str], float]:
 
 
 def measured(server: str, stage: str, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-    """The first call of a stage, which is measured."""
-    return StageMeter(server, stage).measured(work)
+    """The first call of an operation, which is measured."""
+    return counted(CallMeter(server, stage), work)
+
+
+def counted(meter: CallMeter, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+    """One more call of an operation."""
+    meter.left -= 1
+    return meter.measured(work)
 
 
 def burn(limit: float) -> None:
@@ -123,18 +129,18 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 async def test_some_calls_are_measured_and_count_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "EVERY", 4)
-    verify, run = StageMeter("env", "verify"), StageMeter("agent", "run")
+    verify, run = CallMeter("env", "verify"), CallMeter("agent", "run")
 
     async def inner() -> None:
         burn(0.001)
 
     async def outer() -> None:
         burn(0.001)
-        await verify.measured(inner())
+        await counted(verify, inner())
 
     began = time.thread_time()
     for _ in range(200):
-        await run.measured(outer())
+        await counted(run, outer())
     used = time.thread_time() - began
     found = seconds()
     assert 0.16 <= found["env", "verify"] <= 0.25
@@ -144,13 +150,13 @@ async def test_some_calls_are_measured_and_count_for_all(monkeypatch: pytest.Mon
 
 async def test_of_many_calls_few_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "EVERY", 128)
-    meter, weights = StageMeter("env", "verify"), list[int]()
+    meter, weights = CallMeter("env", "verify"), list[int]()
     monkeypatch.setattr(cpu._Measured, "add", lambda measure, seconds: weights.append(measure.weight))
 
     async def nothing() -> None: ...
 
     for number in range(20_000):
-        await meter.measured(nothing())
+        await counted(meter, nothing())
         assert sum(weights) <= number + 1
     assert 20_000 - sum(weights) < 256  # those since the last one
     assert 100 < len(weights) < 300

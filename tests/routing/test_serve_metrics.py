@@ -8,6 +8,7 @@ import pytest
 from ray.serve._private import constants
 
 from gym_serve.observe import catalogue
+from gym_serve.observe.cpu import CallMeter
 from gym_serve.routing.serve_compat import latency_bounds
 from gym_serve.routing.serve_metrics import rebucketed, serve_metrics
 
@@ -38,8 +39,8 @@ def published(deployment: str) -> dict[str, dict[tuple[str, ...], float]]:
 def test_calls_and_errors_are_counted_by_operation() -> None:
     for status, count in {200: 5, 422: 2, 503: 1}.items():
         for _ in range(count):
-            catalogue.CallMeter("weather", "verify").record(status, 0.02)
-    catalogue.CallMeter("inline", "verify").record(500, 0.02)
+            CallMeter("weather", "verify").record(status, 0.02)
+    CallMeter("inline", "verify").record(500, 0.02)
     found = published("weather")
     assert found["serve_deployment_request_counter"] == {("verify",): 8}
     assert found["serve_deployment_error_counter"] == {("verify", "503"): 1}
@@ -47,7 +48,7 @@ def test_calls_and_errors_are_counted_by_operation() -> None:
 
 def test_latencies_have_serves_buckets() -> None:
     for milliseconds in (0.5, 2, 20, 20, 200, 5_000_000):
-        catalogue.CallMeter("weather", "verify").record(200, milliseconds / 1000)
+        CallMeter("weather", "verify").record(200, milliseconds / 1000)
     buckets = published("weather")["serve_deployment_processing_latency_ms_bucket"]
     bounds = [float(bound) for _, bound in buckets]
     assert bounds == [*latency_bounds(), float("inf")]
@@ -78,7 +79,7 @@ def test_counts_between_two_bounds_are_interpolated() -> None:
 
 def test_labels_stand_in_serves_order() -> None:
     """Before OpenTelemetry, Ray takes the labels of a second metric of one name by their place."""
-    catalogue.CallMeter("weather", "verify").record(503, 0.02)
+    CallMeter("weather", "verify").record(503, 0.02)
     catalogue.CALLS_QUEUED.set("weather", value=7)
     orders = {
         metric.name: tuple(next(iter(metric.points())).labels)
