@@ -20,9 +20,10 @@ The last line is the CPU time of one publication, which a replica makes every 5 
 The model is `scripted_model`, in this process. With ``--http`` it is the HTTP server on loopback of
 `benchmarks.rollouts`, whose requests are a part of what a rollout costs wherever a model is real.
 
-With ``--ray``, the same rollouts come from agents of one graph on a local Ray, as in `benchmarks.rollouts`.
-The CPU time is that of the replicas that make them and of this process, which runs the rollouts. ``none`` and
-``again`` have a model and an environment of their own, in whose replicas nothing is counted.
+With ``--ray``, the same rollouts come from a graph on a local Ray, as in `benchmarks.rollouts`. The CPU time
+is that of the replicas that make them and of this process, which runs the rollouts. The replicas are the same
+for all settings, and are told to change: two processes that do the same differ by up to two percent for as
+long as they live, by where their memory lies.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,6 +48,8 @@ from gym_serve.servers.runner import relax_garbage_collection
 
 ROWS = "environments/simple_weather/data/example.jsonl"
 SETTINGS = ("none", "again", "counted", "timeline")
+SWITCHED = {"policy": "Model", "weather": "Weather", "agent": "Agent"}
+"""The servers of the graph on Ray, and what their classes end with."""
 
 
 def cpu_of(work: Callable[[], Any], per: int) -> float:
@@ -100,43 +103,35 @@ def measure(rounds: int, rollouts: int, graph: Any, agent: str) -> None:
         gym.shutdown()
 
 
-def cpu_of_processes(deployments: Collection[str]) -> float:
-    """CPU seconds so far of this process and of its Ray's replicas of these deployments."""
+def cpu_of_processes() -> float:
+    """CPU seconds so far of this process and of its Ray's replicas of the servers."""
     spent = time.process_time()
     for process in psutil.Process().children(recursive=True):
         title = "".join(process.cmdline()[:1])
-        if title.startswith("ray::ServeReplica:") and title.rpartition(":")[2] in deployments:
+        if title.startswith("ray::ServeReplica:") and title.rpartition(":")[2] in SWITCHED:
             # clock_getcpuclockid(3): the clock of another process. What psutil reads has steps of 10 ms.
             spent += time.clock_gettime((~process.pid << 3) | 2)
     return spent
 
 
 def measure_on_ray(rounds: int, rollouts: int, model_url: str) -> None:
-    """The same with every server in a replica; what nothing is counted in has replicas of its own."""
+    """The same with every server in a replica, which is told before each run what to count."""
     graph = http_graph(model_url)
-    uncounted_type = "benchmarks.harness.uncounted:Uncounted"
-    for section, (name, kind) in {"models": ("policy", "Model"), "resources": ("weather", "Weather")}.items():
-        graph[section][f"uncounted_{name}"] = {**graph[section][name], "type": f"{uncounted_type}{kind}"}
-    timeline = graph["agents"]["agent"]
-    none = {
-        **timeline,
-        "type": f"{uncounted_type}Agent",
-        "model": "uncounted_policy",
-        "resources": "uncounted_weather",
-        "timeline": False,
-    }
-    counted = {**timeline, "timeline": False}
-    graph["agents"] = {"none": none, "again": none, "counted": counted, "timeline": timeline}
+    for section, (name, kind) in zip(("models", "resources", "agents"), SWITCHED.items(), strict=True):
+        graph[section][name]["type"] = f"benchmarks.harness.uncounted:Switched{kind}"
     times: dict[str, list[float]] = {name: [] for name in SETTINGS}
     chance = random.Random(0)
     with Gym.from_graph(graph) as gym:
         for turn in range(-2, rounds):
             for name in chance.sample(SETTINGS, len(SETTINGS)):
-                used = {name, graph["agents"][name]["model"], graph["agents"][name]["resources"]}
-                before = cpu_of_processes(used)
-                gym.run(ROWS, limit=1, repeats=rollouts, agent=name)
+                body = {"counted": name not in ("none", "again"), "timeline": name == "timeline"}
+                for server in SWITCHED:
+                    gym.call(server, "measure", body)
+                gym.run(ROWS, limit=1, repeats=rollouts // 4, agent="agent")
+                before = cpu_of_processes()
+                gym.run(ROWS, limit=1, repeats=rollouts, agent="agent")
                 if turn >= 0:
-                    times[name].append(1e6 * (cpu_of_processes(used) - before) / rollouts)
+                    times[name].append(1e6 * (cpu_of_processes() - before) / rollouts)
     show(times)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,7 @@ from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.observe import catalogue
-from gym_serve.servers import Server, runner
+from gym_serve.servers import AgentServer, Operation, Server, runner
 
 _WITHOUT = {
     "    meter = self._meters.get(call.op) or self._meter_of(call.op)\n": "",
@@ -71,19 +71,29 @@ def uncounted() -> Iterator[None]:
         yield
 
 
-class _Uncounted(Server):
-    """A server in a replica of its own, in which nothing is counted."""
+class _Switched(Server):
+    """A server whose process begins and ends to count when it is told to, by the operation ``measure``."""
 
-    async def start(self) -> None:
-        self._nothing_counted = uncounted()
-        self._nothing_counted.__enter__()  # until the process ends
-        await super().start()
+    _uncounted: AbstractContextManager[None] | None = None
+
+    def operations(self) -> dict[str, Operation]:
+        return {**super().operations(), "measure": Operation(self._measure, "Count, or not")}
+
+    async def _measure(self, body: Any) -> dict[str, Any]:
+        if self._uncounted is not None:
+            self._uncounted.__exit__(None, None, None)
+        self._uncounted = None if body["counted"] else uncounted()
+        if self._uncounted is not None:
+            self._uncounted.__enter__()
+        if isinstance(self, AgentServer):
+            self.config = self.config.model_copy(update={"timeline": body["timeline"]})
+        return {}
 
 
-class UncountedModel(_Uncounted, ChatModel): ...
+class SwitchedModel(_Switched, ChatModel): ...
 
 
-class UncountedWeather(_Uncounted, SimpleWeather): ...
+class SwitchedWeather(_Switched, SimpleWeather): ...
 
 
-class UncountedAgent(_Uncounted, SimpleAgent): ...
+class SwitchedAgent(_Switched, SimpleAgent): ...
