@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -24,7 +25,7 @@ from gym_serve.cli.options import (
     UrlOption,
     parse_pairs,
 )
-from gym_serve.graph.shipped import is_graph
+from gym_serve.graph import shipped
 
 if TYPE_CHECKING:
     from gym_serve.client.rollout_client import RolloutOptions
@@ -157,8 +158,14 @@ def collect(
     """
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    without_rows = len(paths) == 1 and attach is None and url is None and is_graph(paths[0])
+    without_rows = len(paths) == 1 and attach is None and url is None and shipped.is_graph(paths[0])
     rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
+    if graph is None and attach is None and url is None:
+        near = difflib.get_close_matches(str(rows), shipped.names(), n=1)
+        raise typer.BadParameter(
+            f"{rows} is no graph{f' (did you mean {near[0]}?)' if near else ''}. If it has rows, say which "
+            "graph makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
+        )
     target = Target(
         graph,
         attach,
