@@ -25,7 +25,7 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("collect rows.jsonl -o o.jsonl", "a graph file, --attach NAME"),
+        ("collect rows.jsonl -o o.jsonl", "rows.jsonl is no graph"),
         ("collect g.yaml rows.jsonl -o o.jsonl --attach x", "a graph file, --attach NAME"),
         ("collect rows.jsonl -o o.jsonl --url http://x --attach x", "a graph file, --attach NAME"),
         ("collect rows.jsonl -o o.jsonl --url http://x --address auto", "needs no Ray"),
