@@ -16,6 +16,9 @@ import benchmarks
 from benchmarks import idle, startup
 from benchmarks.harness.ray_processes import kind_of
 from benchmarks.harness.reports import medians, table
+from benchmarks.harness.uncounted import uncounted
+from gym_serve import Gym
+from gym_serve.observe import catalogue
 
 _MODULES = [import_module(f"benchmarks.{info.name}") for info in pkgutil.iter_modules(benchmarks.__path__)]
 COMMANDS = {module.__name__.rpartition(".")[2]: module for module in _MODULES if hasattr(module, "main")}
@@ -115,3 +118,17 @@ def test_medians_of_figures_that_are_not_in_every_run() -> None:
 
 def test_a_table_shows_three_digits() -> None:
     assert table(("a", "b"), [(1234.5, 0.12345)]).splitlines()[-1] == "| 1,234 | 0.123 |"
+
+
+def test_nothing_is_counted_where_the_cost_of_metrics_is_compared_with_none() -> None:
+    def counted() -> float:
+        metrics = (catalogue.CALLS, catalogue.ROLLOUTS, catalogue.TOKENS, catalogue.CPU_SECONDS)
+        return sum(point.value for metric in metrics for point in metric.points())
+
+    with Gym.from_graph("graphs/weather.yaml", ray=False) as gym:
+        before = counted()
+        with uncounted():
+            gym.run("environments/simple_weather/data/example.jsonl", limit=1)
+        assert counted() == before
+        gym.run("environments/simple_weather/data/example.jsonl", limit=1)
+        assert counted() > before
