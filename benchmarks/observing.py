@@ -1,10 +1,10 @@
 """CPU time per rollout with and without measuring, in one process without Ray, the settings taking turns.
 
-    python -m benchmarks.observing --rounds 400 --rollouts 40
-    python -m benchmarks.observing --http --rounds 250 --rollouts 40
-    python -m benchmarks.observing --ray --rounds 60 --rollouts 400
+    python -m benchmarks.observing --rounds 120 --rollouts 40
+    python -m benchmarks.observing --http --rounds 100 --rollouts 40
+    python -m benchmarks.observing --ray --rounds 100 --rollouts 400
 
-- ``none``: no timeline, and nothing is counted: the functions that record are replaced by empty ones.
+- ``none``: no timeline, and nothing is counted: see `uncounted`.
 - ``again``: the same once more. Its difference to ``none`` is the error of the measurement.
 - ``counted``: the metrics, as every process counts them, with CPU time by stage.
 - ``timeline``: and a timeline in each rollout, which is the default.
@@ -21,9 +21,9 @@ The model is `scripted_model`, in this process. With ``--http`` it is the HTTP s
 `benchmarks.rollouts`, whose requests are a part of what a rollout costs wherever a model is real.
 
 With ``--ray``, the same rollouts come from a graph on a local Ray, as in `benchmarks.rollouts`. The CPU time
-is that of the replicas that make them and of this process, which runs the rollouts. The replicas are the same
-for all settings, and are told to change: two processes that do the same differ by up to two percent for as
-long as they live, by where their memory lies.
+is that of the replicas and of this process, which runs the rollouts; a quarter as many go before, unmeasured.
+The replicas are the same for all settings, and are told to change: two processes that do the same differ by
+up to two percent for as long as they live, by where their memory lies.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import psutil
 
+from benchmarks.harness.ray_processes import replicas
 from benchmarks.harness.uncounted import uncounted
 from benchmarks.harness.work import graph as http_graph
 from benchmarks.harness.work import model_behaviour
@@ -103,15 +104,10 @@ def measure(rounds: int, rollouts: int, graph: Any, agent: str) -> None:
         gym.shutdown()
 
 
-def cpu_of_processes() -> float:
-    """CPU seconds so far of this process and of its Ray's replicas of the servers."""
-    spent = time.process_time()
-    for process in psutil.Process().children(recursive=True):
-        title = "".join(process.cmdline()[:1])
-        if title.startswith("ray::ServeReplica:") and title.rpartition(":")[2] in SWITCHED:
-            # clock_getcpuclockid(3): the clock of another process. What psutil reads has steps of 10 ms.
-            spent += time.clock_gettime((~process.pid << 3) | 2)
-    return spent
+def cpu_with(processes: Iterable[psutil.Process]) -> float:
+    """CPU seconds so far of these processes and of this one, which runs the rollouts."""
+    # clock_getcpuclockid(3): the clock of another process. What psutil reads has steps of 10 ms.
+    return time.process_time() + sum(time.clock_gettime((~other.pid << 3) | 2) for other in processes)
 
 
 def measure_on_ray(rounds: int, rollouts: int, model_url: str) -> None:
@@ -122,16 +118,17 @@ def measure_on_ray(rounds: int, rollouts: int, model_url: str) -> None:
     times: dict[str, list[float]] = {name: [] for name in SETTINGS}
     chance = random.Random(0)
     with Gym.from_graph(graph) as gym:
+        processes = replicas()
         for turn in range(-2, rounds):
             for name in chance.sample(SETTINGS, len(SETTINGS)):
                 body = {"counted": name not in ("none", "again"), "timeline": name == "timeline"}
                 for server in SWITCHED:
                     gym.call(server, "measure", body)
                 gym.run(ROWS, limit=1, repeats=rollouts // 4, agent="agent")
-                before = cpu_of_processes()
+                before = cpu_with(processes)
                 gym.run(ROWS, limit=1, repeats=rollouts, agent="agent")
                 if turn >= 0:
-                    times[name].append(1e6 * (cpu_of_processes() - before) / rollouts)
+                    times[name].append(1e6 * (cpu_with(processes) - before) / rollouts)
     show(times)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TypeVar
 
 import psutil
 
 from gym_serve.cli import local_ray
 
-__all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind"]
+T = TypeVar("T")
+
+__all__ = ["count_by_kind", "cpu_by_kind", "kind_of", "pss_mb_by_kind", "replicas"]
 
 # By a part of the command line. Workers give themselves a title once they know what they are for.
 _KINDS = {
@@ -51,6 +54,11 @@ def count_by_kind() -> dict[str, int]:
     return dict(Counter(kind for kind, _ in _read(lambda process: 0.0)))
 
 
+def replicas() -> list[psutil.Process]:
+    """The processes that are replicas now."""
+    return [process for kind, process in _read(lambda process: process) if kind == "replicas"]
+
+
 def kind_of(command: str) -> str:
     """The kind of a process by its command line."""
     # The raylet's holds the command lines of all that it may start.
@@ -66,7 +74,7 @@ def _summed(read: Callable[[psutil.Process], float]) -> dict[str, float]:
     return dict(sums)
 
 
-def _read(read: Callable[[psutil.Process], float]) -> Iterator[tuple[str, float]]:
+def _read(read: Callable[[psutil.Process], T]) -> Iterator[tuple[str, T]]:
     own = psutil.Process()
     for process in (own, *own.children(recursive=True), *_of_up()):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended

@@ -39,7 +39,7 @@ def _dispatch() -> Any:
     """`ServerRunner.dispatch` without these statements.
 
     Raises:
-        ValueError: it has none of them any more.
+        ValueError: one of them is not there.
     """
     source = textwrap.dedent(inspect.getsource(runner.ServerRunner.dispatch))
     for counting, without in _WITHOUT.items():

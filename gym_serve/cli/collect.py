@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -26,6 +25,7 @@ from gym_serve.cli.options import (
     parse_pairs,
 )
 from gym_serve.graph import shipped
+from gym_serve.graph.spec import nearest
 
 if TYPE_CHECKING:
     from gym_serve.client.rollout_client import RolloutOptions
@@ -158,14 +158,13 @@ def collect(
     """
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    without_rows = len(paths) == 1 and attach is None and url is None and shipped.is_graph(paths[0])
-    rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
-    if graph is None and attach is None and url is None:
-        near = difflib.get_close_matches(str(rows), shipped.names(), n=1)
+    without_rows = len(paths) == 1 and attach is None and url is None
+    if without_rows and not shipped.is_graph(paths[0]):
         raise typer.BadParameter(
-            f"{rows} is no graph{f' (did you mean {near[0]}?)' if near else ''}. If it has rows, say which "
-            "graph makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
+            f"{paths[0]} is no graph{nearest(paths[0], shipped.names())}\nIf it has rows, say which graph "
+            "makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
         )
+    rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
     target = Target(
         graph,
         attach,

@@ -117,9 +117,8 @@ class ServerRunner:
                 self._describe(seen, call, reply)
         if self._tokens is not None and TTFT in context.notes:
             TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
-        if (
-            context.notes and reply.notes is not context.notes
-        ):  # not `_replace`, which costs a microsecond more
+        if context.notes and reply.notes is not context.notes:
+            # Not `_replace`, which costs a microsecond more.
             return Reply(reply.status, reply.body, reply.session, reply.state, context.notes)
         return reply
 

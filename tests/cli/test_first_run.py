@@ -41,14 +41,16 @@ def test_a_file_at_hand_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("rows.jsonl", "rows.jsonl is no graph. If it has rows, say which graph"),
-        ("wether", "wether is no graph (did you mean weather?). If it has rows"),
+        ("rows.jsonl", "rows.jsonl is no graph; known: "),
+        ("wether", "wether is no graph; did you mean 'weather'?"),
     ],
 )
 def test_rows_alone_are_no_graph(tmp_path: Path, given: str, said: str) -> None:
     result = CliRunner().invoke(main, ["collect", given, "-o", str(tmp_path / "out.jsonl")])
     assert result.exit_code == 2
-    assert said in " ".join(result.output.replace("│", " ").split())
+    output = " ".join(result.output.replace("│", " ").split())
+    assert said in output
+    assert "If it has rows, say which graph makes rollouts of them: a graph file before it" in output
 
 
 def test_a_graph_without_one_agent_asks_for_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
