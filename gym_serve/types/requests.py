@@ -82,6 +82,9 @@ class Verdict(BaseModel):
 
     reward: Annotated[float, AfterValidator(_finite)]
     """Finite; 0 to 1 by convention."""
+    reason: str | None = None
+    """Why the reward is below the full one, in a sentence for people: what was looked for, and what was found
+    in its place ("no line 'Answer: X' found; the text ends 'C: William Shakespeare'")."""
 
 
 class CompareRequest(BaseModel):
