@@ -50,6 +50,11 @@ class SimpleAgent(AgentServer):
                 if empty_turns > self.config.max_empty_turns:
                     return
 
+    def _episode(self, row: JSON) -> Episode:
+        episode = super()._episode(row)
+        episode.verified = not self.config.skip_verification
+        return episode
+
     async def verdict(self, episode: Episode) -> JSON:
         """The verifier's, unless it is not to be asked."""
         if not self.config.skip_verification:

@@ -75,10 +75,11 @@ def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) 
 
 def print_problems(problems: Problems) -> None:
     """Print the problems of files to stderr."""
-    for problem in problems.kept[:_SHOWN]:
+    kept = problems.kept
+    for problem in kept[:_SHOWN]:
         typer.echo(problem, err=True)
-    if (more := problems.count - min(len(problems.kept), _SHOWN)) > 0:
-        typer.echo(f"and {more} more problems", err=True)
+    if (more := len(kept) - _SHOWN) > 0:
+        typer.echo(f"and {more:,} other problems", err=True)
 
 
 def set_verbosity(verbose: int = 0, *, quiet: bool = False) -> None:

@@ -199,9 +199,10 @@ class RolloutClient(RolloutBackend):
             InvalidRequest: the row names no agent, or its own keys do not fit the environment.
             NotFound: there is no such agent.
         """
-        cls = self._class_of(self._agents[self._agent_of(row)].get("resources"))
+        agent = self._agents[self._agent_of(row)]
+        cls = self._class_of(agent.get("resources"))
         if cls is not None:
-            cls.check_row(row)
+            cls.check_row(row, verified=not agent.get("skip_verification"))
 
     async def run(self, row: JSON) -> JSON:
         """One episode of a materialized row; cancelling it cancels the episode.
@@ -216,7 +217,7 @@ class RolloutClient(RolloutBackend):
         if endpoint is not None:
             row = {**row, MODEL_FIELD: endpoint.public}
         id, traceparent = secrets.token_hex(16), current().traceparent
-        call = Call("run", encode(row), None, id, key, None, endpoint, traceparent)
+        call = Call("run", encode(row), None, id, key, current().timeout(), endpoint, traceparent)
         self._activity.in_flight += 1
         try:
             reply = await loop.run(agent.transport.call(call))

@@ -25,10 +25,10 @@ import msgspec
 
 from gym_serve.graph.run_log import RunLog
 from gym_serve.rollouts import Job, Run, RunnerOptions
-from gym_serve.rollouts.rows import is_failure
 from gym_serve.rollouts.runner import RolloutRunner
 from gym_serve.servers.context import wait_until
 from gym_serve.servers.transport import Call, encode
+from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import Conflict, GymError, Overloaded, SessionNotFound
 from gym_serve.types.requests import JSON
 

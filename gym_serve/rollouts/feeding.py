@@ -22,11 +22,11 @@ from typing import Any
 
 from gym_serve.rollouts.grouping import Group, GroupBook, GroupOptions
 from gym_serve.rollouts.groups import Compare, compared
-from gym_serve.rollouts.rows import is_failure
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.staleness import Place, StalenessBook, StreamOptions
 from gym_serve.servers.context import wait_until
+from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import Retryable
 
 logger = logging.getLogger("gym_serve")

@@ -33,11 +33,12 @@ from gym_serve.rollouts.grouping import (
 )
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.progress import Spending
-from gym_serve.rollouts.rows import RUN_ID, Problems, is_failure, rollout_index, rollout_key, task_index
+from gym_serve.rollouts.rows import RUN_ID, Problems, rollout_index, rollout_key, task_index
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, TaskPool
 from gym_serve.rollouts.scheduling import Job
 from gym_serve.rollouts.tables import FloatTable, IntTable
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
+from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout

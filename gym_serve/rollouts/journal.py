@@ -24,8 +24,9 @@ import orjson
 from typing_extensions import Self
 
 from gym_serve.rollouts.files import RecordFile, replacing, split_name
-from gym_serve.rollouts.rows import METADATA_KEYS, RUN_ID, is_failure, rollout_key
+from gym_serve.rollouts.rows import METADATA_KEYS, RUN_ID, rollout_key
 from gym_serve.rollouts.tables import IntTable
+from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import BadRequest, Conflict
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import failed_rollout

@@ -211,16 +211,27 @@ class Problems:
     def __init__(self) -> None:
         self.count = 0
         """How many problems there are."""
-        self.kept: list[str] = []
-        """The first problems, each with its place."""
+        self._alike: dict[str, tuple[str, int]] = {}  # the first place of each, and how many others there are
         self.notes: list[str] = []
         """Anything unusual, but harmless."""
 
     def add(self, problem: str) -> None:
         """Record a row that cannot be used."""
         self.count += 1
-        if len(self.kept) < _KEPT:
-            self.kept.append(problem)
+        where, colon, what = problem.partition(": ")
+        if not colon:
+            where, what = "", problem
+        if what in self._alike or len(self._alike) < _KEPT:
+            first, others = self._alike.get(what, (where, -1))
+            self._alike[what] = first, others + 1
+
+    @property
+    def kept(self) -> list[str]:
+        """The first problems, each with its place; equal ones once, with their number."""
+        return [
+            f"{where}{': ' if where else ''}{what}" + (f" (and {others:,} more like this)" if others else "")
+            for what, (where, others) in self._alike.items()
+        ]
 
     def raise_if_any(self, summary: str) -> None:
         """Raise an error if there are problems.
@@ -229,8 +240,9 @@ class Problems:
             InvalidRequest: ``summary``, and the first problems.
         """
         if self.count:
-            shown = [f"  - {problem}" for problem in self.kept[:_SHOWN]]
-            more = [f"  - and {self.count - len(shown)} more"] if self.count > len(shown) else []
+            kept = self.kept
+            shown = [f"  - {problem}" for problem in kept[:_SHOWN]]
+            more = [f"  - and {len(kept) - len(shown)} other problems"] if len(kept) > len(shown) else []
             raise InvalidRequest("\n".join([f"{summary}:", *shown, *more]))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.observe.logs import admits
 from gym_serve.observe.tracing import OFF, Span, span
-from gym_serve.rollouts.rows import METADATA_KEYS, is_failure, row_of_attempt
+from gym_serve.rollouts.rows import METADATA_KEYS, row_of_attempt
 from gym_serve.rollouts.scheduling import (
     MAX_FAILURES,
     Backoff,
@@ -33,13 +34,15 @@ from gym_serve.rollouts.scheduling import (
     OperatorErrors,
     Order,
     Ordering,
+    RepeatedFailures,
     Scheduler,
 )
-from gym_serve.servers.context import CallContext, time_limit, use, wait_until
+from gym_serve.servers.context import CallContext, time_limit, use, wait_until, with_verdict
+from gym_serve.types.endings import ending_of, is_failure
 from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON
-from gym_serve.types.rows import check_reward, failed_rollout, operator_error, without_failure
+from gym_serve.types.rows import check_reward, failed_rollout, operator_error, unmarked
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -103,6 +106,7 @@ Run = Callable[[JSON], Awaitable[JSON]]
 """Runs one episode of a row; cancelling it cancels the episode."""
 
 _PATIENCE = 3600.0  # seconds, without a `timeout`: the default of an agent for an episode
+_COMPARED = 300  # characters of a failure's message
 _OPEN_PER_PLACE = 4  # open jobs per running one: jobs that wait for a retry or their turn block no other
 
 
@@ -113,8 +117,9 @@ class RunnerOptions:
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
         attempts: how often a rollout is tried; only retryable failures are tried again.
-        timeout: seconds for one attempt; None for the servers' own limits alone. An overloaded graph may
-            reject a rollout for as long (an hour with None) before that counts as a failed attempt.
+        timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. An
+            overloaded graph may reject a rollout for as long (an hour with None) before that counts as a
+            failed attempt.
         backoff: how long a retry waits.
         max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address), with no
             scored one in between, end the run. A refused key ends it at once.
@@ -223,6 +228,7 @@ class RolloutRunner:
         on_drop: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self.operator_errors = OperatorErrors(options.max_failures)
+        self._repeats: RepeatedFailures[tuple[JSON, JSON]] = RepeatedFailures()
         self.scheduler = Scheduler(options.concurrency, options.attempts, options.backoff, options.patience)
         self._jobs = jobs
         self._run = run
@@ -249,7 +255,7 @@ class RolloutRunner:
         if self._draining:
             for idle in self.scheduler.drop_idle():
                 self._on_drop(idle)
-            return self.scheduler.open > 0
+            return self._goes_on()
         now = time.monotonic()
         while True:
             while job := self.scheduler.start(now):
@@ -259,8 +265,18 @@ class RolloutRunner:
                 self._pool.spawn(attempt, self._attempt(job))
             room = _OPEN_PER_PLACE * self._options.concurrency - held - self.scheduler.open
             if self._exhausted or not self.scheduler.hungry or room <= 0:
-                return self.scheduler.open > 0
+                return self._goes_on()
             self._draw()
+
+    def _goes_on(self) -> bool:
+        if not self.scheduler.open:
+            self._record_held()
+        return self.scheduler.open > 0
+
+    def _record_held(self) -> None:
+        """Hand over the failures that were too few to end the run."""
+        for pair in self._repeats.released():
+            self._on_result(*pair)
 
     async def results(self, until: float = math.inf) -> list[tuple[Job, JSON]]:
         """The jobs that ended since the last call; waits for at least one.
@@ -287,16 +303,25 @@ class RolloutRunner:
             if error is not None and verdict != "late":
                 self.operator_errors.add(error)
             elif verdict in ("done", "retry"):
-                self._on_result(job.row, rollout)
+                self._record(job, rollout)
                 self._options.follow(rollout)
             if verdict == "done":
                 self._end_span(job, rollout)
                 ended.append((job, rollout))
                 if not is_failure(rollout):
                     self.operator_errors.scored()
+        if (repeated := self._repeats.fatal) is not None and self.operator_errors.fatal is None:
+            self.operator_errors.add(repeated)
         if self.operator_errors.fatal is not None:
             self.drain()
         return ended
+
+    def _record(self, job: Job, rollout: JSON) -> None:
+        """Hand a result over, unless it may be one of many failures that end the run."""
+        found = ending_of(rollout)
+        alike = None if found.stops_after is None else _alike(rollout)
+        for pair in self._repeats.passed((job.row, rollout), job.group, alike, found):
+            self._on_result(*pair)
 
     def check(self) -> None:
         """Raise the error that ends the run, if there is one.
@@ -335,6 +360,7 @@ class RolloutRunner:
     async def close(self) -> None:
         """Cancel all running tasks."""
         await self._pool.close()
+        self._record_held()
         while self._spans:
             self._spans.popitem()[1].end()
 
@@ -354,18 +380,20 @@ class RolloutRunner:
     async def _attempt(self, job: Job) -> JSON:
         row = _row_of(job)
         started = time.monotonic()
+        # The agent ends the episode in time by itself, and then verifies it.
+        limit = None if self._options.timeout is None else with_verdict(self._options.timeout)
         with (
             span("attempt", self._span(job).traceparent, "client") as seen,
-            use(CallContext("", traceparent=seen.traceparent)),
+            use(CallContext("", traceparent=seen.traceparent).within(limit)),
         ):
             try:
-                with time_limit(self._options.timeout):
+                with time_limit(limit):
                     rollout = _checked(await self._run(row))
             except GymError as error:
                 rollout = failed_rollout(row, error)
             except (asyncio.TimeoutError, TimeoutError):
-                limit = "its deadline" if self._options.timeout is None else f"{self._options.timeout:g} s"
-                rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {limit}"))
+                told = "its deadline" if limit is None else f"{limit:g} s (timeout, and time to verify)"
+                rollout = failed_rollout(row, DeadlineExceeded(f"the rollout did not end within {told}"))
             except Exception as error:
                 kind = type(error).__name__
                 if (more := admits("rollout", kind)) is not None:
@@ -423,15 +451,23 @@ def _failure(rollout: JSON) -> Failure | None:
     """A rollout's failure, if it failed."""
     if not is_failure(rollout):
         return None
-    kind = rollout["_ng_failure_class"]
+    kind = rollout.get("_ng_failure_class")
     record = rollout.get("failure")
     retry_after = record.get("retry_after") if isinstance(record, dict) else None
     return Failure(
-        retryable=not rollout.get("_ng_failure_terminal") and operator_error(rollout) is None,
+        retryable=ending_of(rollout).retried,
         unavailable=kind == Unavailable.code,
         overloaded=kind == Overloaded.code,
         retry_after=retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0,
     )
+
+
+def _alike(rollout: JSON) -> tuple[str, ...]:
+    """What equal failures have in common: numbers in their messages, such as those of rows, are left out."""
+    record = rollout.get("failure")
+    told: JSON = record if isinstance(record, dict) else {}
+    detail = re.sub(r"\d+", "#", str(told.get("detail") or rollout.get("error")))[:_COMPARED]
+    return str(rollout.get("_ng_failure_class")), str(told.get("stage")), str(told.get("server")), detail
 
 
 def _cancelled(job: Job) -> JSON:
@@ -441,4 +477,4 @@ def _cancelled(job: Job) -> JSON:
 
 def _row_of(job: Job) -> JSON:
     """The row of the job's next attempt; one from a file of failures leaves its failure behind."""
-    return row_of_attempt(without_failure(job.row), job.attempt)
+    return row_of_attempt(unmarked(job.row), job.attempt)

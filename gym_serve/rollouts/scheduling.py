@@ -8,7 +8,7 @@ instead of all being half done. A job has one current attempt; the result of any
 ignored. An attempt that an overloaded graph rejects is repeated without being counted, until the job's
 ``patience`` is over.
 
-Three policies bound it:
+Four policies bound it:
 
 - `Outage` pauses a run while the whole graph is away. A rollout gets only a few attempts; while the graph
   restarts, they would be used up in seconds, and one rollout after the other would fail for good. So when
@@ -25,6 +25,8 @@ Three policies bound it:
   can lock the account. Anything else may be a restart in front of the endpoint, so several in a row are
   needed.
 
+- `RepeatedFailures` ends a run whose rollouts all fail alike: what is wrong is then not one row.
+
 `Ordering` holds results back until their turn. `Ordering.held` counts them; the runner keeps that number
 small when it draws new rows, so that memory stays flat behind a straggler.
 """
@@ -38,7 +40,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from gym_serve.types.errors import EndpointAccessDenied, OperatorError, Unauthorized
+from gym_serve.types.endings import Ending
+from gym_serve.types.errors import EndpointAccessDenied, OperatorError, RepeatedFailure, Unauthorized
 from gym_serve.types.requests import JSON
 
 
@@ -347,7 +350,7 @@ class Scheduler:
 MAX_FAILURES = 5
 """Operator errors in a row that end a run, by default."""
 
-_FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied)
+_FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied, RepeatedFailure)
 
 
 class OperatorErrors:
@@ -380,6 +383,54 @@ class OperatorErrors:
 
 
 T = TypeVar("T")
+
+
+class RepeatedFailures(Generic[T]):
+    """Counts failures that are alike and that no retry mends, and holds their results back meanwhile.
+
+    One such failure is that of its row. Twenty in a row, with no score and no other such failure in between,
+    are that of the data, the environment or the agent: they end the run, and their rows stay open. (Those of
+    one row alone, which is repeated, do not.)
+
+    Attributes:
+        fatal: the error that ends the run; None while it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.fatal: RepeatedFailure | None = None
+        self._alike: tuple[str, ...] | None = None
+        self._held: list[T] = []
+        self._groups: set[int] = set()
+
+    def passed(self, result: T, group: int, alike: tuple[str, ...] | None, ending: Ending) -> list[T]:
+        """The results that count after another one.
+
+        Args:
+            result: the result.
+            group: number of the row that it is a rollout of.
+            alike: what equal failures have in common; None if the result can be none of them.
+            ending: how its episode ended.
+        """
+        if alike is None:
+            return [result] if ending.failed else [*self.released(), result]
+        before = [] if alike == self._alike else self.released()
+        self._alike = alike
+        self._held.append(result)
+        self._groups.add(group)
+        enough = ending.stops_after is not None and len(self._held) >= ending.stops_after
+        if enough and len(self._groups) > 1 and self.fatal is None:
+            kind, stage, server, detail = alike
+            self.fatal = RepeatedFailure(
+                f"{len(self._held)} rollouts in a row failed alike, with {kind} in the {stage} stage of "
+                f"{server}: {detail}"
+            )
+        return before
+
+    def released(self) -> list[T]:
+        """The results that were held back; none where they end the run."""
+        held, self._held, self._alike, self._groups = self._held, [], None, set()
+        return [] if self.fatal is not None else held
+
 
 Order = Literal["completion", "row", "group"]
 """``completion``: as rollouts complete. ``row``: in the order of the rows, each with its repeats. ``group``:

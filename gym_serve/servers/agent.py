@@ -51,6 +51,7 @@ from gym_serve.types.rows import (
     check_params,
     check_row,
     failed_rollout,
+    unmarked,
     with_prompt,
 )
 from gym_serve.types.timeline import TIMELINE_FIELD
@@ -145,7 +146,7 @@ class AgentServer(Server):
         """
         row = with_prompt(row) if isinstance(row, dict) else row
         check_row(row)
-        row, endpoint = self.endpoint_of(row)
+        row, endpoint = self.endpoint_of(unmarked(row))
         with use(replace(current(), endpoint=endpoint)):
             return await self._run(row)
 
@@ -187,6 +188,7 @@ class AgentServer(Server):
         """
         check_params(params)
         episode = self._begun(self._episode({"responses_create_params": params}))
+        episode.verified = False
         await self._in_context(episode.row, self._acted(episode))
         if episode.response is None:
             raise Unavailable("the agent made no model call", server=self.name)

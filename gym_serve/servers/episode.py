@@ -28,7 +28,7 @@ from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
 from gym_serve.servers.context import current, patience, time_limit, use
 from gym_serve.servers.history import CALL_KEYS, History, is_refusal_of_history
 from gym_serve.servers.sessions import replica_of
-from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
+from gym_serve.servers.tools import UNAVAILABLE, UNVERIFIED, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter, metering
 from gym_serve.types.errors import (
@@ -166,6 +166,7 @@ class Episode:
         running: the stages that run now: name, `time.monotonic` moment of the beginning, details.
         look: asks for what is not here until the end: the trajectories of an external harness. None if
             everything is here.
+        verified: whether a verdict will be asked for.
         deadline: seconds of the whole episode until its verification, and the setting that says so.
     """
 
@@ -192,6 +193,7 @@ class Episode:
         self._server: int | None = None  # its index in the timeline
         self._timeouts = timeouts
         self._limits = limits
+        self.verified = True
         self.deadline = (math.inf, "")
         self._not_its_own = 0.0  # seconds that the policy did not choose: seed, slow model calls, waiting
         self._tool_calls = 0
@@ -236,6 +238,8 @@ class Episode:
         of its class, or tools that it finds at run time.
         """
         row = self.row if self._declared is not None else {**self.row, WANTS_TOOLS: True}
+        if not self.verified:
+            row = {**row, UNVERIFIED: True}
         fields = await self.stage("seed", lambda: self._opened(row))
         tools = fields.get("tools")
         if not self._params.get("tools") and isinstance(tools, list) and all(map(_is_function, tools)):

@@ -31,6 +31,7 @@ from gym_serve.servers.sessions import RESTORE, LiveSessions, OpenSession, Sessi
 from gym_serve.servers.tools import (
     RESERVED,
     UNAVAILABLE,
+    UNVERIFIED,
     WANTS_TOOLS,
     Extra,
     ToolDescription,
@@ -153,14 +154,21 @@ class ResourcesServer(Server):
         )
 
     @classmethod
-    def check_row(cls, row: JSON) -> None:
-        """Check the row's own keys against `Row`, if a method of the class reads them.
+    def check_row(cls, row: JSON, *, verified: bool = True) -> None:
+        """Check that a row has what `seed`, the tools and `verify` of the class read.
+
+        Args:
+            row: the row.
+            verified: whether it will be verified.
 
         Raises:
             InvalidRequest: keys are missing or have a wrong type; names all of them.
         """
-        if cls._seed_takes_row or cls._tools_take_row or "row" in cls._verify_parameters:
+        verify = cls._verify_parameters if verified else ()
+        if cls._seed_takes_row or cls._tools_take_row or "row" in verify:
             parse(cls._row, row, "row")
+        if "request" in verify:
+            parse(cls._verify_request, {**row, "response": {"output": []}}, "row")
 
     # What an author writes
 
@@ -301,6 +309,11 @@ class ResourcesServer(Server):
             )
 
         offered = {"tools": self._offered} if body.pop(WANTS_TOOLS, False) and self._offered else {}
+        verified = not body.pop(UNVERIFIED, False)
+        if (
+            not _is_of_client()
+        ):  # an episode costs model calls, and a client may send the rest when it verifies
+            self.check_row(body, verified=verified)
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
 
         async def seed(call: SessionCall[Any]) -> Reply:

@@ -29,6 +29,9 @@ WANTS_TOOLS = "_ng_wants_tools"
 """Key that an agent adds to a row without tools when it opens a session: the environment then answers the
 tools of its class. Other clients get the same answer as from NeMo Gym."""
 
+UNVERIFIED = "_ng_unverified"
+"""Key that an agent adds to a row that it will not ask a verdict for: it may lack what `verify` needs."""
+
 UnavailableTools = Literal["fail", "show"]
 """Behaviour if a tool is unavailable: the episode fails, or the model is shown the tool's answer."""
 

@@ -309,7 +309,7 @@ class Stopped(GymError):
 
 def error_class(code: str) -> type[GymError] | None:
     """The class whose code this is; None for a code that is not ours."""
-    return _BY_CODE.get(code)
+    return GymError if code == GymError.code else _BY_CODE.get(code)
 
 
 def error_from_body(status: int, body: Any, *, server: str | None = None) -> GymError:

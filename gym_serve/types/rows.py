@@ -57,7 +57,7 @@ class Failure(TypedDict):
     """Why a rollout has no reward (docs/formats.md, Failures)."""
 
     kind: str
-    """The error's code; if time ran out ``{stage}_timeout``, or ``{stage}_deadline`` by what the policy did."""
+    """The error's code; ``{stage}_timeout`` if time ran out, ``{stage}_deadline`` if the policy used it."""
     stage: str
     """``seed``, ``model``, ``tool``, ``harness``, ``verify``, ``close`` or ``episode``."""
     status: int
@@ -167,18 +167,20 @@ class Rollout(dict[str, Any]):
 
 _LARGEST_REWARD = 1e100  # sums of squares stay finite
 
+_MARKS = ("failure", "mask_sample", "_ng_failure_class", "_ng_failure_terminal")
+"""Keys that decide between a score and a failure; a row of a data set may not have them."""
+
 _OF_ATTEMPT = frozenset(
     {
+        *_MARKS,
         "_ng_attempt_index",
-        "_ng_failure_class",
-        "_ng_failure_terminal",
         TIMELINE_FIELD,
         "error",
-        "failure",
-        "mask_sample",
         "model_usage",
+        "reason",
         "response",
         "reward",
+        "stopped_by",
     }
 )
 
@@ -367,14 +369,27 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
     )
 
 
-def without_failure(row: JSON) -> JSON:
-    """The row of a failed rollout that is to be tried again; any other row as it is.
+def marks_of(row: Mapping[str, Any]) -> list[str]:
+    """The keys of a row that say how a rollout ended, which only a run may say."""
+    marks = [key for key in _MARKS if key in row]
+    config = row.get("instance_config")
+    return [*marks, "instance_config.mask_sample"] if is_marked(config) else marks
 
-    A mark of the failure that stayed would turn the reward of the next attempt into a failure.
+
+def is_marked(config: Any) -> bool:
+    """Whether an ``instance_config`` says that the sample is masked."""
+    return isinstance(config, Mapping) and "mask_sample" in config
+
+
+def unmarked(row: JSON) -> JSON:
+    """A row without the marks of an earlier end; of a failed rollout, only its row is left.
+
+    A mark that stayed would turn the reward of the next attempt into a failure.
     """
-    if not row.get("_ng_failure_class"):
+    if not marks_of(row):
         return row
-    fresh = {key: value for key, value in row.items() if key not in _OF_ATTEMPT}
+    left_out = _OF_ATTEMPT if row.get("_ng_failure_class") else _MARKS
+    fresh = {key: value for key, value in row.items() if key not in left_out}
     config = fresh.pop("instance_config", None)
     if isinstance(config, dict):
         config = {key: value for key, value in config.items() if key != "mask_sample"}

@@ -217,13 +217,12 @@ async def endless(task: dict[str, Any]) -> web.Response:
         (refused, "bad_request", "no", 1),
         (broken, "unavailable", "HTTP 503", 0),
         (no_object, "unavailable", "must answer a JSON object", 0),
-        (endless, "model_timeout", "5 s", 1),
         (idle, "unavailable", "nothing to verify", 0),
     ],
 )
 async def test_a_server_that_fails(bench: Bench, work: Any, kind: str, detail: str, items: int) -> None:
     bench.work = work
-    rollout = await bench.run(url=f"{bench.url}/work", model_timeout=5.0 if work is endless else 60.0)
+    rollout = await bench.run(url=f"{bench.url}/work")
     failure = rollout["failure"]
     assert (failure["kind"], failure["retryable"]) == (kind, kind != "bad_request")
     assert detail in failure["detail"]
@@ -250,7 +249,8 @@ async def test_a_harness_that_gives_up_on_the_model_earns_no_zero(
     rollout = await bench.run(url=f"{bench.url}/work")
     failure = rollout["failure"]
     expected = error.code if status == 200 or isinstance(error, EndpointAccessDenied) else "unavailable"
-    assert (failure["kind"], failure["stage"]) == (expected, "model")
+    stage = "harness" if expected == "unavailable" and status == 500 else "model"
+    assert (failure["kind"], failure["stage"]) == (expected, stage)
     assert (error.message in failure["detail"]) == (expected != "unavailable" or status == 200)
     assert len(rollout["response"]["output"]) == 1
 
@@ -286,8 +286,8 @@ async def test_a_program_that_fails(bench: Bench, command: list[str], detail: st
 async def test_a_program_ends_with_its_time_and_with_all_its_children(bench: Bench, tmp_path: Any) -> None:
     pids = tmp_path / "pids"
     code = f"import os, time; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
-    rollout = await bench.run(command=[sys.executable, "-c", code], model_timeout=5.0)
-    assert rollout["failure"]["kind"] == "model_timeout"
+    rollout = await bench.run(command=[sys.executable, "-c", code], harness_timeout=5.0)
+    assert (rollout["stopped_by"], rollout["reward"]) == ("harness_deadline", 0.0)
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 2
     await until(lambda: not any(map(is_running, started)))

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.rollouts.files import RecordFile, read_records
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import EnvironmentClient, ServerRunner
-from gym_serve.types.exact import any_json, exact_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols.messages import tool_input
 
 LARGEST = 10**4300 - 1  # as Python reads them
@@ -112,23 +111,23 @@ async def test_a_verifier_may_tell_such_a_number(digits: int, tmp_path: Path) ->
     agent = SimpleAgent(model=caller("note", f'{{"value": [{"9" * digits}]}}'), resources=resources)
     rollout = await agent.run({"responses_create_params": {"input": "go"}})
     assert clerk.noted == [10**digits - 1]
-    assert rollout["noted"] == [10**digits - 1 if digits > 308 else 10.0**digits]
+    assert rollout["noted"] == [10**digits - 1]
     with RecordFile(tmp_path / "out.jsonl") as file:
         file.append(rollout)
     assert list(read_records(tmp_path / "out.jsonl")) == [rollout]
 
 
 @given(values)
-def test_any_json_reads_what_orjson_refuses(value: Any) -> None:
-    assert any_json(json.dumps([value, LARGEST]).encode()) == [value, LARGEST]
+def test_exact_json_reads_what_orjson_refuses(value: Any) -> None:
+    assert exact_json(json.dumps([value, LARGEST]).encode()) == [value, LARGEST]
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"[1,]", b"1e999", b"9" * 5000, b"[NaN]", b"[1e999, " + b"9" * 400 + b"]"]
 )
-def test_any_json_refuses_what_is_none(text: bytes) -> None:
-    with pytest.raises(orjson.JSONDecodeError):
-        any_json(text)
+def test_exact_json_refuses_what_is_none(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        exact_json(text)
 
 
 @pytest.mark.parametrize(

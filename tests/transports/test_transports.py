@@ -23,7 +23,6 @@ FAILURES = {
     "model hangs": ("model_timeout", "model", True),
     "model talks nonsense": ("unavailable", "model", True),
     "tool not there": ("unavailable", "tool", True),
-    "tool hangs": ("tool_timeout", "tool", True),
     "seed fails": ("unavailable", "seed", True),
     "seed hangs": ("seed_timeout", "seed", True),
     "verifier fails": ("verifier_failed", "verify", True),
@@ -40,6 +39,7 @@ REWARDS = {
     "extra argument": 1,  # it is left out: the state of the session is not the model's to give
     "max steps": 4,
     "cut off": 1,
+    "tool hangs": 0,  # the time is the policy's: what it did until then is verified
 }
 
 

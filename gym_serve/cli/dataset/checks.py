@@ -14,17 +14,15 @@ from typing import Any
 
 import orjson
 import typer
-from pydantic import TypeAdapter
 
 from gym_serve.cli.options import resolve_file
 from gym_serve.graph.spec import Graph, Node, nearest
 from gym_serve.rollouts.rows import Problems, read_rows, rollout_index, task_index
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.servers.resources import ResourcesServer
-from gym_serve.servers.tools import hints_of
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.requests import JSON, VerifyRequest, parse
-from gym_serve.types.rows import check_row, with_prompt
+from gym_serve.types.requests import JSON
+from gym_serve.types.rows import check_row, marks_of, with_prompt
 
 _ROLES = ("user", "assistant", "system", "developer")
 _PARAMS = "responses_create_params"
@@ -53,6 +51,9 @@ def row_problems(row: JSON) -> Iterator[str]:
         if not isinstance(row.get(name), dict | None):
             yield f"{name} must be an object"
     yield from _indices(row)
+    if not row.get("_ng_failure_class"):  # the row of a failed rollout, which may be tried again
+        for mark in marks_of(row):
+            yield f"{mark}: only a run says how a rollout ended; rename the key, as it is ignored"
 
 
 def _input(given: str | list[JSON]) -> Iterator[str]:
@@ -191,41 +192,38 @@ def row_check(graph: Path | None, application: str | None) -> Callable[[JSON], I
         return row_problems
     resolved = resolve_file(graph, None, application)
     agents = {name: node for name, node in resolved.nodes.items() if node.kind == "agent"}
-    requests = {name: _request_of(resolved, node) for name, node in agents.items()}
+    environments = {name: _environment_of(resolved, node) for name, node in agents.items()}
 
     def check(row: JSON) -> Iterator[str]:
         # A row that is malformed adds no problems of the graph.
-        yield from list(row_problems(row)) or _graph_problems(row, requests, resolved.default_agent)
+        yield from list(row_problems(row)) or _graph_problems(row, environments, resolved.default_agent)
 
     return check
 
 
 def _graph_problems(
-    row: JSON, requests: Mapping[str, TypeAdapter[Any] | None], default: str | None
+    row: JSON, environments: Mapping[str, type[ResourcesServer] | None], default: str | None
 ) -> Iterator[str]:
-    """What a graph cannot run in a row that is well-formed, by what its agents' verifiers take."""
+    """What a graph cannot run in a row that is well-formed, by what its agents' environments take."""
     ref = row.get("agent_ref")
     name = ref["name"] if ref else default
     if name is None:
-        yield f"agent_ref: missing, and the graph has no default agent{nearest('', requests)}"
-    elif name not in requests:
-        yield f"agent_ref.name: the graph has no agent {name!r}{nearest(name, requests)}"
-    elif (request := requests[name]) is not None:
+        yield f"agent_ref: missing, and the graph has no default agent{nearest('', environments)}"
+    elif name not in environments:
+        yield f"agent_ref.name: the graph has no agent {name!r}{nearest(name, environments)}"
+    elif (environment := environments[name]) is not None:
         try:
-            parse(request, {**row, "response": {"output": []}}, "row")
+            environment.check_row(row)
         except InvalidRequest as error:
             for problem in error.message.removeprefix("invalid row: ").split("; "):
-                yield f"{problem} (the verifier of {name})"
+                yield f"{problem} (the environment of {name})"
 
 
-def _request_of(graph: Graph, agent: Node) -> TypeAdapter[Any] | None:
-    """The type of what the agent's verifier takes; None where that is not known here."""
+def _environment_of(graph: Graph, agent: Node) -> type[ResourcesServer] | None:
+    """The class of the agent's environment; None where that is not known here."""
     target = agent.references.get("resources")
     cls = graph.nodes[target].cls if target is not None else None
-    if cls is None or not issubclass(cls, ResourcesServer):
-        return None
-    annotation: Any = hints_of(cls, cls.verify).get("request", VerifyRequest)
-    return TypeAdapter(annotation) if issubclass(annotation, VerifyRequest) else None
+    return cls if cls is not None and issubclass(cls, ResourcesServer) else None
 
 
 class Duplicates:
