@@ -155,24 +155,30 @@ def _print_profile(
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
-        typer.echo(f"No scored rollouts: {summary.coverage}.", err=True)
+        typer.echo("No scored rollouts.", err=True)
         print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
         return
     print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents(asked.rollouts)))
     typer.echo()
     for note in asked.notes:
         typer.echo(f"note: {note}")
-    for name, figure in (
+    figures = (
         ("mean reward", summary.mean_reward),
         (f"pass rate % (reward of {found.solved_at:g} or more)", summary.pass_rate),
-    ):
-        method = {"wilson": "Wilson's", "bootstrap": "bootstrap over tasks"}.get(figure.get("method", ""))
-        interval = f", 95% interval {interval_text(figure)} ({method})" if method else ""
-        typer.echo(f"{name} over {summary.tasks:,} tasks: {figure['value']:.4g}{interval}")
+    )
+    print_table(
+        (f"over {summary.tasks:,} tasks", "", "95% interval", "method"),
+        (
+            (name, f"{figure['value']:.4g}", interval_text(figure), figure.get("method", ""))
+            for name, figure in figures
+        ),
+    )
     counted = ", and each failed one counts as 0" if found.failures == "zero" else ""
     typer.echo(f"{summary.coverage} rollouts are scored{counted}")
     if summary.unscored_tasks:
-        typer.echo(f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed")
+        typer.echo(
+            f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed or are masked"
+        )
     typer.echo()
     print_table(("difficulty", "tasks", ""), _bars(summary.buckets.items()))
     typer.echo()
@@ -299,10 +305,10 @@ def _print_diff(
         (_estimate_cells(estimate) for estimate in summary.estimates),
     )
     if any(estimate.low is not None for estimate in summary.estimates):
-        typer.echo("\nThe interval of the difference is a paired bootstrap over tasks.")
-    typer.echo(f"scored: {coverage[0]} rollouts of A, {coverage[1]} of B")
+        typer.echo("95% interval of B - A: paired bootstrap over tasks")
+    typer.echo(f"scored: A {coverage[0]} rollouts, B {coverage[1]} rollouts")
     typer.echo(
-        f"{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
+        f"\n{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
         f"{summary.only_b:,} in B alone): {summary.fixed:,} fixed, {summary.broken:,} broken"
     )
     for note in notes:

@@ -205,21 +205,21 @@ class _Transcript:
         self._write(reply.body.decode("utf-8", "replace"), "red" if failed else None)
 
     def verdict(self, rollout: JSON, row: JSON) -> None:
-        """The reward, why, what else the verifier says, and the row's own keys beside it; or the failure."""
+        """The row's own keys, the reward and why, and what else the verifier says; or the failure."""
         if is_failure(rollout):
             failure = rollout["failure"]
             self._head("failure", f"{failure['kind']}, stage {failure['stage']}: no reward, not a zero")
             self._write(str(failure["detail"]), "red")
             return
+        if any(key not in _NOT_OF_THE_ROW and not key.startswith("_ng_") for key in row):
+            self._head("row", "its own keys, such as the right answer")
+            self._fields(row, _NOT_OF_THE_ROW)
         self._head("verdict", f"reward {rollout['reward']:g}")
         if failure_class(rollout) == MASKED:
             self._write("masked: the environment leaves this rollout out of scores", "yellow")
         if isinstance(reason := rollout.get("reason"), str) and reason != row.get("reason"):
             self._write(f"reason: {reason}", "yellow")
         self._fields(rollout, _NOT_OF_THE_VERIFIER | row.keys())
-        if any(key for key in row if key not in _NOT_OF_THE_ROW and not key.startswith("_ng_")):
-            self._head("row", "its own keys, such as the right answer")
-            self._fields(row, _NOT_OF_THE_ROW)
 
     def _fields(self, fields: JSON, without: Collection[str]) -> None:
         for key, value in fields.items():

@@ -27,7 +27,7 @@ from typing_extensions import Self
 
 from gym_serve.cli.printing import is_quiet, packed, shortened
 from gym_serve.cli.report import print_report
-from gym_serve.metrics import Coverage, Failures
+from gym_serve.metrics import Failures
 from gym_serve.servers.runner import relax_garbage_collection
 
 if TYPE_CHECKING:
@@ -244,8 +244,9 @@ class ProgressDisplay:
         if tokens is not None:
             parts.append(f"{tokens:,.0f} tokens/s")
         if progress.mean_reward is not None:
-            scored = Coverage(progress.scored, progress.finished)
-            parts.append(f"reward {progress.mean_reward:.3f} ({scored} scored)")
+            parts.append(f"reward {progress.mean_reward:.3f}")
+        if progress.masked:
+            parts.append(f"masked {progress.masked:,}")
         parts.append(f"failed {progress.failed:,}{_failures(progress.failed_attempts)}")
         parts.append(f"running {progress.running:,}")
         if rate is not None and progress.remaining:

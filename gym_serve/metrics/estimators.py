@@ -257,7 +257,7 @@ class Figure:
         return self._scale * math.fsum(self._numerators) / math.fsum(self._denominators)
 
     def confidence(self) -> dict[str, Any]:
-        """``num_tasks``, and where tasks are two or more the 95% interval ``low``, ``high`` and its ``method``."""
+        """``num_tasks``; for two tasks or more also ``low``, ``high`` and ``method`` of the 95% interval."""
         if self.num_tasks < 2:
             return {"num_tasks": self.num_tasks}
         if self._binary:

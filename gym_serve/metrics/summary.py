@@ -1,8 +1,8 @@
 """The table that ends a run: one row for each environment or agent.
 
-Its mean reward is gym_serve's own, the same in every table and on every page: the mean of each task's rollouts,
-and of these the mean over tasks, so that every task has the same weight however many rollouts it has. NeMo
-Gym's ``mean/reward`` is the mean over rollouts.
+Its mean reward is gym_serve's own, the same in every table and on every page: the mean of each task's
+rollouts, and of these the mean over tasks, so that every task has the same weight however many rollouts it
+has. NeMo Gym's ``mean/reward`` is the mean over rollouts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gym_serve.metrics.estimators import Clusters, Figure, pass_at_k
 from gym_serve.metrics.records import LATENCY_FIELD
 
 SUMMARY_COLUMNS = (
-    *("name", "scored", "mean\nreward", "95%\ninterval", "pass@k\n%", "tokens\nin", "tokens\nout", "seconds"),
+    *("name", "scored", "mean reward", "95% interval", "pass@k %", "tokens in/out", "seconds"),
 )
 """Headings of `SummaryRow.cells`."""
 
@@ -42,7 +42,7 @@ class SummaryRow:
     mean_reward: float | None
     """Mean over tasks of the mean of each."""
     interval: Mapping[str, Any]
-    """``low``, ``high`` and ``method`` of its 95% interval, where tasks are two or more; and ``num_tasks``."""
+    """``num_tasks``; for two tasks or more also ``low``, ``high`` and ``method`` of the 95% interval."""
     pass_at_k: float | None
     """Percent, over the tasks with ``k`` rollouts or more; None if there are other rewards than 0 and 1, of
     which only the means are known, and no chance to pass. With ``k`` of 1 it is the mean reward."""
@@ -63,19 +63,18 @@ class SummaryRow:
             self.name,
             f"{self.scored}/{self.asked}",
             _text(self.mean_reward, 3),
-            interval_text(self.interval),
+            interval_text(self.interval, 3),
             pass_at_k,
-            _text(self.input_tokens, 0),
-            _text(self.output_tokens, 0),
+            f"{_text(self.input_tokens, 0)}/{_text(self.output_tokens, 0)}",
             _text(self.seconds, 2),
         )
 
 
-def interval_text(interval: Any) -> str:
+def interval_text(interval: Any, digits: int = 4) -> str:
     """``low to high``; empty where there is no interval."""
     if not isinstance(interval, Mapping) or "low" not in interval or "high" not in interval:
         return ""
-    return f"{interval['low']:.4g} to {interval['high']:.4g}"
+    return f"{interval['low']:.{digits}g} to {interval['high']:.{digits}g}"
 
 
 def summarize(

@@ -257,7 +257,6 @@ class Tracking:
         now = self._clock()
         values: dict[str, float] = {
             "rollouts/scored": progress.scored,
-            "rollouts/masked": progress.masked,
             "rollouts/failed": progress.failed,
             "rollouts/running": progress.running,
             "tokens": progress.tokens,
@@ -396,12 +395,14 @@ def _row(rollout: JSON) -> list[Any]:
 
 
 def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
-    """The numbers in the metrics of a run, as ``agent/metric``.
+    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of.
 
     A tracker draws a chart of each, so those of k attempts are told for the powers of two and the largest k.
     """
     for agent in agents:
         name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
+        if (of := agent.get("coverage")) and of["asked"]:
+            yield f"{name}/coverage", of["scored"] / of["asked"]
         attempts = {key: int(found[-1]) for key in metrics if (found := _ATTEMPTS.findall(key))}
         largest = max(attempts.values(), default=0)
         for key, value in metrics.items():

@@ -84,6 +84,8 @@ class ProfileSummary(NamedTuple):
 
     tasks: int
     """Tasks with a score."""
+    rollouts: int
+    """Rollouts that count."""
     coverage: Coverage
     """Rollouts with a score, of those asked for."""
     unscored_tasks: int
@@ -179,7 +181,7 @@ class RewardProfile:
         clusters = Clusters(sum(1 for _ in self.tasks()))
         reward = Figure(clusters, binary=self._binary)
         passed = Figure(clusters, scale=100.0, binary=True)
-        trainable = 0
+        rollouts = trainable = 0
         unscored = set(self._unscored)
         for position, task in enumerate(self.tasks()):
             unscored.discard(task.task_index)
@@ -187,10 +189,12 @@ class RewardProfile:
             rates[_bin(task.pass_rate, 0.0, 1.0)] += 1
             reward.add(clusters.of(position), task.mean, rollouts=task.rollouts)
             passed.add(clusters.of(position), task.pass_rate, rollouts=task.rollouts)
+            rollouts += task.rollouts
             trainable += task.trainable
         rows = self.agents(asked or {})
         return ProfileSummary(
             tasks=reward.num_tasks,
+            rollouts=rollouts,
             coverage=Coverage(sum(row.scored for row in rows), sum(row.asked for row in rows)),
             unscored_tasks=len(unscored),
             failed_attempts=sum(a.failures.total() for a in self._aggregators.values()),
