@@ -149,8 +149,8 @@ def failure_class(rollout: Mapping[str, Any]) -> str | None:
     Metrics, reports, comparisons, trackers and the viewer ask this function alone.
     """
     name = rollout.get("_ng_failure_class")
-    if isinstance(name, str) and name:
-        return name
+    if name:
+        return name if isinstance(name, str) else "unknown"
     return MASKED if rollout.get("mask_sample") is True else None
 
 

@@ -149,7 +149,6 @@ def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
             (told,) = found["runs"]
             rewards = [row["reward"] for row in rows if row["reward"] is not None]
             assert (told["rollouts"], told["scored"]) == (len(rows), len(rewards))
-            assert told["mean_reward"] == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
             assert told["straddling"] == sum(row["version"] != row["last_version"] for row in rows)
             tools = Counter(tool for row in rows for tool in row["tools"])
             assert found["facets"]["tool"] == tools
@@ -166,11 +165,16 @@ def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
             for row in sorted(rows, key=lambda row: row["attempt"]):
                 if row["reward"] is not None:
                     tasks.setdefault(row["task"], []).append(row["reward"])
+            means = [sum(of) / len(of) for of in tasks.values()]
+            assert told["mean_reward"] == (pytest.approx(sum(means) / len(means)) if means else None)
             curves = [pass_curve(of) for of in tasks.values()]
             for k, passed in told["pass_at_k"].items():
                 of = [curve[int(k) - 1] for curve in curves if len(curve) >= int(k)]
                 assert passed == pytest.approx(sum(of) / len(of))
-            assert bool(told["pass_at_k"]) == bool(rewards)
+            binary = all(reward in (0, 1) for reward in rewards)
+            assert bool(told["pass_at_k"]) == bool(rewards and binary)
+            methods = {None, "wilson" if binary else "bootstrap"}
+            assert told["interval_method"] in methods
 
 
 def test_how_far_a_rollout_is_behind_the_newest_version(tmp_path: Path) -> None:

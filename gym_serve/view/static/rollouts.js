@@ -24,7 +24,7 @@ export function RolloutsPage({ address, runs, version }) {
   const fetchRows = useCallback((offset, limit, signal) => get("rollouts", { run, where, sort, offset, limit }, signal), [url("", { run, where, sort })]);
   const fields = answer?.columns ?? [];
   const several = runs.length > 1 && run.length !== 1;
-  const shownFields = query.has("columns") ? query.get("columns").split(",").filter(Boolean) : several ? [] : fields.slice(0, CHOSEN).map(({ name }) => name);
+  const shownFields = query.has("columns") ? query.get("columns").split(",").filter(Boolean) : several ? [] : fields.map(({ name }) => name).sort((a, b) => (b === "reason") - (a === "reason")).slice(0, CHOSEN);
   const to = (row, index) => link(["rollout", row.run, row.n], { ...shared(query), sort, at: index });
   useKeys({ u: { does: "group by task", run: () => go(link("tasks", shared(query))) } });
   const columns = () => [
@@ -38,14 +38,14 @@ export function RolloutsPage({ address, runs, version }) {
     { key: "tokens", name: "tokens", sort: "tokens", width: "70px", number: true, cell: (row) => short(row.tokens) },
     { key: "seconds", name: "time", sort: "seconds", width: "74px", number: true, cell: (row) => duration(row.seconds) },
     ...shownFields.map((name) => ({
-      key: `fields.${name}`, name, sort: `fields.${name}`, width: "124px", number: fields.find((field) => field.name === name)?.type === "number",
+      key: `fields.${name}`, name, sort: `fields.${name}`, width: name === "reason" ? "260px" : "124px", number: fields.find((field) => field.name === name)?.type === "number",
       cell: (row) => fieldCell(row.fields?.[name]),
     })),
   ];
   const narrowCell = (row, index) => html`
     <a href=${to(row, index)}><${Reward} reward=${row.reward} failure=${row.failure} /> <strong><${Name} limit=${20}>${String(row.task)}<//><span class="muted"> · ${row.attempt ?? 0}</span></strong></a>
     <span class="muted right"><${Name} limit=${24}>${row.environment ?? row.agent}<//> · ${times(row.turns ?? 0, "turn")} · ${duration(row.seconds)}</span>
-    <span class="line"><${Name} limit=${120}>${row.prompt}<//></span>`;
+    <span class="line"><${Name} limit=${120}>${row.fields?.reason ?? row.prompt}<//></span>`;
   const histogram = merged(summary.data);
   const narrowed = html`
     ${histogram && html`<section class="facet"><h2>Reward</h2><${Histogram} histogram=${histogram} label="Rewards"
