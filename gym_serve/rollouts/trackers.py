@@ -265,7 +265,7 @@ class Tracking:
         rewarded = since or progress
         if rewarded.mean_reward is not None:
             values["reward/mean"] = rewarded.mean_reward
-            values["reward/coverage"] = rewarded.scored / rewarded.finished
+            values["reward/coverage"] = rewarded.scored / max(rewarded.finished, 1)
         if self._told is not None and now > self._told[0]:
             seconds, before = now - self._told[0], self._told[1]
             values["rollouts/per_second"] = (progress.finished - before.finished) / seconds

@@ -203,8 +203,9 @@ def _rows(reading: Reading, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
 def read_tasks(
     runs: Sequence[Run], where: str = "", sort: str | None = None, offset: int = 0, limit: int = 100
 ) -> dict[str, Any]:
-    """A page of the table of tasks: the attempts at a task stand beside one another. Rates and means are of the
-    attempts with a score.
+    """A page of the table of tasks: the attempts at a task stand beside one another.
+
+    Rates and means are of the attempts with a score.
 
     Raises:
         BadExpression: the filter or the sort cannot be understood.
