@@ -308,8 +308,8 @@ def _prompt_digest(params: msgspec.Raw | None) -> int | None:
     if params is None:
         return None
     try:
-        return prompt_digest(orjson.loads(_INPUT.decode(params).input))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONDecodeError, TypeError):
+        return prompt_digest(orjson.loads(bytes(_INPUT.decode(params).input)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONDecodeError):
         return None
 
 

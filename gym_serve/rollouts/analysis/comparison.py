@@ -217,8 +217,8 @@ class RunScores:
         for rollout in rollouts:
             self._rollouts.add({**rollout, _AGENT: agent_of(rollout)})
             params = rollout.get("responses_create_params")
-            if isinstance(params, dict):
-                self._prompts[task_index(rollout)] = prompt_digest(params.get("input"))
+            if isinstance(params, dict) and (found := prompt_digest(params.get("input"))) is not None:
+                self._prompts[task_index(rollout)] = found
 
     def coverage(self) -> Coverage:
         """How many rollouts have a score, of how many."""
@@ -275,9 +275,14 @@ class _Pairs:
             )
 
 
-def prompt_digest(given: Any) -> int:
-    """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart."""
-    return digest(given) & 0xFFFF_FFFF
+def prompt_digest(given: Any) -> int | None:
+    """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart; None if it is
+    nested too deeply.
+    """
+    try:
+        return digest(given) & 0xFFFF_FFFF
+    except TypeError:
+        return None
 
 
 def _order(task: int | str) -> tuple[bool, int | str]:

@@ -16,7 +16,7 @@ export function Empty({ title, children }) {
 export function Reward({ reward, failure, large = false }) {
   const kind = failure ? "failed" : reward === null || reward === undefined ? "none"
     : reward >= 1 ? "good" : reward <= 0 ? "bad" : "partial";
-  const text = failure ? "failed" : number(reward, 3);
+  const text = failure ? (failure === "masked" ? "masked" : "failed") : number(reward, 3);
   return html`<span class="reward ${kind} ${large ? "large" : ""}" title=${failure ? visible(failure) : null}>${text}</span>`;
 }
 

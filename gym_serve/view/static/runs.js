@@ -59,7 +59,7 @@ function Card({ summary, run, colour, where }) {
 }
 
 function Failures({ summary, query }) {
-  const entries = Object.entries(summary.failures ?? {}).sort((a, b) => b[1] - a[1]);
+  const entries = Object.entries(summary.failures ?? {}).filter(([name]) => name !== "masked").sort((a, b) => b[1] - a[1]);
   if (entries.length === 0) return html`<p class="muted small">No failures.</p>`;
   const most = Math.max(...entries.map(([, value]) => value));
   return html`<div class="failures"><h3>${times(summary.failed, "failed attempt")} <span class="muted">${percent(summary.failed / summary.rollouts)}</span></h3>
