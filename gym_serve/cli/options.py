@@ -71,6 +71,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FailuresOption = Annotated[
     Failures,
     typer.Option(
+        metavar="mask|zero",
         help="What a failed rollout counts as: mask leaves it out of scores, zero counts it as a reward of 0."
     ),
 ]

@@ -25,7 +25,7 @@ export function TasksPage({ address, version }) {
   const attempts = (row) => html`<span class="attempts">${shownOf(row.rollouts).map((one) => html`<a href=${link(["rollout", one.run, one.n], shared(query))}
     aria-label="Attempt ${one.n}: ${one.failure ? "failed" : number(one.reward)}"><${Reward} reward=${one.reward} failure=${one.failure} /></a>`)}
     ${row.rollouts.length > BESIDE && html`<span class="muted">+${row.rollouts.length - shownOf(row.rollouts).length}</span>`}</span>`;
-  const solved = (row) => html`<span class="solved nowrap"><${Bar} share=${row.scored ? row.solved / row.scored : 0} colour="var(--good-line)" /> ${row.solved}/${row.scored}${row.attempts > row.scored && html` <span class="muted" title="${row.attempts} attempts, those that failed included">of ${row.attempts}</span>`}</span>`;
+  const solved = (row) => html`<span class="solved nowrap"><${Bar} share=${row.scored ? row.solved / row.scored : 0} colour="var(--good-line)" /> <span>${row.solved}/${row.scored}${row.attempts > row.scored && html` <span class="muted" title="${row.attempts} attempts, those that failed included">of ${row.attempts}</span>`}</span></span>`;
   const columns = () => [
     { key: "task", name: "task", sort: "task", width: "72px", cell: (row) => html`<a href=${ofTask(row)}><${Name}>${String(row.task)}<//></a>` },
     { key: "solved", name: "solved", title: "attempts with a reward of 1 or more, of those with a score", sort: "solved", width: "150px", cell: solved },
