@@ -68,11 +68,20 @@ ApplicationOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _failures(text: str) -> Failures:
+    if text not in ("mask", "zero"):
+        raise typer.BadParameter(f"must be mask or zero, got {text!r}")
+    return "zero" if text == "zero" else "mask"
+
+
 FailuresOption = Annotated[
     Failures,
     typer.Option(
+        parser=_failures,
         metavar="mask|zero",
-        help="What a failed rollout counts as: mask leaves it out of scores, zero counts it as a reward of 0."
+        help="A failed rollout is left out of scores (mask), or counts as a reward of 0 (zero).",
     ),
 ]
 

@@ -91,6 +91,7 @@ def test_profile_of_shards_and_of_damaged_files(tmp_path: Path, run: str) -> Non
         (["profile", "none.jsonl"], 1, "cannot read none.jsonl: No such file"),
         (["profile", "a.jsonl", "b.jsonl", "-o", "n.jsonl"], 2, "--output needs a single run"),
         (["profile"], 2, "Missing argument"),
+        (["profile", "a.jsonl", "--failures", "none"], 2, "must be mask or zero, got 'none'"),
         (["diff", "none.jsonl", "none.jsonl"], 1, "cannot read none.jsonl"),
         (["diff", "one.jsonl"], 2, "Missing argument"),
     ],
