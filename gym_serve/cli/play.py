@@ -25,7 +25,7 @@ from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
 from gym_serve.cli.printing import new_console, plain, print_json
-from gym_serve.metrics import MASKED, failure_class, is_failure
+from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.protocols.items import message_item, new_id
@@ -100,7 +100,7 @@ def play(
         print_json(rollout)
     else:
         transcript.verdict(rollout, task)
-    if is_failure(rollout):
+    if failure_class(rollout) not in (None, MASKED):
         raise typer.Exit(1)
 
 
@@ -206,7 +206,8 @@ class _Transcript:
 
     def verdict(self, rollout: JSON, row: JSON) -> None:
         """The row's own keys, the reward and why, and what else the verifier says; or the failure."""
-        if is_failure(rollout):
+        ending = failure_class(rollout)
+        if ending not in (None, MASKED):
             failure = rollout["failure"]
             self._head("failure", f"{failure['kind']}, stage {failure['stage']}: no reward, not a zero")
             self._write(str(failure["detail"]), "red")
@@ -215,7 +216,7 @@ class _Transcript:
             self._head("row", "its own keys, such as the right answer")
             self._fields(row, _NOT_OF_THE_ROW)
         self._head("verdict", f"reward {rollout['reward']:g}")
-        if failure_class(rollout) == MASKED:
+        if ending == MASKED:
             self._write("masked: the environment leaves this rollout out of scores", "yellow")
         if isinstance(reason := rollout.get("reason"), str) and reason != row.get("reason"):
             self._write(f"reason: {reason}", "yellow")

@@ -35,7 +35,6 @@ from gym_serve.metrics.records import (
     MetricSpec,
     Score,
     failure_class,
-    is_failure,
 )
 from gym_serve.metrics.report import select_key_metrics
 from gym_serve.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
@@ -54,7 +53,6 @@ __all__ = [
     "SummaryRow",
     "aggregate_metrics",
     "failure_class",
-    "is_failure",
     "pass_at_k",
     "pass_majority_metrics",
     "scored_rollouts",

@@ -154,11 +154,6 @@ def failure_class(rollout: Mapping[str, Any]) -> str | None:
     return MASKED if rollout.get("mask_sample") is True else None
 
 
-def is_failure(rollout: Mapping[str, Any]) -> bool:
-    """Whether a rollout failed; a masked one did not."""
-    return failure_class(rollout) not in (None, MASKED)
-
-
 def _numeric_fields(rollout: Mapping[str, Any]) -> dict[str, int | float]:
     response = rollout.get("response")
     usage = response.get("usage") if isinstance(response, Mapping) else None

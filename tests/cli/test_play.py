@@ -48,11 +48,9 @@ def test_a_verdict_stands_beside_the_rows_own_keys_with_its_reason() -> None:
     row = {"responses_create_params": {"input": "Hello"}, "cities": ["Par\x1b[31mis"]}
     done = runner.invoke(main, ["play", f"{__name__}:Strict", json.dumps(row), "--human"], input="Hello\n")
     assert done.exit_code == 0, done.output
-    row_at, verdict_at, reason_at = (
-        done.stdout.index(text)
-        for text in ("row  its own keys", "verdict  reward 0", "reason: no city named")
-    )
-    assert row_at < done.stdout.index("cities: [") < verdict_at < reason_at
+    heads = ("row  its own keys", "cities: [", "verdict  reward 0", "reason: no city named")
+    places = [done.stdout.index(text) for text in heads]
+    assert places == sorted(places)
     assert "\x1b" not in done.stdout
 
 
