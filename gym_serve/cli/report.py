@@ -125,10 +125,10 @@ def print_report(
         return
     console = console or new_console()
     rows, asked = _summary(report, failures)
-    for table in _tables(report, rows):
-        console.print(table, markup=False, highlight=False)
+    for table in _tables(report, rows, failures):
+        console.print(table, markup=False, highlight=False, soft_wrap=isinstance(table, str))
         console.print()
-    for line in (*_about(rows, report.metrics, failures), *_lines(report, asked)):
+    for line in _lines(report, asked):
         console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -145,10 +145,9 @@ def _about(rows: Sequence[SummaryRow], metrics: list[JSON], failures: Failures) 
     """What the numbers of the tables mean."""
     if failures == "zero" and rows:
         yield "mean reward, pass@k: a failed rollout counts as 0"
-    found = {row.interval.get("method") for row in rows}
-    for entry in metrics:
-        found |= {one.get("method") for one in (entry.get("confidence") or {}).values()}
-    yield from (text for method, text in INTERVALS.items() if method in found)
+    found = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}
+    if told := [text for method, text in INTERVALS.items() if method in found]:
+        yield f"95% intervals: {', '.join(told)}"
 
 
 def _lines(report: Report, asked: Asked) -> Iterator[str]:
@@ -169,17 +168,19 @@ def _lines(report: Report, asked: Asked) -> Iterator[str]:
     )
 
 
-def _tables(report: Report, rows: Sequence[SummaryRow]) -> Iterator[Table]:
+def _tables(report: Report, rows: Sequence[SummaryRow], failures: Failures) -> Iterator[Table | str]:
     if rows:
         yield table_of(SUMMARY_COLUMNS, [row.cells() for row in rows])
-    if metrics := list(_headlines(report.metrics)):
+    if metrics := [cells for *cells, _ in _headlines(report.metrics)]:
         yield table_of(("agent", "metric, by NeMo Gym's definition", "value", "95% interval"), metrics)
+    if about := "\n".join(_about(rows, report.metrics, failures)):
+        yield about
     if used := [_used(*row) for row in report.spent.rows()]:
         yield table_of(
             ("stage", "model", "calls", "input tokens", "of them cached", "output tokens", "cost"), used
         )
-    if failures := failures_of([report.outputs.rollouts]):
-        yield table_of(FAILURE_COLUMNS, [one.cells() for one in failures])
+    if failed := failures_of([report.outputs.rollouts]):
+        yield table_of(FAILURE_COLUMNS, [one.cells() for one in failed])
 
 
 def _headlines(metrics: list[JSON]) -> Iterator[tuple[str, ...]]:
@@ -189,7 +190,8 @@ def _headlines(metrics: list[JSON]) -> Iterator[tuple[str, ...]]:
             if key.split("/")[-1].startswith("_ng_"):
                 continue
             interval = confidence.get(key) if isinstance(confidence, dict) else None
-            yield str(entry["agent_ref"]["name"]), key, _number(value), interval_text(interval)
+            method = str(interval.get("method", "")) if isinstance(interval, dict) else ""
+            yield str(entry["agent_ref"]["name"]), key, _number(value), interval_text(interval), method
 
 
 def _used(stage: str, server: str, counts: Mapping[str, int], cost: float | None) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ SUMMARY_COLUMNS = (
 """Headings of `SummaryRow.cells`."""
 
 INTERVALS = {
-    "wilson": "95% intervals of shares of 0 and 1: Wilson's, by tasks",
-    "bootstrap": "95% intervals of other values: bootstrap over tasks",
+    "wilson": "Wilson's where all values are 0 or 1",
+    "bootstrap": "bootstrap over tasks for other values",
 }
 """What stands below a table, by the ``method`` of its intervals."""
 
