@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from gym_serve.servers.context import closing
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.exact import lenient_json, mended
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
@@ -87,7 +86,7 @@ async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, Non
                 return
             joiner.add(event)
             yield event
-    yield Whole(joiner.completion())
+    yield Whole(mended(joiner.completion()))
 
 
 async def chat_stream(
@@ -146,6 +145,6 @@ async def response_stream(
 
 def _decoded(url: str, event: bytes) -> Any:
     try:
-        return orjson.loads(event)
-    except orjson.JSONDecodeError as error:
+        return lenient_json(event)
+    except ValueError as error:
         raise Unavailable(f"{url} sent an event that is no JSON ({error}): {event[:200]!r}") from None

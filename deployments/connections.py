@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
-import orjson
 from msgspec.structs import replace
 
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
@@ -29,6 +28,7 @@ from gym_serve.deployments.retries import failure, redirected
 from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
+from gym_serve.types.exact import foreign_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
 from gym_serve.types.protocols import is_context_overflow
 
@@ -75,8 +75,8 @@ class Answer(NamedTuple):
         if self.body is None:
             return None
         try:
-            said = orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
+            said = foreign_json(self.body)
+        except ValueError as error:
             shown = self.body[:200]
             raise Unavailable(f"{self.url} answered what is no JSON ({error}): {shown!r}") from None
         if said is None:  # which is not what a prompt that does not fit is

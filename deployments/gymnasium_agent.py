@@ -84,6 +84,8 @@ class _SteppedEpisode(Episode):
 
     async def verify(self) -> JSON:
         """The sum of the rewards, how the episode ended, and the prompt that the model saw."""
+        if not self._steps and "stopped_by" in self.fields:
+            return {"reward": 0.0, "reason": "the episode ended before its first step"}
         if not self._steps:
             raise Unavailable("the agent made no step, so there is no reward", stage="verify")
         last = self._steps[-1]

@@ -35,7 +35,14 @@ from gym_serve.servers.captures import Recording
 from gym_serve.servers.context import current, use
 from gym_serve.servers.live import was_stopped
 from gym_serve.servers.transport import encode
-from gym_serve.types.errors import GymError, OperatorError, Rejected, Unavailable
+from gym_serve.types.errors import (
+    DeadlineExceeded,
+    GymError,
+    OperatorError,
+    PolicyDeadline,
+    Rejected,
+    Unavailable,
+)
 from gym_serve.types.requests import JSON
 
 _KEPT = 1 << 16  # bytes of a program's output, at its end
@@ -48,6 +55,8 @@ _Url = Annotated[str, StringConstraints(pattern=r"^https?://."), AfterValidator(
 
 class HarnessAgent(AgentServer):
     """An external harness, behind a URL or as a program."""
+
+    stages = (*AgentServer.stages, "harness")
 
     class Config(AgentServer.Config):
         """Settings of the harness."""
@@ -69,7 +78,7 @@ class HarnessAgent(AgentServer):
         also ``TRACEPARENT``."""
         env: dict[str, SecretStr] = Field(default_factory=dict)
         """Further environment variables of the program."""
-        model_timeout: float = 1800.0
+        harness_timeout: float = 1800.0
         """Deadline of the harness, all of its model and tool calls included."""
 
         @model_validator(mode="after")
@@ -112,15 +121,18 @@ class HarnessAgent(AgentServer):
         episode.look = recording.look
         try:
             try:
-                answer = await episode.stage("model", lambda: self._harness.run(task))
+                answer = await episode.stage("harness", lambda: self._harness.run(task))
             except asyncio.CancelledError:
                 if was_stopped():  # by a person, who wants to see how far it was
                     await self._collect(episode, recording)
                 raise
-            except GymError:
-                await self._collect(episode, recording)
+            except GymError as error:
+                with use(replace(current(), deadline=None)):  # the episode's may have passed
+                    await self._collect(episode, recording)
                 if isinstance(recording.failure, OperatorError):  # why the harness failed
                     raise recording.failure from None
+                if isinstance(error, DeadlineExceeded | PolicyDeadline):
+                    raise await self._late(episode, recording, error) from None
                 raise
             episode.fields["harness"] = answer
             await self._collect(episode, recording)
@@ -142,6 +154,19 @@ class HarnessAgent(AgentServer):
                 "captured_context": main["context"],
                 "branches": branches,
             }
+
+    async def _late(self, episode: Episode, recording: Recording, error: GymError) -> GymError:
+        """Whose the time of a harness was that did not come to its end.
+
+        It is the policy's, unless slow model calls took half of it, or the harness does not answer.
+        """
+        limit = min(self.config.harness_timeout, episode.deadline[0])
+        slow = episode.set_aside(recording.seconds, limit)
+        if slow < limit / 2 and await self._harness.answers():
+            stage = "episode" if limit < self.config.harness_timeout else "harness"
+            return PolicyDeadline(error.message, stage=stage)
+        message = f"{error.message}; its slow model calls took {slow:.3g} s" if slow else error.message
+        return DeadlineExceeded(message, stage="harness")
 
     def _drop(self, recording: Recording) -> None:
         """Drop the capture in a task of its own, so that a cancelled episode frees it as well."""
@@ -196,6 +221,10 @@ class Harness(Protocol):
         """
         ...
 
+    async def answers(self) -> bool:
+        """Whether one that has not ended in time is there, and works."""
+        ...
+
     async def stop(self) -> None:
         """Release it."""
         ...
@@ -215,6 +244,10 @@ class CommandHarness:
 
     async def start(self) -> None:
         """Nothing is needed."""
+
+    async def answers(self) -> bool:
+        """It ran here, beside this process, until its time was over."""
+        return True
 
     async def stop(self) -> None:
         """Nothing is held."""
@@ -305,6 +338,10 @@ class HttpHarness:
     async def start(self) -> None:
         """Open the connection pool."""
         await self._client.start()
+
+    async def answers(self) -> bool:
+        """Whether the server answers anything at all."""
+        return await self._client.answers(self._url)
 
     async def stop(self) -> None:
         """Close all connections."""

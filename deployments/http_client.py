@@ -30,6 +30,7 @@ from gym_serve.types.errors import (
     Unavailable,
     error_from_body,
 )
+from gym_serve.types.exact import foreign_json
 
 BaseUrl = Annotated[
     str,
@@ -42,6 +43,7 @@ STAGES = ("seed", "model", "tool", "verify", "close")
 """The stages of an episode in which a peer may have failed."""
 
 _CONNECT_SECONDS = 10.0
+_PROBE_SECONDS = 2.0
 _LONGEST_WAIT = 3600.0  # seconds of a Retry-After that are believed
 _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words that may occur in any text
 
@@ -144,9 +146,21 @@ class HttpClient:
         if answer.status >= 400:
             raise _failure(url, answer, masked(text, self._headers.values()))
         try:
-            return orjson.loads(text) if text else None
-        except orjson.JSONDecodeError as error:
+            return foreign_json(text.encode()) if text else None
+        except ValueError as error:
             raise Unavailable(f"{url} must answer JSON, got {text[:200]!r} ({error})") from None
+
+    async def answers(self, url: str) -> bool:
+        """Whether a server answers a ``GET``, with any status, within two seconds."""
+        if self._session is None:
+            return False
+        own = {name: value.get_secret_value() for name, value in self._headers.items()}
+        try:
+            with time_limit(_PROBE_SECONDS):
+                async with self._session.get(url, headers=own, proxy=proxy_of(url), allow_redirects=False):
+                    return True
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+            return False
 
     async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
         chunks, size = [], 0

@@ -32,7 +32,7 @@ from gym_serve.deployments.http_client import STAGES, BaseUrl, HttpClient
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.metrics import scored_rollouts
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
-from gym_serve.servers.context import current
+from gym_serve.servers.context import current, use
 from gym_serve.types.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -41,6 +41,7 @@ from gym_serve.types.errors import (
     GymError,
     OperatorError,
     Overloaded,
+    PolicyDeadline,
     SessionLost,
     Unavailable,
     VerifierFailed,
@@ -138,7 +139,8 @@ class RemoteAgent(SimpleAgent):
                 self.check_endpoint(endpoint)
                 body |= {MODEL_FIELD: endpoint.complete}
                 secrets = list(map(SecretStr, endpoint.secrets))
-            answer = await self._within_deadline(row, self._peer.post("run", body, secrets=secrets))
+            with use(current().within(self.config.episode_timeout)):
+                answer = await self._in_context(row, self._peer.post("run", body, secrets=secrets))
             return rollout_of(_asked(row), answer)
         except GymError as error:
             error.server = error.server or self.name
@@ -160,7 +162,8 @@ class RemoteAgent(SimpleAgent):
         check_params(params)
         if current().endpoint is not None:
             raise EndpointMisconfigured(f"{self.name} can send `{MODEL_FIELD}` with rows only")
-        answer = await self._within_deadline({}, self._peer.post("v1/responses", params))
+        with use(current().within(self.config.episode_timeout)):
+            answer = await self._in_context({}, self._peer.post("v1/responses", params))
         return check_response(answer, "the agent")
 
     def pending(self, turn: list[JSON]) -> list[JSON]:
@@ -247,8 +250,12 @@ def _reported(answer: JSON) -> GymError:
     failure = failure if isinstance(failure, dict) else {}
     stage, wait = failure.get("stage"), failure.get("retry_after")
     detail = str(failure.get("detail") or answer.get("error") or "it gives no reason")[:2000]
-    cls = _KINDS.get(kind)
-    if answer.get("_ng_failure_terminal") is True and not (cls and issubclass(cls, OperatorError)):
+    cls = PolicyDeadline if kind.endswith("_deadline") else _KINDS.get(kind)
+    if (
+        cls is not PolicyDeadline
+        and answer.get("_ng_failure_terminal") is True
+        and not (cls and issubclass(cls, OperatorError))
+    ):
         cls = BadRequest
     elif cls is None:
         cls = DeadlineExceeded if kind.endswith("_timeout") else Unavailable

@@ -57,6 +57,7 @@ from gym_serve.types.errors import (
     Unavailable,
     error_from_body,
 )
+from gym_serve.types.exact import exact_json
 
 _DESCRIBE_SECONDS = 5.0
 _PROBE_SECONDS = 1.0  # for which the state of the servers is remembered
@@ -353,8 +354,8 @@ class Gateway:
         name = self._graph.default_agent
         if b'"agent_ref"' in body:
             try:
-                row = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
+                row = exact_json(body)
+            except ValueError as error:
                 raise BadRequest(f"the body of /run must be JSON: {error}") from None
             ref = row.get("agent_ref") if isinstance(row, dict) else None
             if not isinstance(ref, dict | None):

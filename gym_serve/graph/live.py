@@ -46,7 +46,7 @@ from gym_serve.types.errors import (
     NotFound,
     Stopped,
 )
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 
 EPISODES = "episodes"
@@ -77,7 +77,7 @@ async def answer_here(call: Call, runners: Sequence[ServerRunner], admission: Ad
         if call.op == LIST:
             queued = [] if admission is None else [c for c in admission.queued() if c.call.op in _OPERATIONS]
             return Reply.of(_listed(agents, queued if agents else []))
-        asked = any_json(call.body)
+        asked = exact_json(call.body)
         if call.op == STOP:
             return Reply.of(_stopped(agents, admission, asked["number"]))
         return Reply.of(await _looked(agents, asked["number"], asked["known"]))
@@ -107,7 +107,7 @@ def _listed(agents: Sequence[AgentServer], queued: Sequence[QueuedCall]) -> JSON
 
 def _waits(agent: str, queued: QueuedCall) -> JSON:
     try:
-        row = any_json(queued.call.body)
+        row = exact_json(queued.call.body)
     except ValueError:  # the agent says what is wrong with it
         row = {}
     seconds = time.monotonic() - queued.since
@@ -147,7 +147,7 @@ async def _looked(agents: Sequence[AgentServer], number: str, known: str | None)
             continue
         summary = {"agent": agent.name, **found.summary()}
         if isinstance(found, EndedEpisode):
-            return {**summary, "version": "ended", "rollout": any_json(found.body)}
+            return {**summary, "version": "ended", "rollout": exact_json(found.body)}
         if (version := found.version) == known:
             return {**summary, "version": version}
         return {**summary, "version": version, "rollout": await found.so_far(agent.name)}

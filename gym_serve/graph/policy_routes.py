@@ -29,7 +29,7 @@ from gym_serve.graph.weights import WeightStore, check_reach, hold, release, upd
 from gym_serve.servers.model import VERSION, HoldMode
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Forbidden, NotFound
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON, parse
 
 POLICY = "policy/"
@@ -139,7 +139,7 @@ async def steer(
         )
     body = await wire.body_of(request, limit)
     try:
-        given = any_json(body) if body else {}
+        given = exact_json(body) if body else {}
     except ValueError as error:
         raise BadRequest(f"the body must be JSON: {error}") from None
     wanted: Any = parse(_SCHEMAS[op], given, "body")

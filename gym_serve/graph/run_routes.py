@@ -44,7 +44,7 @@ from gym_serve.servers.context import closing
 from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, SessionLost
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.requests import JSON, parse
 from gym_serve.types.rows import agent_name, check_row
@@ -428,7 +428,7 @@ def _read(body: bytes, schema: TypeAdapter[Any]) -> tuple[list[bytes], Any]:
 
 def _json(data: bytes) -> Any:
     try:
-        return any_json(data)
+        return exact_json(data)
     except ValueError as error:
         raise BadRequest(f"the body must be JSON: {error}") from None
 

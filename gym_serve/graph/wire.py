@@ -53,6 +53,7 @@ from gym_serve.types.errors import (
     NotFound,
     TooLarge,
 )
+from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import error_message
 
 SESSION_COOKIE = "gym_session"
@@ -205,8 +206,8 @@ def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:
     if op.removeprefix(f"{OPEN}/") not in PROTOCOLS or b'"stream' not in body:
         return body, False
     try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        asked = exact_json(body)
+    except ValueError:
         return body, False  # the server says what is wrong with it
     if not isinstance(asked, dict):
         return body, False
@@ -223,7 +224,7 @@ def merged(request: bytes, verdict: Reply) -> Reply:
     """The answer of ``/verify``: the request's fields, overridden and followed by the verdict's."""
     fields = verdict.json()
     if not fields or any(_may_stand_in(key, request) for key in fields):
-        return verdict._replace(body=encode({**orjson.loads(request), **fields}))
+        return verdict._replace(body=encode({**exact_json(request), **fields}))
     # The encoded objects are joined without decoding them: an episode with its token ids is megabytes.
     head = request.rstrip()[:-1].rstrip()
     comma = b"" if head.endswith(b"{") else b","

@@ -24,6 +24,7 @@ from gym_serve.types.protocols.content import content_text
 __all__ = [
     "ENDPOINT",
     "MODEL_CALLS",
+    "OCCUPIED",
     "QUEUED",
     "REPLICA",
     "RETRIES",
@@ -40,6 +41,8 @@ REPLICA = "replica"
 """Note of a reply: the replica that answered."""
 QUEUED = "queued"
 """Note: microseconds that the call waited for its turn there."""
+OCCUPIED = "occupied"
+"""Note: seconds that the call waited for another call of its own session."""
 ENDPOINT = "endpoint"
 """Note of a model: the URL of the endpoint that answered."""
 RETRIES = "retries"

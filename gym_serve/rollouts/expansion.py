@@ -45,6 +45,7 @@ from gym_serve.rollouts.rows import (
 )
 from gym_serve.rollouts.tables import IntTable, digest
 from gym_serve.types.errors import GymError, InvalidRequest
+from gym_serve.types.exact import exact_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, endpoint_of, public_row
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_row, with_prompt
@@ -467,7 +468,7 @@ class Inputs:
 def stored_groups(path: Path) -> Iterator[list[JSON]]:
     """The rows of a file that `Inputs.write` wrote, one list for each original row."""
     with open_decompressed(path) as file:
-        for _, group in groupby(map(orjson.loads, file), key=task_index):
+        for _, group in groupby(map(exact_json, file), key=task_index):
             yield list(group)
 
 

@@ -37,7 +37,7 @@ from typing_extensions import Self
 
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest, Unavailable
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 
 if sys.version_info >= (3, 14):
@@ -265,7 +265,7 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
         line = encode(record) + b"\n"
-        any_json(line)  # what the standard library writes is not always what can be read
+        exact_json(line)  # what the standard library writes is not always what can be read
     if len(line) - 1 > (allowed := MAX_ROW_BYTES - spare):
         raise ValueError(f"the line must have at most {allowed:,} bytes, got {len(line):,}")
     return line
@@ -402,7 +402,7 @@ def _complete(path: Path) -> Iterator[tuple[int, JSON]]:
         count = end = 0
         try:
             for frame_end, line in codec_of(path).frames(file):
-                record = any_json(line)
+                record = exact_json(line)
                 if not isinstance(record, dict):
                     raise ValueError(f"a rollout must be a JSON object, got a {type(record).__name__}")
                 count, end = count + 1, frame_end

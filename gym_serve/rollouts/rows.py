@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-import orjson
-
 from gym_serve.rollouts.files import CORRUPT, MAX_ROW_BYTES, open_decompressed
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import exact_json
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Row
 
@@ -168,8 +166,8 @@ def _unusual(line: bytes | None) -> Iterator[tuple[str, bool]]:
 def parsed_row(where: str, line: bytes) -> LocatedRow:
     """The row that a line holds, or what is wrong with the line."""
     try:
-        row = any_json(line)
-    except orjson.JSONDecodeError as error:
+        row = exact_json(line)
+    except ValueError as error:
         return LocatedRow(where, None, _explained(line, error))
     if not isinstance(row, dict):
         return LocatedRow(where, None, _not_an_object(row))
@@ -180,7 +178,7 @@ def _not_an_object(row: object) -> str:
     return f"a row must be a JSON object, got a {type(row).__name__}"
 
 
-def _explained(line: bytes, error: orjson.JSONDecodeError) -> str:
+def _explained(line: bytes, error: ValueError) -> str:
     """What is wrong with a line that is not JSON."""
     try:
         text = line.decode()
@@ -191,7 +189,8 @@ def _explained(line: bytes, error: orjson.JSONDecodeError) -> str:
     except (ValueError, RecursionError) as problem:
         if isinstance(problem, _Constant):
             return f"{problem} is not valid JSON; use null"
-    return f"not JSON: {error.msg} at column {error.colno}"
+    where = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+    return f"not JSON: {where}"
 
 
 class _Constant(ValueError):

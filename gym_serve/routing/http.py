@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from importlib import import_module
@@ -15,6 +16,7 @@ import httpx
 import orjson
 
 from gym_serve.routing import http_notes
+from gym_serve.servers.context import patience
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.runner import GETS
 from gym_serve.servers.tools import UNAVAILABLE, UnavailableTools, is_tool_name
@@ -24,10 +26,13 @@ from gym_serve.types.errors import (
     EndpointMisconfigured,
     GymError,
     NotFound,
+    PolicyDeadline,
     ToolFailed,
     Unavailable,
 )
 from gym_serve.types.model_endpoint import MODEL_FIELD
+
+_PROBE_SECONDS = 2.0
 
 
 class HttpTransport:
@@ -77,6 +82,8 @@ class HttpTransport:
         headers |= _session_headers(call)
         if call.traceparent is not None:
             headers[b"traceparent"] = call.traceparent.encode()
+        if call.timeout is not None:
+            headers[b"x-request-timeout"] = b"%.3f" % max(call.timeout, 0.001)
         secrets: list[str] = []
         if call.endpoint is not None:
             secrets, call = call.endpoint.secrets, with_endpoint(call)
@@ -92,14 +99,15 @@ class HttpTransport:
                 f"{self.url}/{tool or call.op}",
                 content=call.body or None,
                 headers=headers,
-                timeout=call.timeout,
+                timeout=None if call.timeout is None else call.timeout + patience(call.timeout),
             )
         except httpx.HTTPError as error:
             # By its cause: httpx-aiohttp calls a refused connection a ConnectTimeout as well.
             if call.timeout is not None and isinstance(error.__cause__, asyncio.TimeoutError):
-                raise DeadlineExceeded(
-                    f"{self.url} did not answer {call.op} within {call.timeout:.6g} s", server=self.server
-                ) from None
+                message = f"{self.url} did not answer {call.op} within {call.timeout:.6g} s"
+                if tool is not None and await self._answers():
+                    raise PolicyDeadline(message, server=self.server, stage="tool") from None
+                raise DeadlineExceeded(message, server=self.server) from None
             kind = type(error.__cause__ or error).__name__
             raise Unavailable(
                 f"{call.op} did not reach {self.url}: {kind}: {error}", server=self.server
@@ -118,6 +126,14 @@ class HttpTransport:
             status = ToolFailed.status
         session = _session_of(answer, call.session)
         return Reply(status, without(secrets, content), session, notes=notes)
+
+    async def _answers(self) -> bool:
+        """Whether the server answers anything at all: one that does still runs what it was asked."""
+        assert self._client is not None
+        with suppress(httpx.HTTPError):
+            await self._client.get(self.url, timeout=_PROBE_SECONDS)
+            return True
+        return False
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """See `Transport.stream`; the server is asked for a whole answer, whose events come in one chunk."""

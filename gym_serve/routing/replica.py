@@ -32,7 +32,7 @@ from gym_serve.routing.rpc import (
     QueueFullError,
 )
 from gym_serve.routing.serve_compat import local_handle
-from gym_serve.servers.context import closing, time_limit
+from gym_serve.servers.context import closing, patience, time_limit
 from gym_serve.servers.sessions import RESTORE, replica_of
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError, Overloaded, SessionLost, Unavailable
@@ -95,7 +95,7 @@ class ReplicaTransport:
 
     async def _within(self, timeout: float | None, call: Call, answer: Awaitable[T]) -> T:
         try:
-            with time_limit(timeout):
+            with time_limit(None if timeout is None else timeout + patience(timeout)):
                 return await answer
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(

@@ -1,6 +1,7 @@
 """`AgentServer` owns the episode: seed, act, verify, close. A subclass writes `act` alone.
 
 An episode always ends with a rollout: with a reward, or with a failure that no trainer mistakes for a zero.
+Which of the two follows from the table in `gym_serve.types.endings`.
 Its session is closed in any case, also if the episode is cancelled.
 """
 
@@ -12,7 +13,7 @@ import time
 import uuid
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 from pydantic import Field
@@ -24,13 +25,21 @@ from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.agent_streams import SpokenAnswer
 from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
-from gym_serve.servers.context import current, time_limit, use
+from gym_serve.servers.context import CallContext, current, patience, time_limit, use, without_verdict
 from gym_serve.servers.episode import Episode, EpisodeOver, Limits
 from gym_serve.servers.live import LIVE, LiveEpisodes
 from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.servers.transport import Reply, encode
-from gym_serve.types.errors import AgentFailed, AuthorError, DeadlineExceeded, GymError, Rejected, Unavailable
+from gym_serve.types.endings import OnDeadline, ending
+from gym_serve.types.errors import (
+    AgentFailed,
+    AuthorError,
+    GymError,
+    PolicyDeadline,
+    Rejected,
+    Unavailable,
+)
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON
@@ -46,8 +55,6 @@ from gym_serve.types.rows import (
 )
 from gym_serve.types.timeline import TIMELINE_FIELD
 
-_GRACE_SECONDS = 1.0  # lets the running stage report its own time-out first
-
 logger = logging.getLogger("gym_serve")
 
 
@@ -55,6 +62,9 @@ class AgentServer(Server):
     """Base class of agents."""
 
     kind = "agent"
+
+    stages: ClassVar[tuple[str, ...]] = ("seed", "model", "tool", "verify", "close")
+    """The stages of an episode, each of which has a setting ``{stage}_timeout``."""
 
     class Config(Server.Config):
         """Settings of every agent. Times are in seconds."""
@@ -64,7 +74,12 @@ class AgentServer(Server):
         resources: EnvironmentClient
         """The environment: tools and verifier."""
         episode_timeout: float = 3600.0
-        """Deadline of a whole episode."""
+        """Deadline of a whole episode, its verification not included."""
+        on_deadline: OnDeadline = "grade"
+        """What a policy gets that has used up the time of a tool, of its harness or of the episode: the
+        verdict on what there is (``grade``), a reward of 0 (``zero``), or no reward at all (``mask``). It is
+        not tried again. Slow model calls, waiting, and servers that do not answer are failures instead, which
+        are masked and tried again."""
         seed_timeout: float = 60.0
         """Deadline of opening a session."""
         model_timeout: float = 600.0
@@ -99,8 +114,7 @@ class AgentServer(Server):
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
-        stages = ("seed", "model", "tool", "verify", "close")
-        self._timeouts = {stage: getattr(self.config, f"{stage}_timeout") for stage in stages}
+        self._timeouts = {stage: getattr(self.config, f"{stage}_timeout") for stage in self.stages}
         self._meter = RolloutMeter(self.name, name_of(self.config.resources, "resources"))
         self._limits = Limits(*(getattr(self.config, name) for name in Limits._fields))
         self._closing: set[asyncio.Task[None]] = set()
@@ -143,7 +157,7 @@ class AgentServer(Server):
         rollout: JSON | None = None
         with span("invoke_agent", current().traceparent) as seen:
             try:
-                verdict = await self._within_deadline(row, self._scored(episode), seen.traceparent)
+                verdict = await self._in_context(row, self._scored(episode), seen.traceparent)
                 rollout = {**row, "response": episode.response, **episode.fields, **verdict, **episode.used}
             except GymError as error:
                 rollout = failed_rollout({**row, **episode.fields, **episode.used}, error, episode.response)
@@ -173,7 +187,7 @@ class AgentServer(Server):
         """
         check_params(params)
         episode = self._begun(self._episode({"responses_create_params": params}))
-        await self._within_deadline(episode.row, self._acted(episode))
+        await self._in_context(episode.row, self._acted(episode))
         if episode.response is None:
             raise Unavailable("the agent made no model call", server=self.name)
         return episode.response
@@ -264,14 +278,50 @@ class AgentServer(Server):
         return Episode(row, self.policy, self.config.resources, self._timeouts, self._limits)
 
     async def _scored(self, episode: Episode) -> JSON:
+        caller = current().deadline
         try:
-            await episode.seed()
-            await self._act(episode)
-            return await self.verdict(episode)
+            with use(self._limited(episode)):
+                await episode.seed()
+                try:
+                    await self._act(episode)
+                except PolicyDeadline as error:
+                    with use(replace(current(), deadline=caller)):
+                        return await self._late_verdict(episode, error)
+            try:
+                return await self.verdict(episode)
+            except PolicyDeadline as error:
+                return self._unverified(episode, error)
         finally:
             await self._close(episode)
 
+    async def _late_verdict(self, episode: Episode, error: PolicyDeadline) -> JSON:
+        """The verdict on an episode whose policy has used up its time; see ``on_deadline``."""
+        if not ending(error, self.config.on_deadline).graded:
+            return self._unverified(episode, error)
+        episode.stop(f"{error.stage}_deadline")
+        try:
+            verdict = await self.verdict(episode)
+        except PolicyDeadline as late:
+            return self._unverified(episode, late)
+        reasons = filter(None, (verdict.get("reason"), error.message))
+        return {**verdict, "reason": "; ".join(map(str, reasons))}
+
+    def _unverified(self, episode: Episode, error: PolicyDeadline) -> JSON:
+        """The reward of 0 of a policy that has used up its time.
+
+        Raises:
+            PolicyDeadline: ``error``, where it is to be masked.
+        """
+        episode.stop(f"{error.stage}_deadline")
+        if ending(error, self.config.on_deadline).masked:
+            raise error
+        return {"reward": 0.0, "reason": error.message}
+
     async def _acted(self, episode: Episode) -> None:
+        with use(self._limited(episode)):
+            await self._acted_within(episode)
+
+    async def _acted_within(self, episode: Episode) -> None:
         try:
             asked = episode.row["responses_create_params"].get("tools")
             if asked is None and self.config.resources is not None:
@@ -289,15 +339,15 @@ class AgentServer(Server):
         """Run `act`, which the deadline also ends while it waits for something other than a stage."""
         left = current().timeout()
         try:
-            with time_limit(None if left is None else left + _GRACE_SECONDS):
+            # A stage that runs is the first to tell that its time is over.
+            with time_limit(None if left is None else left + 3 * patience(left)):
                 await self.act(episode)
         except EpisodeOver:
             pass  # it is verified as it stands
         except (asyncio.TimeoutError, TimeoutError):
             if current().timeout():  # a time-out of the agent's own
                 raise
-            limit = self.config.episode_timeout
-            raise DeadlineExceeded(f"the episode ran out of time (its limit is {limit:.6g} s)") from None
+            raise episode.late() from None
 
     def _log(self, row: JSON, error: GymError) -> None:
         stage, rollout = error.stage or "episode", row.get("_ng_rollout_id")
@@ -317,13 +367,20 @@ class AgentServer(Server):
             }
         )
 
-    async def _within_deadline(self, row: JSON, work: Any, traceparent: str | None = None) -> Any:
-        """Run an episode within its deadline, in a span. Any exception becomes a `GymError`."""
-        key = row.get("_ng_rollout_id")
-        affinity = current().affinity or (str(key) if key is not None else uuid.uuid4().hex)
-        limited = current().within(self.config.episode_timeout)
-        context = replace(limited, affinity=affinity, traceparent=traceparent or limited.traceparent)
-        with use(context):
+    def _limited(self, episode: Episode) -> CallContext:
+        """The context in which an episode acts: until its own limit, or its caller's less time to verify."""
+        context, seconds, setting = current(), self.config.episode_timeout, "episode_timeout"
+        left = context.timeout()
+        if left is not None and without_verdict(left) < seconds:
+            seconds, setting = without_verdict(left), "timeout"
+        episode.deadline = (seconds, setting)
+        return context.within(seconds)
+
+    async def _in_context(self, row: JSON, work: Any, traceparent: str | None = None) -> Any:
+        """Run an episode with its affinity and span. Any exception becomes a `GymError`."""
+        key, context = row.get("_ng_rollout_id"), current()
+        affinity = context.affinity or (str(key) if key is not None else uuid.uuid4().hex)
+        with use(replace(context, affinity=affinity, traceparent=traceparent or context.traceparent)):
             try:
                 return await work
             except GymError:

@@ -76,6 +76,18 @@ class _Capture:
     recorder: Recorder = field(default_factory=Recorder)
     unfinished: int = 0
     failure: GymError | None = None
+    running: list[float] = field(default_factory=list)  # when each call began that has not ended
+    ended: list[float] = field(default_factory=list)  # how many seconds each of the others took
+
+    def took(self, begun: float) -> None:
+        """A call that began then has ended."""
+        self.running.remove(begun)
+        self.ended.append(time.monotonic() - begun)
+
+    def seconds(self) -> list[float]:
+        """How long each call took so far."""
+        now = time.monotonic()
+        return [*self.ended, *(now - begun for begun in self.running)]
 
 
 @dataclass
@@ -191,6 +203,7 @@ class Captures:
         session.running += 1
         capture.unfinished += 1
         begun, notes = time.monotonic(), current().notes
+        capture.running.append(begun)
         given = {**params, "input": with_bundle(items, parent, begins)[len(head) :]}
 
         def record(response: JSON) -> None:
@@ -211,6 +224,7 @@ class Captures:
         finally:
             session.running -= 1
             session.used = time.monotonic()
+            capture.took(begun)
 
     def trajectories(self, *, take: bool = True) -> JSON:
         """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls.
@@ -229,6 +243,7 @@ class Captures:
             "id": session.id,
             "calls": len(nodes),
             "unfinished": session.state.unfinished,
+            "seconds": session.state.seconds(),
             "failure": None if failure is None else failure.to_body()["error"],
             "trajectories": trajectories_of(nodes),
         }
@@ -326,6 +341,8 @@ class Recording:
         self.id = id
         self.failure: GymError | None = None
         """The failure of the last model call, unless the request was at fault; known after `trajectories`."""
+        self.seconds: list[float] = []
+        """How long each model call took, those included that have not ended; known after `trajectories`."""
         self._model = model
 
     @classmethod
@@ -360,6 +377,7 @@ class Recording:
         if failure := answer.get("failure"):
             self.failure = error_from_body(503, {"error": failure}, server=self._model.transport.server)
             self.failure.stage = "model"
+        self.seconds = answer.get("seconds") or []
         found: list[JSON] = answer["trajectories"]
         return found
 

@@ -30,6 +30,23 @@ from gym_serve.types.model_endpoint import ModelEndpoint
 
 T = TypeVar("T")
 
+_VERDICT_SECONDS = 330.0
+
+
+def patience(limit: float) -> float:
+    """Seconds that a caller waits longer than the server, whose own word on why time ran out comes first."""
+    return min(3.0, max(0.5, limit / 4))
+
+
+def with_verdict(seconds: float) -> float:
+    """The seconds of an episode and of its verification, which begins when the episode's are over."""
+    return seconds + min(seconds, _VERDICT_SECONDS)
+
+
+def without_verdict(seconds: float) -> float:
+    """The inverse of `with_verdict`: how long an episode may act whose caller waits for ``seconds``."""
+    return seconds - min(seconds / 2, _VERDICT_SECONDS)
+
 
 class CallContext(msgspec.Struct, frozen=True):
     """The context of one call. (A frozen dataclass takes ten times as long to make: fifteen per rollout.)

@@ -7,7 +7,9 @@ all of them would make the traffic of an episode grow with the cube of its turns
 `Limits` bound what a policy may do. Exceeding a limit is the policy's own doing and gets a real result: a
 call that is not run has an error as its output, which the model reads; an answer that is too long is cut,
 and the episode is verified as it stands. It is never a failure, which trainers mask: a policy could learn to
-turn zeros into failures.
+turn zeros into failures. The same holds for a history that no endpoint takes (`gym_serve.servers.history`),
+and for time: what a tool or a harness uses that runs where a server answers is the policy's
+(`PolicyDeadline`). A server that does not answer, a slow model call and waiting are not (`DeadlineExceeded`).
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gym_serve.observe.catalogue import TOOL_CALLS
+from gym_serve.observe.timeline import QUEUED
 from gym_serve.servers.agent_streams import heard
 from gym_serve.servers.clients import EnvironmentClient, ModelClient, name_of
-from gym_serve.servers.context import current, time_limit, use
+from gym_serve.servers.context import current, patience, time_limit, use
+from gym_serve.servers.history import CALL_KEYS, History, is_refusal_of_history
 from gym_serve.servers.sessions import replica_of
 from gym_serve.servers.tools import UNAVAILABLE, WANTS_TOOLS, is_tool_name
 from gym_serve.servers.transport import Reply, encode
@@ -34,26 +38,26 @@ from gym_serve.types.errors import (
     InvalidRequest,
     NotFound,
     OperatorError,
+    PolicyDeadline,
+    Rejected,
     Retryable,
     SessionNotFound,
     Unavailable,
 )
-from gym_serve.types.protocols import TOKEN_KEYS, usage_sum
+from gym_serve.types.protocols import context_overflow_response, usage_sum
 from gym_serve.types.protocols.requests import metadata_object
 from gym_serve.types.requests import JSON, input_items
 
-_AT_END = (
-    *TOKEN_KEYS,
-    "routed_experts",
-    "weight_version",
-    "weight_versions",
-)  # keys of the last item that belong to the whole call
-_NOT_WRITTEN = frozenset({*_AT_END, "logprobs", "encrypted_content"})
+_NOT_WRITTEN = frozenset({*CALL_KEYS, "logprobs", "encrypted_content"})
 _SHORT = 256  # bytes; a text up to this, such as an id or a type, is never cut
 _DEEPEST = 8
 _READABLE_BYTES = 8 * 2**20
+_SHOWN = 500  # characters of an endpoint's words
 _NOWHERE = ("", "local")  # no replicas
-_NO_STEPS = ("model", "close")  # stages that are no steps of a timeline
+_NO_STEPS = ("model", "harness", "close")  # stages that are no steps of a timeline
+_REPORTED = ("tool", "verify")  # stages whose server says by itself why time ran out
+_SLOW = 0.1
+"""Share of an episode's or a harness's time from which a single model call was slow."""
 
 T = TypeVar("T")
 
@@ -98,7 +102,7 @@ def shortened(output: list[JSON], limit: int) -> list[JSON] | None:
     for at, item in enumerate(output):
         size = written_bytes(item)
         if size > left:
-            of_the_call = {key: output[-1][key] for key in _AT_END if key in output[-1]}
+            of_the_call = {key: output[-1][key] for key in CALL_KEYS if key in output[-1]}
             return [*output[:at], {**_cut(item, left)[0], **of_the_call}]
         left -= size
     return None
@@ -147,7 +151,7 @@ class Episode:
         row: the row.
         model: the policy.
         resources: tools and verifier.
-        timeouts: seconds by stage (seed, model, tool, verify, close).
+        timeouts: seconds by stage (seed, model, tool, verify, close, and harness where there is one).
         limits: limits of what the policy may do.
 
     Raises:
@@ -162,6 +166,7 @@ class Episode:
         running: the stages that run now: name, `time.monotonic` moment of the beginning, details.
         look: asks for what is not here until the end: the trajectories of an external harness. None if
             everything is here.
+        deadline: seconds of the whole episode until its verification, and the setting that says so.
     """
 
     def __init__(
@@ -187,11 +192,13 @@ class Episode:
         self._server: int | None = None  # its index in the timeline
         self._timeouts = timeouts
         self._limits = limits
+        self.deadline = (math.inf, "")
+        self._not_its_own = 0.0  # seconds that the policy did not choose: seed, slow model calls, waiting
         self._tool_calls = 0
         self._bytes = 0  # of the items so far
         self._over = False
         self._params: JSON = _with_extras(row)
-        self._input = input_items(self._params["input"])
+        self._history = History(input_items(self._params["input"]), limits.max_tool_calls_per_turn)
         self._last: JSON | None = None
         self._response: JSON | None = None  # made when it is first asked for
         self._usages: list[Any] = []
@@ -251,8 +258,16 @@ class Episode:
         if self._over or self._bytes >= self._limits.max_episode_bytes:
             self.fields.setdefault("stopped_by", "max_episode_bytes")
             raise EpisodeOver
-        body = {**self._params, "input": self._input}
-        response = await self.stage("model", lambda: self._answer(body))
+        body = {**self._params, "input": self._history.items}
+        try:
+            response = await self.stage("model", lambda: self._answer(body))
+        except Rejected as error:
+            if not is_refusal_of_history(error, self._history):
+                raise
+            self.fields["stopped_by"] = "history_refused"
+            self.fields["refusal"] = error.message[:_SHOWN]
+            raise EpisodeOver from None
+        self._history.accept()
         turn: list[JSON] = response["output"]
         if any(not isinstance(item, dict) for item in turn):
             raise Unavailable("the model answered with output items that are not objects", stage="model")
@@ -267,10 +282,9 @@ class Episode:
         self._bytes += written_bytes(turn)
         self._last, self._response = response, None
         self._usages.append(response.get("usage"))
+        turn = self._history.identified(turn)
         self.items += turn
-        if any(TOKEN_KEYS[0] in item for item in turn):
-            self._input = [_without_tokens(item) for item in self._input]
-        self._input = self._input + turn
+        self._history.add_turn(turn, self._declared or ())
         return turn
 
     async def _answer(self, body: JSON) -> JSON:
@@ -295,15 +309,21 @@ class Episode:
         self._usages = [response.get("usage")]
         self.items = items
 
+    def stop(self, by: str) -> None:
+        """Note which limit has ended the episode; one that never called its model has an empty response."""
+        self.fields["stopped_by"] = by
+        if self._last is None:
+            self._last = {**context_overflow_response(self._params), "output": []}
+
     def append_prompt(self, items: list[JSON]) -> None:
         """Append items to the prompt only: the model sees them, the response does not contain them."""
-        self._input = self._input + items
+        self._history.add(items)
 
     def append_items(self, items: list[JSON]) -> None:
         """Append items that the model did not produce, such as a user's message, to prompt and response."""
         self.items += items
         self._bytes += written_bytes(items)
-        self._input = self._input + items
+        self._history.add(items)
 
     async def run_tools(self, calls: list[JSON], *, parallel: bool = False) -> list[JSON]:
         """Run function calls and append their outputs, in the order of the calls.
@@ -354,32 +374,39 @@ class Episode:
             details: of a tool, for its step in the timeline: its name, and the bytes of its arguments.
 
         Raises:
-            DeadlineExceeded: it took too long.
+            PolicyDeadline: the policy used up the time of the stage, or of the episode.
+            DeadlineExceeded: it took too long, and not by what the policy did.
             GymError: it failed; the error's ``stage`` is set.
         """
         begun, status = time.monotonic(), 0
         size: int | None = None
         running = (name, begun, details)
         self.running.append(running)
-        with use(current().within(self._timeouts[name])) as context, metering(self.meter, name):
+        outer = current()
+        with use(outer.within(self._timeouts[name])) as context, metering(self.meter, name):
+            left = context.timeout()
+            if left is not None and name in _REPORTED:
+                left += 2 * patience(left)
             try:
-                with time_limit(context.timeout()):
+                with time_limit(left):
                     result = await work()
                 status = 200
                 if isinstance(result, Reply):
                     status, size = result.status, len(result.body)
             except (asyncio.TimeoutError, TimeoutError):
                 status = DeadlineExceeded.status
-                raise self._late(name) from None
+                raise self._late(name, begun, episode=context is outer) from None
             except GymError as error:
                 status = error.status
                 # The server has the same deadline, and may report first that it has passed.
-                if isinstance(error, DeadlineExceeded) and context.timeout() == 0.0:
-                    raise self._late(name) from None
+                if isinstance(error, DeadlineExceeded | PolicyDeadline) and context.timeout() == 0.0:
+                    own = isinstance(error, PolicyDeadline)
+                    raise self._late(name, begun, episode=context is outer, own=own) from None
                 error.stage = error.stage or name
                 raise
             finally:
                 self.running.remove(running)
+                self._account(name, time.monotonic() - begun)
                 recorder = self.meter.recorder
                 # Model calls are recorded by their client; one without a status was cancelled.
                 if recorder is not None and status and name not in _NO_STEPS:
@@ -397,9 +424,54 @@ class Episode:
         self._place = self._environment if replica in _NOWHERE else f"{self._environment}/{replica}"
         self._server = None
 
-    def _late(self, stage: str) -> DeadlineExceeded:
-        limit = f"{self._timeouts[stage]:.6g} s"
-        return DeadlineExceeded(f"the {stage} stage ran out of time (its limit is {limit})", stage=stage)
+    def late(self) -> DeadlineExceeded | PolicyDeadline:
+        """The failure of an episode whose own time is over, outside of any stage."""
+        return self._late("episode", time.monotonic(), episode=True)
+
+    def set_aside(self, seconds: Iterable[float], limit: float) -> float:
+        """Take slow model calls out of the policy's time.
+
+        Args:
+            seconds: how long each call took.
+            limit: seconds of what they were made in.
+
+        Returns:
+            the seconds of the slow ones.
+        """
+        slow = sum(each for each in seconds if each > limit * _SLOW)
+        self._not_its_own += slow
+        return slow
+
+    def _account(self, stage: str, seconds: float) -> None:
+        if stage == "seed":
+            self._not_its_own += seconds
+        elif stage == "model":
+            self.set_aside([seconds], self.deadline[0])
+
+    def _late(
+        self, stage: str, begun: float, *, episode: bool, own: bool = False
+    ) -> DeadlineExceeded | PolicyDeadline:
+        """The failure for a limit that has passed.
+
+        Args:
+            stage: where the episode was.
+            begun: when the stage began.
+            episode: whether the limit was that of the episode, rather than the stage's own.
+            own: whether the server said that the policy's time was over.
+        """
+        where, (seconds, setting) = stage, self.deadline
+        if not episode:
+            seconds, setting = self._timeouts[stage], f"{stage}_timeout"
+        elif stage in ("seed", "verify", "close"):
+            own = False
+        else:
+            here = time.monotonic() - begun
+            others = self._not_its_own + (here if stage == "model" and here > seconds * _SLOW else 0.0)
+            own, where = (own or stage != "tool") and others < seconds / 2, "episode"
+        message = f"the {where} ran out of time ({setting}: {seconds:.6g} s)"
+        if episode and where != stage:
+            message += f", in its {stage} stage"
+        return PolicyDeadline(message, stage=where) if own else DeadlineExceeded(message, stage=stage)
 
     def _shorten(self, outputs: list[JSON]) -> None:
         """Replace outputs for which the episode has no room by an error."""
@@ -421,10 +493,12 @@ class Episode:
         limit = self._limits.max_argument_bytes
         size = written_bytes(arguments)
         problem = "Invalid tool call arguments: "
+        if arguments is None:
+            arguments = ""  # as some write the arguments of a tool that has none
         if not isinstance(arguments, str) or size > limit:
             return self._refused(name, _WRONG, f"{problem}longer than {limit} bytes, or no text")
         try:
-            values = _ARGUMENTS.decode(arguments)
+            values = _ARGUMENTS.decode(arguments) if arguments.strip() else {}
         except RecursionError:
             return self._refused(name, _WRONG, f"{problem}nested too deeply")
         except ValueError as error:
@@ -447,10 +521,12 @@ class Episode:
 
     async def _call_tool(self, name: str, values: JSON) -> Reply:
         reply = await self._resources.call_tool(name, values, self.session)
+        if reply.notes is not None:
+            self._not_its_own += reply.notes.get(QUEUED, 0) / 1e6
         if reply.status in _NOT_THE_TOOL:
             try:
                 self._resources.decode(reply)
-            except (OperatorError, Retryable, SessionNotFound):
+            except (OperatorError, PolicyDeadline, Retryable, SessionNotFound):
                 raise
             except GymError:
                 return reply  # the tool's own refusal, which the model is shown
@@ -487,12 +563,6 @@ def _finite(text: str) -> float:
 
 _ARGUMENTS = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 """Not orjson: models know what this module says about a wrong text, and how NeMo Gym words it."""
-
-
-def _without_tokens(item: JSON) -> JSON:
-    if TOKEN_KEYS[0] not in item:
-        return item
-    return {key: value for key, value in item.items() if key not in TOKEN_KEYS}
 
 
 def _with_extras(row: JSON) -> JSON:

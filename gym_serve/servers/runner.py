@@ -18,11 +18,12 @@ from typing import Any
 from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, TokenMeter
 from gym_serve.observe.cpu import MEASURED, CallMeter
 from gym_serve.observe.logs import ACCESS, admits, fault
-from gym_serve.observe.timeline import QUEUED, REPLICA, TTFT, USAGE, microseconds
+from gym_serve.observe.timeline import OCCUPIED, QUEUED, REPLICA, TTFT, USAGE, microseconds
 from gym_serve.observe.tracing import Span, span
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit, use
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
+from gym_serve.servers.pulse import PULSE
 from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.spans import describe_reply
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply
@@ -33,11 +34,12 @@ from gym_serve.types.errors import (
     GymError,
     NotFound,
     Overloaded,
+    PolicyDeadline,
     Rejected,
     SessionNotFound,
     Unavailable,
 )
-from gym_serve.types.exact import any_json, exact_json
+from gym_serve.types.exact import exact_json
 
 DESCRIBE = "operations.json"
 """The operation that every server has."""
@@ -47,6 +49,9 @@ EACH = "each/"
 
 GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 """The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
+
+_IDLE = 0.1
+"""Share of its time that a tool may have waited or stood still, and still have had its chance to end."""
 
 logger = logging.getLogger("gym_serve")
 
@@ -73,6 +78,7 @@ class ServerRunner:
 
     async def start(self) -> None:
         """Start the server; its operations may change by that."""
+        PULSE.start()
         await self.server.start()
         self.operations = self._operations()
 
@@ -105,7 +111,7 @@ class ServerRunner:
                         else:
                             reply = await answer
                 except (asyncio.TimeoutError, TimeoutError):
-                    reply = Reply.failed(self._too_late(call), call.session)
+                    reply = Reply.failed(self._too_late(call, begun, context), call.session)
                 except asyncio.CancelledError:
                     self._record(meter, call, CALLER_LEFT, begun)
                     raise
@@ -155,7 +161,7 @@ class ServerRunner:
                 raise
             except (asyncio.TimeoutError, TimeoutError):
                 with use(context):
-                    failure = self._too_late(call)
+                    failure = self._too_late(call, begun, context)
             except GymError as error:
                 failure = error
             with use(context):
@@ -267,15 +273,33 @@ class ServerRunner:
         message = f"{call.op} failed in {name}: {kind}: {error}"
         return Unavailable(message, server=self.server.name)
 
-    def _too_late(self, call: Call) -> DeadlineExceeded:
-        message = f"{call.op} of {self.server.name} took longer than {call.timeout:.3g} s"
-        failure = DeadlineExceeded(message, server=self.server.name)
+    def _too_late(self, call: Call, begun: float, context: CallContext) -> GymError:
+        """The failure of a call whose time is over: the policy's, if its tool ran nearly all that time here.
+
+        A tool that waited for a thread, or stood still with this process, had no chance to end. A verifier
+        that waits for a tool of its own session does so because of what the policy called.
+        """
+        limit = call.timeout or 0.0
+        message = f"{call.op} of {self.server.name} took longer than {limit:.3g} s"
+        stopped = PULSE.stopped_since(begun)
+        waited = context.notes.get(QUEUED, 0) / 1e6 - call.waited
+        failure: GymError
+        is_tool = call.op == "step" or call.op.startswith("tools/")
+        if is_tool and stopped + waited <= limit * _IDLE:
+            message += "; it was still running"
+            failure = PolicyDeadline(message, server=self.server.name, stage="tool")
+        elif call.op == "verify" and context.notes.pop(OCCUPIED, 0.0) - stopped >= limit * (1 - _IDLE):
+            message += ", in which a tool that the policy called still ran in the session"
+            failure = PolicyDeadline(message, server=self.server.name, stage="verify")
+        else:
+            failure = DeadlineExceeded(message, server=self.server.name)
         self._log(call, failure)
         return failure
 
     def _log(self, call: Call, error: GymError) -> None:
-        """Log a failure, unless the caller caused it, or an author, whose exception is logged already."""
-        if isinstance(error, Rejected | AuthorError) and not isinstance(error, SessionNotFound):
+        """Log a failure, unless the caller or the policy caused it, or an author, who is logged already."""
+        silent = isinstance(error, Rejected | AuthorError | PolicyDeadline)
+        if silent and not isinstance(error, SessionNotFound):
             return
         level = logging.INFO if isinstance(error, Overloaded) else logging.WARNING
         op = self._known(call.op)
@@ -302,8 +326,7 @@ def relax_garbage_collection() -> None:
 
 
 def _body_of(call: Call) -> Any:
-    read = exact_json if call.op.startswith("tools/") else any_json
     try:
-        return read(call.body) if call.body else {}
+        return exact_json(call.body) if call.body else {}
     except ValueError as error:
         raise BadRequest(f"the body of {call.op} must be JSON: {error}") from None

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
-from gym_serve.observe.timeline import Recorder
+from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
 from gym_serve.servers.context import current
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import (
@@ -328,6 +328,8 @@ class SessionCall(Generic[S]):
         self._sessions = sessions
         self._has_turn = False
         self._thread: asyncio.Future[Any] | None = None
+        self._asked = 0.0
+        self._began: float | None = None  # when its thread began to run it
         self._abandoned = False
 
     async def __aenter__(self) -> SessionCall[S]:
@@ -353,6 +355,7 @@ class SessionCall(Generic[S]):
         if not self._has_turn:
             await self._take_turn()
         context = contextvars.copy_context()
+        self._asked = time.monotonic()
         self._thread = asyncio.get_running_loop().run_in_executor(
             None, lambda: context.run(self._in_thread, method, args, kwargs)
         )
@@ -360,14 +363,24 @@ class SessionCall(Generic[S]):
             return await asyncio.shield(self._thread)
         except asyncio.CancelledError:
             self._abandoned = True
+            _note_wait((self._began or time.monotonic()) - self._asked)
             raise
 
     def _in_thread(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._began = time.monotonic()
         # Its caller may have gone while it waited for a thread.
         return None if self._abandoned else measured_in_thread(lambda: method(*args, **kwargs))
 
     async def _take_turn(self) -> None:
-        await self.session.turn.acquire()
+        turn = self.session.turn
+        if turn.locked():
+            began = time.monotonic()
+            try:
+                await turn.acquire()
+            finally:
+                current().notes[OCCUPIED] = time.monotonic() - began
+        else:
+            await turn.acquire()
         self._has_turn = True
         if self.session.closed:
             raise self._sessions.gone(self.session.id)
@@ -380,6 +393,12 @@ class SessionCall(Generic[S]):
             session.turn.release()
         if session.quiet is not None and not session.running:
             session.quiet.set()
+
+
+def _note_wait(seconds: float) -> None:
+    """Add to the time that the current call has waited for a thread of this process."""
+    notes = current().notes
+    notes[QUEUED] = notes.get(QUEUED, 0) + microseconds(seconds)
 
 
 def seal(version: int, snapshot: Any, row: Any = None) -> bytes:

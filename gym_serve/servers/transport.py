@@ -14,7 +14,7 @@ import orjson
 
 from gym_serve.observe.timeline import TIMELINE
 from gym_serve.types.errors import GymError, Unavailable, error_from_body
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import foreign_json, whole_text
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.timeline import TIMELINE_FIELD
 
@@ -23,12 +23,12 @@ CALLER_LEFT = 499
 
 
 def encode(value: Any) -> bytes:
-    """``value`` as JSON. Lone surrogates, which models can produce, become question marks."""
+    """``value`` as JSON. Halves of surrogate pairs, which models can produce, are `mended`."""
     try:
         return trimmed(orjson.dumps(value))
     except TypeError:
         # Also for integers over 64 bits. A value that JSON cannot hold fails here as well.
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        return whole_text(json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
 
 
 def text_as_json(text: str | bytes) -> bytes:
@@ -104,8 +104,8 @@ class Reply(NamedTuple):
         """
         body: Any
         try:
-            body = any_json(self.body) if self.body else None
-        except orjson.JSONDecodeError:
+            body = foreign_json(self.body) if self.body else None
+        except ValueError:
             body = self.body[:2000].decode("utf-8", "replace")
             if self.status < 400:
                 raise Unavailable(f"the answer is not JSON: {body[:200]!r}") from None

@@ -22,14 +22,16 @@
     ├── OperatorError         fix a setting, then resume: a run stops, and its rows stay open
     │   ├── Unauthorized           401  the bearer token is missing or wrong
     │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
-    │   └── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
+    │   ├── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
+    │   └── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
     ├── AuthorError           fix the code of the environment or agent: the message has file and line
     │   ├── SeedFailed          500  `seed` raised
     │   ├── VerifyFailed        500  `verify` raised, or returned no verdict
     │   ├── CompareFailed       500  `compare` raised, or returned no rewards
     │   └── AgentFailed         500  `act` raised
-    └── Stopped               leave it: somebody stopped this episode on purpose
-                                410  nothing tries it again by itself
+    ├── PolicyDeadline        504  leave it: the policy used up the time of a tool, a harness or the episode;
+    │                              it is graded, or gets a zero (`gym_serve.types.endings`)
+    └── Stopped               410  leave it: somebody stopped this episode on purpose
 
 All of them pickle (they cross Ray), and cross HTTP as ``{"error": {"code", "message", ...}}``;
 `GymError.to_body` and `error_from_body` are the two directions. A ``code`` is stable: it is
@@ -60,7 +62,9 @@ __all__ = [
     "NotFound",
     "OperatorError",
     "Overloaded",
+    "PolicyDeadline",
     "Rejected",
+    "RepeatedFailure",
     "Retryable",
     "SeedFailed",
     "SessionLost",
@@ -72,6 +76,7 @@ __all__ = [
     "Unavailable",
     "VerifierFailed",
     "VerifyFailed",
+    "error_class",
     "error_from_body",
 ]
 
@@ -228,7 +233,7 @@ class VerifierFailed(Retryable):
 
 
 class DeadlineExceeded(Retryable):
-    """A stage, a call or the episode ran out of its time."""
+    """A stage, a call or the episode ran out of its time, and not by what the policy did."""
 
     status = 504
 
@@ -259,6 +264,10 @@ class EndpointMisconfigured(OperatorError):
     """An endpoint has no such model or path (its 404 or 405), redirects, or lacks what a setting asks for."""
 
 
+class RepeatedFailure(OperatorError):
+    """Many rollouts in a row failed alike, for a reason that no retry mends: what is wrong is not one row."""
+
+
 class AuthorError(GymError):
     """The code of an environment or agent is at fault; the same call would fail again.
 
@@ -283,10 +292,24 @@ class AgentFailed(AuthorError):
     """`act` raised."""
 
 
+class PolicyDeadline(GymError):
+    """The policy used up the time of a tool, of its harness or of the episode; ``stage`` says which.
+
+    Waiting, slow model calls and servers that do not answer are `DeadlineExceeded` instead.
+    """
+
+    status = 504
+
+
 class Stopped(GymError):
     """Somebody stopped the episode on purpose. There is no reward; it is not a zero."""
 
     status = 410  # not one on which clients try again
+
+
+def error_class(code: str) -> type[GymError] | None:
+    """The class whose code this is; None for a code that is not ours."""
+    return _BY_CODE.get(code)
 
 
 def error_from_body(status: int, body: Any, *, server: str | None = None) -> GymError:

@@ -19,6 +19,8 @@ from gym_serve.types.errors import (
     GymError,
     InvalidRequest,
     OperatorError,
+    PolicyDeadline,
+    RepeatedFailure,
     Unauthorized,
 )
 from gym_serve.types.model_endpoint import public_row
@@ -55,9 +57,9 @@ class Failure(TypedDict):
     """Why a rollout has no reward (docs/formats.md, Failures)."""
 
     kind: str
-    """The error's code, or ``{stage}_timeout`` if time ran out."""
+    """The error's code; if time ran out ``{stage}_timeout``, or ``{stage}_deadline`` by what the policy did."""
     stage: str
-    """``seed``, ``model``, ``tool``, ``verify``, ``close`` or ``episode``."""
+    """``seed``, ``model``, ``tool``, ``harness``, ``verify``, ``close`` or ``episode``."""
     status: int
     """HTTP status of the error."""
     retryable: bool
@@ -221,7 +223,8 @@ class _RowModel(BaseModel):
 
 
 _OPERATOR_ERRORS: dict[str, type[OperatorError]] = {
-    cls.code: cls for cls in (OperatorError, EndpointAccessDenied, EndpointMisconfigured, Unauthorized)
+    cls.code: cls
+    for cls in (OperatorError, EndpointAccessDenied, EndpointMisconfigured, RepeatedFailure, Unauthorized)
 }
 
 ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}
@@ -318,7 +321,11 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
     """
     row = public_row(row)
     stage = error.stage or "episode"
-    kind = f"{stage}_timeout" if isinstance(error, DeadlineExceeded) else error.code
+    kind = error.code
+    if isinstance(error, DeadlineExceeded):
+        kind = f"{stage}_timeout"
+    elif isinstance(error, PolicyDeadline):
+        kind = f"{stage}_deadline"
     instance_config = row.get("instance_config")
     return {
         **row,

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.exact import any_json
+from gym_serve.types.exact import lenient_json
 from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.protocols.tokens import (
@@ -354,7 +354,7 @@ async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[JSON]:
     async for chunk in chunks:
         *whole, left = (left + chunk).split(b"\n\n")
         for event in whole:
-            yield any_json(event.partition(b"\ndata: ")[2])
+            yield lenient_json(event.partition(b"\ndata: ")[2])
 
 
 def chat_sse(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
