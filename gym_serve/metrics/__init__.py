@@ -34,10 +34,10 @@ from gym_serve.metrics.records import (
     Breakdown,
     MetricSpec,
     Score,
-    failure_class,
 )
 from gym_serve.metrics.report import select_key_metrics
 from gym_serve.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
+from gym_serve.types.endings import failure_class
 
 __all__ = [
     "LATENCY_FIELD",

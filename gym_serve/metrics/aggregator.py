@@ -23,12 +23,12 @@ from gym_serve.metrics.records import (
     Group,
     MetricSpec,
     RecordStore,
-    failure_class,
     read_index,
     read_record,
     unscored_record,
 )
 from gym_serve.metrics.report import Groups, group_metrics, overall_metrics, score_metrics
+from gym_serve.types.endings import failure_class
 from gym_serve.types.errors import InvalidRequest
 
 Failures = Literal["mask", "zero"]

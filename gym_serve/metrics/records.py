@@ -143,17 +143,6 @@ MASKED = "masked"
 """The `failure_class` of a rollout that did not fail, but that its environment leaves out of scores."""
 
 
-def failure_class(rollout: Mapping[str, Any]) -> str | None:
-    """Why a rollout has no score: the class of its failure, or `MASKED`; None for a scored rollout.
-
-    Metrics, reports, comparisons, trackers and the viewer ask this function alone.
-    """
-    name = rollout.get("_ng_failure_class")
-    if name:
-        return name if isinstance(name, str) else "unknown"
-    return MASKED if rollout.get("mask_sample") is True else None
-
-
 def _numeric_fields(rollout: Mapping[str, Any]) -> dict[str, int | float]:
     response = rollout.get("response")
     usage = response.get("usage") if isinstance(response, Mapping) else None

@@ -38,7 +38,7 @@ _RESERVED = frozenset(
         *("captured_input", "captured_context", "prompt", "stopped_by"),
     }
 )
-_MARKS = ("_ng_failure_class", "mask_sample")
+_MARKS = ("_ng_failure_class", "_ng_failure_terminal", "failure", "mask_sample", "instance_config")
 _SCALARS = frozenset(b'"-0123456789tf')
 _LONGEST_SCALAR = 1000  # bytes
 _MOST_FIELDS = 64
@@ -314,7 +314,7 @@ def _prompt_digest(params: msgspec.Raw | None) -> int | None:
 
 
 def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
-    facts.failure = _name(failure_class({name: _scalar(top.get(name)) for name in _MARKS}))
+    facts.failure = _name(failure_class({name: _decoded(top.get(name)) for name in _MARKS}))
     if facts.failure is not None:
         return
     reward = _scalar(top.get("reward"))
@@ -449,6 +449,16 @@ def _fields(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
             elif value is not None:
                 found[key[:NAME_LIMIT]] = value
     return found
+
+
+def _decoded(raw: msgspec.Raw | None) -> Any:
+    """A value, whatever it is; None if it cannot be decoded."""
+    if raw is None:
+        return None
+    try:
+        return _ANY.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _scalar(raw: msgspec.Raw | None) -> Any:

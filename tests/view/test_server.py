@@ -318,7 +318,7 @@ def test_coverage_stands_beside_the_score(tmp_path: Path, failures: Failures, me
     assert (masked["reward"], masked["failure"], masked["fields"]["reason"]) == (None, "masked", "left out")
 
 
-@pytest.mark.parametrize("own", ["text", {}, None, {"kind": "timeout"}, {"detail": 1}])
+@pytest.mark.parametrize("own", ["text", None, 1, []])
 def test_a_rows_own_failure_is_none(tmp_path: Path, own: Any) -> None:
     """S13: a key of the data set that has the name of one of ours."""
     path = write(tmp_path / "out.jsonl", [{"failure": own, **rollout(0, 1)}])

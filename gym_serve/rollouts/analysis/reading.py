@@ -22,13 +22,13 @@ from gym_serve.rollouts.rows import (
     METADATA_KEYS,
     Problems,
     ignore_problem,
-    is_failure,
     raise_problem,
     read_rows,
     rollout_key,
     task_index,
 )
 from gym_serve.rollouts.tables import IntTable, digest
+from gym_serve.types.endings import failure_class
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_reward
@@ -145,7 +145,7 @@ def agent_of(rollout: JSON) -> str:
 
 
 def _checked(rollout: JSON) -> JSON:
-    if is_failure(rollout):
+    if failure_class(rollout) is not None:
         return rollout
     check_reward(rollout.get("reward"))
     return rollout
