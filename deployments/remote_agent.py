@@ -30,6 +30,7 @@ from typing_extensions import Self
 
 from gym_serve.deployments.http_client import STAGES, BaseUrl, HttpClient
 from gym_serve.deployments.simple_agent import SimpleAgent
+from gym_serve.metrics import scored_rollouts
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.types.errors import (
@@ -178,7 +179,7 @@ class RemoteAgent(SimpleAgent):
         """See `AgentServer.aggregate`."""
         if self.config.resources is not None:
             return await super().aggregate(body)
-        answer = await self._peer.post("aggregate_metrics", body)
+        answer = await self._peer.post("aggregate_metrics", {"verify_responses": scored_rollouts(body)})
         if not isinstance(answer, dict):
             raise Unavailable(
                 f"the agent must answer its metrics as an object, got {shown(answer)}", server=self.name

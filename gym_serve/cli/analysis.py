@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_serve.cli.options import JsonOption
+from gym_serve.cli.options import FailuresOption, JsonOption
 from gym_serve.cli.printing import (
     bar,
     print_json,
@@ -19,17 +19,14 @@ from gym_serve.cli.printing import (
     shortened,
     sparkline,
 )
+from gym_serve.metrics import Coverage
+from gym_serve.metrics.summary import interval_text
 from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from gym_serve.cli.report import FailureClass
     from gym_serve.judging import Calibration
-    from gym_serve.rollouts.analysis import (
-        Estimate,
-        RewardProfile,
-        RunComparison,
-        TaskDifference,
-        TaskProfile,
-    )
+    from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskDifference, TaskProfile
     from gym_serve.rollouts.analysis.comparison import ComparisonSummary
     from gym_serve.rollouts.analysis.profile import ProfileSummary
     from gym_serve.rollouts.rows import Problems
@@ -54,13 +51,14 @@ def profile(
     solved_at: SolvedAtOption = 1.0,
     key: KeyOption = "_ng_task_index",
     top: TopOption = 20,
+    failures: FailuresOption = "mask",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="ROWS", help="File for the rows to train on next."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print pass rates by task, tasks by difficulty, and what to train on next.
+    """Print pass rates by task, tasks by difficulty, the worst rollouts and why, and what to train on next.
 
     Difficulty is the pass rate p: never 0, hard below 0.25, medium up to 0.75,
     easy below 1, always 1. Train next on the tasks whose rollouts differ in
@@ -74,20 +72,24 @@ def profile(
     if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
         raise typer.BadParameter("--output needs a single run, without --key")
     # Imported here, so that --help starts fast.
-    from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_rollouts
+    from gym_serve.cli.report import failures_of
+    from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_asked, read_rollouts
     from gym_serve.rollouts.rows import Problems
 
-    problems, found = Problems(), RewardProfile(solved_at)
-    for rollout in read_rollouts(rollouts, TaskKey(key), problems):
+    problems, found = Problems(), RewardProfile(solved_at, failures, worst=top)
+    task_key = TaskKey(key)
+    for rollout in read_rollouts(rollouts, task_key, problems):
         found.add(rollout)
+    asked = read_asked(rollouts, task_key)
     written = None
     if output is not None:
         written = _write_rows(rollouts[0], found, output)
-    summary = found.summary(top)
+    summary = found.summary(top, asked.rollouts)
+    failed = failures_of(rollouts)
     if as_json:
-        _print_profile_json(found, summary, problems)
+        _print_profile_json(found, summary, asked, failed, problems)
     else:
-        _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary)
+        _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary, asked, failed)
     if written is not None:
         typer.echo(f"{written:,} rows to train on next: {output}", err=as_json)
     if not as_json:
@@ -108,14 +110,25 @@ def _write_rows(run: Path, found: RewardProfile, output: Path) -> int:
     return written
 
 
-def _print_profile_json(found: RewardProfile, summary: ProfileSummary, problems: Problems) -> None:
+def _print_profile_json(
+    found: RewardProfile,
+    summary: ProfileSummary,
+    asked: Asked,
+    failed: list[FailureClass],
+    problems: Problems,
+) -> None:
     head = {
         "ok": not problems.count,
         **summary._asdict(),
+        "coverage": summary.coverage._asdict(),
         "train_next": [task.task_index for task in summary.train_next],
+        "worst": [rollout._asdict() for rollout in summary.worst],
         "solved_at": found.solved_at,
+        "failed_count_as": found.failures,
         "reward_edges": found.bin_edges,
-        "agents": [asdict(row) for row in found.agents()],
+        "agents": [asdict(row) for row in found.agents(asked.rollouts)],
+        "failures": [asdict(one) for one in failed],
+        "notes": asked.notes,
         "problems": problems.kept,
     }
     print_json_stream(head, "per_task", (_profile_json(task) for task in found.tasks()))
@@ -130,25 +143,59 @@ def _profile_json(task: TaskProfile) -> JSON:
     }
 
 
-def _print_profile(run: Path | None, found: RewardProfile, summary: ProfileSummary) -> None:
+def _print_profile(
+    run: Path | None,
+    found: RewardProfile,
+    summary: ProfileSummary,
+    asked: Asked,
+    failed: list[FailureClass],
+) -> None:
+    from gym_serve.cli.report import FAILURE_COLUMNS
     from gym_serve.metrics import SUMMARY_COLUMNS
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
         typer.echo("No scored rollouts.", err=True)
+        print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
         return
-    print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents()))
+    print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents(asked.rollouts)))
     typer.echo()
-    for name, figure in (("mean reward", summary.mean_reward), ("pass rate %", summary.pass_rate)):
-        interval = f", 95% interval {figure['low']:.4g} to {figure['high']:.4g}" if "low" in figure else ""
-        typer.echo(f"{name} over {summary.tasks:,} tasks: {figure['value']:.4g}{interval}")
+    for note in asked.notes:
+        typer.echo(f"note: {note}")
+    figures = (
+        ("mean reward", summary.mean_reward),
+        (f"pass rate % (reward of {found.solved_at:g} or more)", summary.pass_rate),
+    )
+    print_table(
+        (f"over {summary.tasks:,} tasks", "", "95% interval", "method"),
+        (
+            (name, f"{figure['value']:.4g}", interval_text(figure), figure.get("method", ""))
+            for name, figure in figures
+        ),
+    )
+    counted = ", and each failed one counts as 0" if found.failures == "zero" else ""
+    typer.echo(f"{summary.coverage} rollouts are scored{counted}")
     if summary.unscored_tasks:
-        typer.echo(f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed")
+        typer.echo(
+            f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed or are masked"
+        )
     typer.echo()
     print_table(("difficulty", "tasks", ""), _bars(summary.buckets.items()))
     typer.echo()
     steps = [f"{10 * step}-{10 * step + 10} %" for step in range(len(summary.pass_rate_histogram))]
     print_table(("pass rate", "tasks", ""), _bars(list(zip(steps, summary.pass_rate_histogram, strict=True))))
+    if summary.worst:
+        typer.echo("\nthe lowest rewards, and why")
+        print_table(
+            ("rollout", "agent", "reward", "reason"),
+            (
+                (one.rollout_id, one.agent, f"{one.reward:.3f}", one.reason or "the verifier gives none")
+                for one in summary.worst
+            ),
+        )
+    if failed:
+        typer.echo("\nattempts that failed")
+        print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
     typer.echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
     indices = [task.task_index for task in summary.train_next]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
@@ -183,48 +230,58 @@ def diff(
     solved_at: SolvedAtOption = 1.0,
     key: KeyOption = "_ng_task_index",
     top: TopOption = 20,
+    failures: FailuresOption = "mask",
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs over the same tasks: the difference B - A, and the tasks that flipped.
 
-    Tasks are paired; a task that only one run has scored is left out. The 95%
-    interval is that of the difference. A run solves a task if more than half of
-    its rollouts are solved. B fixed or broke the tasks that only one run solves.
+    Tasks are paired; a task that only one run has scored is left out, and so is one
+    with different prompts in the two runs, unless --key says what identifies it.
+    The 95% interval is that of the difference (paired bootstrap over tasks). A run
+    solves a task if more than half of its rollouts are solved. B fixed or broke the
+    tasks that only one run solves.
 
     Exit status: 0, or 1 if B is clearly worse in mean reward, if the runs share no
     task, or if a file has problems.
 
     Example: gym-serve diff before.jsonl after.jsonl
     """
-    from gym_serve.rollouts.analysis import RunComparison, TaskKey, read_rollouts
+    from gym_serve.rollouts.analysis import Comparison, RunScores, TaskKey, read_asked, read_rollouts
     from gym_serve.rollouts.rows import Problems
 
-    problems, comparison, names = Problems(), RunComparison(solved_at), TaskKey(key)
-    comparison.add_a(read_rollouts([run_a], names, problems))
-    comparison.add_b(read_rollouts([run_b], names, problems))
+    problems, names = Problems(), TaskKey(key)
+    runs = [RunScores(solved_at, failures) for _ in range(2)]
+    for scores, path in zip(runs, (run_a, run_b), strict=True):
+        scores.add(read_rollouts([path], names, problems))
+    by_index = key == "_ng_task_index"
+    comparison = Comparison(*runs, by_prompt=by_index)
+    asked = [read_asked([path], names) for path in (run_a, run_b)]
+    coverage = [
+        Coverage(scored, max(known, of.rollouts.total()))
+        for (scored, known), of in zip((scores.coverage() for scores in runs), asked, strict=True)
+    ]
+    notes = [f"{run}: {note}" for run, of in zip("AB", asked, strict=True) for note in of.notes]
     summary = comparison.summary(top)
     if as_json:
-        _print_diff_json(comparison, summary, problems)
+        head = {
+            "ok": not problems.count and bool(summary.estimates),
+            **summary._asdict(),
+            "coverage": {run: of._asdict() for run, of in zip("ab", coverage, strict=True)},
+            "estimates": [{**vars(estimate), "verdict": estimate.verdict} for estimate in summary.estimates],
+            "flips": [task.task_index for task in summary.flips],
+            "solved_at": solved_at,
+            "failed_count_as": failures,
+            "notes": notes,
+            "problems": problems.kept,
+        }
+        print_json_stream(head, "per_task", (_difference_json(task) for task in comparison.tasks()))
     else:
-        _print_diff(run_a if key == "_ng_task_index" else None, summary)
-    if not as_json:
+        _print_diff(run_a if by_index else None, summary, coverage, notes)
         print_problems(problems)
         if not summary.paired_tasks:
             typer.echo("The runs share no task. Identify tasks by a field of the rows: --key FIELD", err=True)
     if problems.count or not summary.estimates or summary.estimates[0].verdict == "worse":
         raise typer.Exit(1)
-
-
-def _print_diff_json(comparison: RunComparison, summary: ComparisonSummary, problems: Problems) -> None:
-    head = {
-        "ok": not problems.count and bool(summary.estimates),
-        **summary._asdict(),
-        "estimates": [{**vars(estimate), "verdict": estimate.verdict} for estimate in summary.estimates],
-        "flips": [task.task_index for task in summary.flips],
-        "solved_at": comparison.solved_at,
-        "problems": problems.kept,
-    }
-    print_json_stream(head, "per_task", (_difference_json(task) for task in comparison.tasks()))
 
 
 def _difference_json(task: TaskDifference) -> JSON:
@@ -233,28 +290,37 @@ def _difference_json(task: TaskDifference) -> JSON:
         "agent": task.agent,
         "a": task.a._asdict(),
         "b": task.b._asdict(),
-        "difference": task.b.mean - task.a.mean,
+        "difference": task.difference,
         "flip": task.flip,
     }
 
 
-def _print_diff(run: Path | None, summary: ComparisonSummary) -> None:
+def _print_diff(
+    run: Path | None, summary: ComparisonSummary, coverage: list[Coverage], notes: list[str]
+) -> None:
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     print_table(
         ("metric", "agent", "tasks", "A", "B", "B - A", "95% interval", "B is"),
         (_estimate_cells(estimate) for estimate in summary.estimates),
     )
+    if any(estimate.low is not None for estimate in summary.estimates):
+        typer.echo("95% interval of B - A: paired bootstrap over tasks")
+    typer.echo(f"scored: A {coverage[0]} rollouts, B {coverage[1]} rollouts")
     typer.echo(
         f"\n{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
         f"{summary.only_b:,} in B alone): {summary.fixed:,} fixed, {summary.broken:,} broken"
     )
-    if summary.different_prompts:
+    for note in notes:
+        typer.echo(f"note: {note}")
+    if summary.different_prompts and run is not None:
         typer.echo(
-            f"note: {summary.different_prompts:,} of them have another prompt in B. If both runs have the "
-            "same data set in another order, identify tasks by a field of the rows: --key FIELD"
+            f"left out: {summary.different_prompts:,} tasks with the same number, but another prompt in B. "
+            "If they are the same tasks, identify them by a field of the rows: --key FIELD"
         )
-    indices = [task.task_index for task in summary.flips]
+    elif summary.different_prompts:
+        typer.echo(f"note: {summary.different_prompts:,} of them have another prompt in B")
+    indices = [int(task.task_index) for task in summary.flips]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
     print_table(
         ("task", "agent", "", "A solved", "B solved", "A mean", "B mean", "prompt"),
@@ -267,7 +333,7 @@ def _print_diff(run: Path | None, summary: ComparisonSummary) -> None:
                 f"{task.b.solved}/{task.b.rollouts}",
                 f"{task.a.mean:.3f}",
                 f"{task.b.mean:.3f}",
-                shortened(prompts.get(task.task_index, "")),
+                shortened(prompts.get(int(task.task_index), "")),
             )
             for task in summary.flips
         ),

@@ -16,6 +16,7 @@ from gym_serve.cli.options import (
     ApplicationOption,
     AttachOption,
     DashboardOption,
+    FailuresOption,
     JsonOption,
     RayOption,
     SetOption,
@@ -135,6 +136,7 @@ def collect(
     resume: ResumeOption = False,
     retry_failed: RetryOption = False,
     skip_invalid: SkipOption = False,
+    failures: FailuresOption = "mask",
     as_json: JsonOption = False,
 ) -> None:
     """Collect rollouts of rows into files; --resume continues after a stop or a crash.
@@ -220,7 +222,9 @@ def collect(
             ),
             output,
         )
-        report_and_exit(*outcome, as_json=as_json)  # before the graph is taken down, which takes seconds
+        report_and_exit(
+            *outcome, as_json=as_json, failures=failures
+        )  # before the graph is taken down, which takes seconds
 
 
 def _check(

@@ -13,6 +13,7 @@ from gym_serve.cli.collect import OutputOption
 from gym_serve.cli.options import (
     AddressOption,
     AttachOption,
+    FailuresOption,
     JsonOption,
     Target,
     TokenOption,
@@ -42,6 +43,7 @@ def merge(
     address: AddressOption = None,
     url: UrlOption = None,
     auth_token: TokenOption = None,
+    failures: FailuresOption = "mask",
     as_json: JsonOption = False,
 ) -> None:
     """Merge the shards of a collection into one run, with the metrics of the whole.
@@ -71,7 +73,7 @@ def merge(
             asked = _aggregate_of(stack.enter_context(target.open()))
         metrics = asyncio.run(merge_runs(shards, output, asked, lambda agent: _declared(outputs, agent)))
         report = _report(outputs, metrics)
-    print_report(report, as_json=as_json)
+    print_report(report, as_json=as_json, failures=failures)
     if missing := report.progress.remaining:
         typer.echo(f"{missing:,} rollouts are missing. Make them with: gym-serve collect --resume", err=True)
     if missing or report.progress.failed:

@@ -21,6 +21,7 @@ from gym_serve.cli.printing import print_json, print_start, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
+from gym_serve.metrics import Failures
 from gym_serve.types.errors import GraphError, GymError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "ApplicationOption",
     "AttachOption",
     "DashboardOption",
+    "FailuresOption",
     "FileArgument",
     "JsonOption",
     "RayOption",
@@ -66,6 +68,22 @@ ApplicationOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _failures(text: str) -> Failures:
+    if text not in ("mask", "zero"):
+        raise typer.BadParameter(f"must be mask or zero, got {text!r}")
+    return "zero" if text == "zero" else "mask"
+
+
+FailuresOption = Annotated[
+    Failures,
+    typer.Option(
+        parser=_failures,
+        metavar="mask|zero",
+        help="A failed rollout is left out of scores (mask), or counts as a reward of 0 (zero).",
+    ),
+]
 
 
 def resolve_file(file: Path, overrides: Sequence[str] | None, application: str | None) -> Graph:

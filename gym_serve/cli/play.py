@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,8 @@ from rich.text import Text
 from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
-from gym_serve.cli.printing import new_console, print_json
+from gym_serve.cli.printing import new_console, plain, print_json
+from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
 from gym_serve.types.protocols.items import message_item, new_id
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT, _MODEL, _AGENT = "environment", "policy", "agent"
 _LINES = 30  # shown of one message or output
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NOT_OF_THE_VERIFIER = {"response", "reward", "agent_ref", "model_usage"}
+_NOT_OF_THE_VERIFIER = {"response", "reward", "reason", "agent_ref", "model_usage"}
+_NOT_OF_THE_ROW = {"responses_create_params", "prompt", "agent_ref", "mask_sample"}
 _WIDTH = 80  # where the output is no terminal
 
 
@@ -99,7 +100,7 @@ def play(
         print_json(rollout)
     else:
         transcript.verdict(rollout, task)
-    if "failure" in rollout:
+    if failure_class(rollout) not in (None, MASKED):
         raise typer.Exit(1)
 
 
@@ -204,20 +205,27 @@ class _Transcript:
         self._write(reply.body.decode("utf-8", "replace"), "red" if failed else None)
 
     def verdict(self, rollout: JSON, row: JSON) -> None:
-        """The reward, and what the verifier says of it; or the failure."""
-        if failure := rollout.get("failure"):
+        """The row's own keys, the reward and why, and what else the verifier says; or the failure."""
+        ending = failure_class(rollout)
+        if ending not in (None, MASKED):
+            failure = rollout["failure"]
             self._head("failure", f"{failure['kind']}, stage {failure['stage']}: no reward, not a zero")
             self._write(str(failure["detail"]), "red")
             return
+        if any(key not in _NOT_OF_THE_ROW and not key.startswith("_ng_") for key in row):
+            self._head("row", "its own keys, such as the right answer")
+            self._fields(row, _NOT_OF_THE_ROW)
         self._head("verdict", f"reward {rollout['reward']:g}")
-        own = {
-            key: value
-            for key, value in rollout.items()
-            if key not in row and key not in _NOT_OF_THE_VERIFIER and not key.startswith("_ng_")
-        }
-        for key, value in own.items():
-            shown = value if isinstance(value, str) else orjson.dumps(value).decode()
-            self._write(f"{key}: {shown}")
+        if ending == MASKED:
+            self._write("masked: the environment leaves this rollout out of scores", "yellow")
+        if isinstance(reason := rollout.get("reason"), str) and reason != row.get("reason"):
+            self._write(f"reason: {reason}", "yellow")
+        self._fields(rollout, _NOT_OF_THE_VERIFIER | row.keys())
+
+    def _fields(self, fields: JSON, without: Collection[str]) -> None:
+        for key, value in fields.items():
+            if key not in without and not key.startswith("_ng_"):
+                self._write(f"{key}: {value if isinstance(value, str) else orjson.dumps(value).decode()}")
 
     def _tools(self, tools: list[JSON]) -> None:
         names = [str(tool.get("name", tool.get("type"))) for tool in tools]
@@ -241,13 +249,13 @@ class _Transcript:
 
     def _head(self, title: str, detail: str = "", seconds: float | None = None) -> None:
         timed = "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-        rest = "  ".join(filter(None, [_plain(detail), timed]))
+        rest = "  ".join(filter(None, [plain(detail), timed]))
         self._console.print(
             Rule(Text.assemble((title, "bold"), f"  {rest}" if rest else ""), align="left", style="dim")
         )
 
     def _write(self, text: str, style: str | None = None) -> None:
-        lines = _plain(text).splitlines() or [""]
+        lines = plain(text).splitlines() or [""]
         for line in lines[:_LINES]:
             self._console.print(Text(line, style=style or ""))
         if (more := len(lines) - _LINES) > 0:
@@ -258,11 +266,6 @@ def _tokens(usage: JSON) -> str:
     if not usage.get("total_tokens"):
         return ""  # not known
     return f"{usage['input_tokens']} tokens in, {usage['output_tokens']} out"
-
-
-def _plain(text: str) -> str:
-    """Without control characters, which could rewrite what stands on the terminal."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 def _text(item: JSON) -> str:

@@ -7,6 +7,7 @@ wide as they need to be.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -35,12 +36,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table. Long cells are folded, never cut off."""
+    """A table. Long cells are folded, never cut off, and hold no control characters."""
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
     for cells in rows:
-        table.add_row(*cells)
+        table.add_row(*map(plain, cells))
     return table
 
 
@@ -77,7 +78,7 @@ def print_problems(problems: Problems) -> None:
     """Print the problems of files to stderr."""
     kept = problems.kept
     for problem in kept[:_SHOWN]:
-        typer.echo(problem, err=True)
+        typer.echo(plain(problem), err=True)
     if (more := len(kept) - _SHOWN) > 0:
         typer.echo(f"and {more:,} other problems", err=True)
 
@@ -126,6 +127,15 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
         else:
             lines += wrap(part, width)
     return lines
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but newline and tab, and those of Unicode that reverse what follows (bidirectional)."""
+
+
+def plain(text: str) -> str:
+    """Text without the control characters that could rewrite what stands on a terminal."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def shortened(text: str, length: int = 60) -> str:

@@ -5,20 +5,31 @@ The tables are computed from the output files, so that an interrupted run has th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from gym_serve.cli.printing import new_console, print_json, table_of
-from gym_serve.metrics import SUMMARY_COLUMNS, Aggregator, summarize
+from gym_serve.cli.printing import new_console, plain, print_json, table_of
+from gym_serve.metrics import (
+    SUMMARY_COLUMNS,
+    Aggregator,
+    Failures,
+    SummaryRow,
+    failure_class,
+    summarize,
+)
+from gym_serve.metrics.summary import INTERVALS, interval_text, mean_of
+from gym_serve.rollouts import Outputs
+from gym_serve.rollouts.analysis import Asked, read_asked
 from gym_serve.rollouts.files import read_records
 from gym_serve.types.rows import agent_name
 
 if TYPE_CHECKING:
-    from gym_serve.rollouts import Outputs, Report
+    from gym_serve.rollouts import Report
     from gym_serve.types.requests import JSON
 
 _DETAIL = 200  # characters shown of the first failure of a class
@@ -40,14 +51,26 @@ class FailureClass:
     first: str
     """Detail of the first one."""
 
+    def cells(self) -> tuple[str, ...]:
+        """The class as text, under `FAILURE_COLUMNS`."""
+        return self.kind, self.stage, str(self.attempts), str(self.terminal), self.first
 
-def failures_of(outputs: Outputs) -> list[FailureClass]:
-    """The failed attempts of a run by class and stage, the most frequent first."""
+
+FAILURE_COLUMNS = ("failure", "stage", "attempts", "terminal", "first detail")
+"""Headings of `FailureClass.cells`."""
+
+
+def failures_of(runs: Iterable[Path]) -> list[FailureClass]:
+    """The failed attempts of runs by class and stage, the most frequent first.
+
+    Args:
+        runs: the main files.
+    """
     classes: dict[tuple[str, str], FailureClass] = {}
-    for record in read_records(outputs.failures):
+    for record in (record for run in runs for record in read_records(Outputs.of(run).failures)):
         failure = record.get("failure")
         failure = failure if isinstance(failure, dict) else {}
-        kind, stage = str(record.get("_ng_failure_class")), str(failure.get("stage", ""))
+        kind, stage = str(failure_class(record)), str(failure.get("stage", ""))
         if (kind, stage) not in classes:
             first = " ".join(str(failure.get("detail", "")).split())[:_DETAIL]
             classes[kind, stage] = FailureClass(kind, stage, 0, 0, first)
@@ -56,9 +79,15 @@ def failures_of(outputs: Outputs) -> list[FailureClass]:
     return sorted(classes.values(), key=lambda found: -found.attempts)
 
 
-def report_json(report: Report) -> JSON:
-    """The report of a collection as JSON; complete and interrupted runs have the same keys."""
+def report_json(report: Report, failures: Failures = "mask") -> JSON:
+    """The report of a collection as JSON; complete and interrupted runs have the same keys.
+
+    Args:
+        report: the report.
+        failures: what a failed rollout counts as in the mean reward.
+    """
     progress = report.progress
+    rows, asked = _summary(report, failures)
     return {
         "ok": report.complete and not progress.failed,
         "complete": report.complete,
@@ -69,36 +98,60 @@ def report_json(report: Report) -> JSON:
             "failed": progress.failed,
             "earlier": progress.earlier,
         },
-        "mean_reward": progress.mean_reward,
+        "mean_reward": mean_of(rows),
+        "coverage": {"scored": progress.scored, "masked": progress.masked, "asked": progress.total},
+        "failed_count_as": failures,
+        "agents": [asdict(row) for row in rows],
         "model_usage": report.spent.usage,
         "tokens": report.spent.tokens,
         "cost": report.spent.cost,
         "budget_spent": report.exhausted,
         "fault": None if report.operator_error is None else report.operator_error.to_body()["error"],
-        "failures": [asdict(found) for found in failures_of(report.outputs)],
+        "failures": [asdict(found) for found in failures_of([report.outputs.rollouts])],
         "metrics": report.metrics,
         "left_out": report.problems,
         "uncompared": report.uncompared,
-        "notes": report.notes,
+        "notes": [*report.notes, *asked.notes],
         "files": {name: str(path) for name, path in asdict(report.outputs).items()},
     }
 
 
-def print_report(report: Report, console: Console | None = None, *, as_json: bool = False) -> None:
+def print_report(
+    report: Report, console: Console | None = None, *, as_json: bool = False, failures: Failures = "mask"
+) -> None:
     """Print the report of a collection: tables to the console (stdout by default), or JSON to stdout."""
     if as_json:
-        print_json(report_json(report))
+        print_json(report_json(report, failures))
         return
     console = console or new_console()
-    for table in _tables(report):
-        console.print(table, markup=False, highlight=False)
+    rows, asked = _summary(report, failures)
+    for table in _tables(report, rows, failures):
+        console.print(table, markup=False, highlight=False, soft_wrap=isinstance(table, str))
         console.print()
-    for line in _lines(report):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in _lines(report, asked):
+        console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(report: Report) -> Iterator[str]:
-    for note in report.notes:
+def _summary(report: Report, failures: Failures) -> tuple[list[SummaryRow], Asked]:
+    asked = read_asked([report.outputs.rollouts])
+    aggregators: dict[str, Aggregator] = {}
+    for path in (report.outputs.rollouts, report.outputs.failures):
+        for record in read_records(path):
+            aggregators.setdefault(agent_name(record) or "-", Aggregator()).add(record)
+    return summarize(dict(sorted(aggregators.items())), asked.rollouts, failures), asked
+
+
+def _about(rows: Sequence[SummaryRow], metrics: list[JSON], failures: Failures) -> Iterator[str]:
+    """What the numbers of the tables mean."""
+    if failures == "zero" and rows:
+        yield "mean reward, pass@k: a failed rollout counts as 0"
+    found = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}
+    if told := [text for method, text in INTERVALS.items() if method in found]:
+        yield f"95% intervals: {', '.join(told)}"
+
+
+def _lines(report: Report, asked: Asked) -> Iterator[str]:
+    for note in (*report.notes, *asked.notes):
         yield f"note: {note}"
     for what, items, unit in (
         ("left out", report.problems, ""),
@@ -108,33 +161,26 @@ def _lines(report: Report) -> Iterator[str]:
         if (more := len(items) - _PROBLEMS) > 0:
             yield f"{what}: at least {more} more{unit}"
     progress = report.progress
+    masked = f"{progress.masked:,} masked, " if progress.masked else ""
     yield (
-        f"{progress.finished:,} of {progress.total:,} rollouts: {progress.scored:,} scored, "
+        f"{progress.finished:,} of {progress.total:,} rollouts: {progress.scored:,} scored, {masked}"
         f"{progress.failed:,} failed; {report.outputs.rollouts}"
     )
 
 
-def _tables(report: Report) -> Iterator[Table]:
-    rows = summarize(_by_agent(report.outputs))
+def _tables(report: Report, rows: Sequence[SummaryRow], failures: Failures) -> Iterator[Table | str]:
     if rows:
         yield table_of(SUMMARY_COLUMNS, [row.cells() for row in rows])
-    if metrics := list(_headlines(report.metrics)):
-        yield table_of(("agent", "metric", "value", "95% interval"), metrics)
+    if metrics := [cells for *cells, _ in _headlines(report.metrics)]:
+        yield table_of(("agent", "metric, by NeMo Gym's definition", "value", "95% interval"), metrics)
+    if about := "\n".join(_about(rows, report.metrics, failures)):
+        yield about
     if used := [_used(*row) for row in report.spent.rows()]:
         yield table_of(
             ("stage", "model", "calls", "input tokens", "of them cached", "output tokens", "cost"), used
         )
-    if failures := failures_of(report.outputs):
-        cells = [(f.kind, f.stage, str(f.attempts), str(f.terminal), f.first) for f in failures]
-        yield table_of(("failure", "stage", "attempts", "terminal", "first detail"), cells)
-
-
-def _by_agent(outputs: Outputs) -> dict[str, Aggregator]:
-    aggregators: dict[str, Aggregator] = {}
-    for path in (outputs.rollouts, outputs.failures):
-        for record in read_records(path):
-            aggregators.setdefault(agent_name(record) or "-", Aggregator()).add(record)
-    return dict(sorted(aggregators.items()))
+    if failed := failures_of([report.outputs.rollouts]):
+        yield table_of(FAILURE_COLUMNS, [one.cells() for one in failed])
 
 
 def _headlines(metrics: list[JSON]) -> Iterator[tuple[str, ...]]:
@@ -144,18 +190,13 @@ def _headlines(metrics: list[JSON]) -> Iterator[tuple[str, ...]]:
             if key.split("/")[-1].startswith("_ng_"):
                 continue
             interval = confidence.get(key) if isinstance(confidence, dict) else None
-            yield str(entry["agent_ref"]["name"]), key, _number(value), _interval(interval)
+            method = str(interval.get("method", "")) if isinstance(interval, dict) else ""
+            yield str(entry["agent_ref"]["name"]), key, _number(value), interval_text(interval), method
 
 
 def _used(stage: str, server: str, counts: Mapping[str, int], cost: float | None) -> tuple[str, ...]:
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens")
     return stage, server, *(f"{counts[name]:,}" for name in names), "" if cost is None else f"{cost:.4f}"
-
-
-def _interval(interval: Any) -> str:
-    if not isinstance(interval, dict) or "low" not in interval or "high" not in interval:
-        return ""
-    return f"{_number(interval['low'])} to {_number(interval['high'])}"
 
 
 def _number(value: Any) -> str:

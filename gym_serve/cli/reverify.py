@@ -19,6 +19,7 @@ from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
     AttachOption,
+    FailuresOption,
     JsonOption,
     SetOption,
     Target,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _VERIFY_SECONDS = 300.0  # for an agent that has no `verify_timeout`; that of `AgentServer`
 _AGGREGATE_SECONDS = 600.0
+_OF_THE_VERDICT = frozenset({"verification_skipped", "mask_sample", "reason"})
+"""Keys of a verdict that say something by their absence."""
 
 
 def reverify(
@@ -57,6 +60,7 @@ def reverify(
     concurrency: ConcurrencyOption = 16,
     resume: ResumeOption = False,
     skip_invalid: SkipOption = False,
+    failures: FailuresOption = "mask",
     as_json: JsonOption = False,
 ) -> None:
     """Compute the rewards of stored rollouts again, with the graph's verifiers; no model is called.
@@ -91,7 +95,7 @@ def reverify(
             ),
             output,
         )
-        report_and_exit(*outcome, as_json=as_json)
+        report_and_exit(*outcome, as_json=as_json, failures=failures)
 
 
 class _Verifiers:
@@ -124,8 +128,7 @@ class _Verifiers:
         # of this run.
         if not isinstance(verdict, dict):
             return {"reward": None}
-        skipped = "verification_skipped"  # by the agent that made the rollout
-        return {**{k: v for k, v in rollout.items() if k != skipped}, USAGE_FIELD: {}, **verdict}
+        return {**{k: v for k, v in rollout.items() if k not in _OF_THE_VERDICT}, USAGE_FIELD: {}, **verdict}
 
     def description(self) -> JSON:
         """The environments of the graph."""

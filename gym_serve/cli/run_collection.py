@@ -27,6 +27,7 @@ from typing_extensions import Self
 
 from gym_serve.cli.printing import is_quiet, packed, shortened
 from gym_serve.cli.report import print_report
+from gym_serve.metrics import Failures
 from gym_serve.servers.runner import relax_garbage_collection
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
     return asyncio.run(work())
 
 
-def report_and_exit(report: Report | None, signalled: int | None, *, as_json: bool) -> NoReturn:
+def report_and_exit(
+    report: Report | None, signalled: int | None, *, as_json: bool, failures: Failures = "mask"
+) -> NoReturn:
     """Print the report that `run_collection` returned, and exit with the status of the run (see above)."""
     if report is None:
         typer.echo("Stopped before the first rollout.", err=True)
     else:
-        print_report(report, as_json=as_json)
+        print_report(report, as_json=as_json, failures=failures)
     if report is not None and report.exhausted and signalled is None:
         typer.echo(
             f"Stopped: {report.exhausted}. Run the command with --resume and a higher limit to continue.",
@@ -242,6 +245,8 @@ class ProgressDisplay:
             parts.append(f"{tokens:,.0f} tokens/s")
         if progress.mean_reward is not None:
             parts.append(f"reward {progress.mean_reward:.3f}")
+        if progress.masked:
+            parts.append(f"masked {progress.masked:,}")
         parts.append(f"failed {progress.failed:,}{_failures(progress.failed_attempts)}")
         parts.append(f"running {progress.running:,}")
         if rate is not None and progress.remaining:

@@ -11,29 +11,51 @@
 - `pass_majority_metrics`, `pass_at_k`: the scores alone, of rollouts grouped by task.
 - `select_key_metrics`: selects the headline metrics.
 - `summarize`, `SummaryRow`, `SUMMARY_COLUMNS`: the table printed after a run.
+- `failure_class`, `Coverage`: whether a rollout has a score, and how many of those asked for have one.
 
 Averages of scores are percentages, 0 to 100 (for scores from 0 to 1); statistics of fields
-are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics).
+are in the field's own unit. Names and definitions are NeMo Gym's (docs/formats.md, Metrics), but for the
+summary's (`gym_serve.metrics.summary`).
 """
 
-from gym_serve.metrics.aggregator import Aggregator, aggregate_metrics, pass_majority_metrics
+from gym_serve.metrics.aggregator import (
+    Aggregator,
+    Coverage,
+    Failures,
+    aggregate_metrics,
+    pass_majority_metrics,
+    scored_rollouts,
+)
 from gym_serve.metrics.estimators import pass_at_k
-from gym_serve.metrics.records import LATENCY_FIELD, STATISTICS_ONLY, Breakdown, MetricSpec, Score
+from gym_serve.metrics.records import (
+    LATENCY_FIELD,
+    MASKED,
+    STATISTICS_ONLY,
+    Breakdown,
+    MetricSpec,
+    Score,
+)
 from gym_serve.metrics.report import select_key_metrics
 from gym_serve.metrics.summary import SUMMARY_COLUMNS, SummaryRow, summarize
+from gym_serve.types.endings import failure_class
 
 __all__ = [
     "LATENCY_FIELD",
+    "MASKED",
     "STATISTICS_ONLY",
     "SUMMARY_COLUMNS",
     "Aggregator",
     "Breakdown",
+    "Coverage",
+    "Failures",
     "MetricSpec",
     "Score",
     "SummaryRow",
     "aggregate_metrics",
+    "failure_class",
     "pass_at_k",
     "pass_majority_metrics",
+    "scored_rollouts",
     "select_key_metrics",
     "summarize",
 ]

@@ -10,11 +10,10 @@ NeMo Gym does: it defines which are the first k. `Aggregator` orders them by rol
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from gym_serve.metrics.estimators import Clusters
 from gym_serve.metrics.records import (
@@ -24,12 +23,28 @@ from gym_serve.metrics.records import (
     Group,
     MetricSpec,
     RecordStore,
-    failure_class,
     read_index,
     read_record,
+    unscored_record,
 )
 from gym_serve.metrics.report import Groups, group_metrics, overall_metrics, score_metrics
+from gym_serve.types.endings import failure_class
 from gym_serve.types.errors import InvalidRequest
+
+Failures = Literal["mask", "zero"]
+"""What a failed rollout counts as in a score: nothing, or a reward of 0 (a masked one is never counted)."""
+
+
+class Coverage(NamedTuple):
+    """What stands beside a score."""
+
+    scored: int
+    """Rollouts with a score."""
+    asked: int
+    """Rollouts that were asked for."""
+
+    def __str__(self) -> str:
+        return f"{self.scored:,} of {self.asked:,}"
 
 
 class Aggregator:
@@ -42,9 +57,8 @@ class Aggregator:
     def __init__(self, spec: MetricSpec = STATISTICS_ONLY) -> None:
         self.spec = spec
         self.failures: Counter[str] = Counter()
-        """How many attempts failed, by class; an attempt that a later one made good included."""
+        """How many attempts have no score, by class; an attempt that a later one made good included."""
         self._store = RecordStore()
-        self._failed: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, rollout: Mapping[str, Any]) -> None:
         """Add one rollout, scored or failed; no reference to it is kept.
@@ -59,23 +73,31 @@ class Aggregator:
         failure = failure_class(rollout)
         if failure is not None:
             self.failures[failure] += 1
-            self._failed[task].add(index)
+            self._store.append(task, unscored_record(rollout, index, self.spec, failure))
         else:
             self._store.append(task, read_record(rollout, index, self.spec))
 
-    def groups(self) -> Groups:
-        """The tasks that have a scored rollout, as they are now; rebuilt one by one on iteration."""
-        return _StoredGroups(self._store, self._failed)
+    def groups(self, failures: Failures = "mask") -> Groups:
+        """The tasks that have a score, as they are now; rebuilt one by one on iteration.
+
+        Args:
+            failures: ``zero`` counts each failed rollout as a reward of 0.
+        """
+        return _StoredGroups(self._store, zero=failures == "zero")
+
+    def coverage(self) -> Coverage:
+        """How many rollouts are scored, of how many that were asked for."""
+        scored = asked = 0
+        for of_task, asked_of_task in self._groups().sizes():
+            scored, asked = scored + of_task, asked + asked_of_task
+        return Coverage(scored, asked)
 
     def iter_group_metrics(self) -> Iterator[dict[str, Any]]:
         """The entries of ``group_level_metrics`` in task order, for writing them out one by one.
 
         A task whose rollouts all failed has an entry too, without statistics.
         """
-        only_failed = sorted(self._failed.keys() - set(self._store.tasks))
-        empty = (Group(task, [], expected=len(self._failed[task])) for task in only_failed)
-        for group in heapq.merge(self.groups(), empty, key=lambda group: group.task_index):
-            yield group_metrics(group)
+        return map(group_metrics, self._groups())
 
     def overall(self) -> dict[str, Any]:
         """`result` without the entries of the tasks, which are most of its size."""
@@ -85,30 +107,50 @@ class Aggregator:
         """The whole answer of ``POST /aggregate_metrics``, gym_serve's keys included."""
         return {"group_level_metrics": list(self.iter_group_metrics()), **self.overall()}
 
+    def _groups(self) -> _StoredGroups:
+        return _StoredGroups(self._store, zero=False, empty=True)
+
 
 class _StoredGroups:
-    """A view of the store by task, made for one snapshot of it."""
+    """A view of the store by task, made for one snapshot of it.
 
-    def __init__(self, store: RecordStore, failed: Mapping[int, set[int]]) -> None:
+    Args:
+        store: the records.
+        zero: take failed rollouts, too, each with a reward of 0.
+        empty: take tasks without any rollout to take, too.
+    """
+
+    def __init__(self, store: RecordStore, *, zero: bool, empty: bool = False) -> None:
         self._store = store
-        self._failed = failed
+        self._zero = zero
+        self._empty = empty
         order = sorted(range(len(store)), key=store.indices.__getitem__)
         order.sort(key=store.tasks.__getitem__)  # stable: by task, rollout index, arrival
         self._order = order
-        self._len = len(set(store.tasks))
 
     def __len__(self) -> int:
-        return self._len
+        return sum(1 for _ in self._tasks())
 
     def __iter__(self) -> Iterator[Group]:
-        for task, positions in groupby(self._order, key=self._store.tasks.__getitem__):
-            latest = {self._store.indices[position]: position for position in positions}
-            failed = self._failed.get(task, set())
-            yield Group(
-                task,
-                [self._store[position] for position in latest.values()],
-                expected=len(latest.keys() | failed),
-            )
+        for task, taken, asked in self._tasks():
+            yield Group(task, [self._store[position] for position in taken], expected=asked)
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """How many rollouts are taken of each task, and how many were asked for."""
+        return ((len(taken), asked) for _, taken, asked in self._tasks())
+
+    def _tasks(self) -> Iterator[tuple[int, list[int], int]]:
+        """Each task, the positions of its rollouts in order, and how many rollouts were asked for."""
+        store, scored = self._store, self._store.scored
+        for task, positions in groupby(self._order, key=store.tasks.__getitem__):
+            latest: dict[int, int] = {}
+            for position in positions:
+                known = latest.setdefault(store.indices[position], position)
+                if scored[position] or not scored[known]:  # an attempt that made the failure good
+                    latest[store.indices[position]] = position
+            taken = [p for p in latest.values() if scored[p] or (self._zero and store.has_fields(p))]
+            if taken or self._empty:
+                yield task, taken, len(latest)
 
 
 def aggregate_metrics(
@@ -155,6 +197,19 @@ def aggregate_metrics(
         **overall_metrics([group for group in ordered if group.rollouts], spec),
         "failures": dict(sorted(failures.items())),
     }
+
+
+def scored_rollouts(body: Any) -> list[dict[str, Any]]:
+    """The rollouts with a score in a body of ``POST /aggregate_metrics``: all that an environment's own
+    aggregation gets, which knows nothing of failures.
+
+    Raises:
+        InvalidRequest: the body has no list of rollouts.
+    """
+    rollouts = body.get("verify_responses") if isinstance(body, Mapping) else None
+    if not isinstance(rollouts, list):
+        raise InvalidRequest("`verify_responses` must be a list of verified rollouts")
+    return [one for one in rollouts if isinstance(one, dict) and failure_class(one) is None]
 
 
 def pass_majority_metrics(tasks: Sequence[Sequence[Mapping[str, Any]]], spec: MetricSpec) -> dict[str, Any]:

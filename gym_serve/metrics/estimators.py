@@ -7,13 +7,20 @@ has gets no std.
 **Curves.** Item ``k - 1`` of a curve is the value when k rollouts of the task may be used. Values are
 fractions; percentages appear when tasks are averaged.
 
-**Averages.** `Figure` averages over tasks. Its 95% interval comes from a cluster bootstrap: rollouts of one
-task are not independent (they share its difficulty), so whole tasks are resampled. Every figure is a ratio
-of two sums over tasks, which covers means over rollouts (tasks of unequal size) and means over tasks. The
-bootstrap is deterministic: the seed is fixed, and `random.Random.random` is the one generator call whose
-sequence Python guarantees across versions. It is bounded: more than `MAX_CLUSTERS` tasks are dealt at random
-into that many clusters of equal size, which are resampled instead; interval widths stay right to about 3%,
-and a million tasks cost no more than five hundred.
+**Averages.** `Figure` averages over tasks, and says by which method its 95% interval is made. Rollouts of
+one task are not independent, because they share its difficulty, so both methods take a task as the unit.
+
+- ``wilson``, where every value that is averaged is 0 or 1: Wilson's score interval (E. B. Wilson 1927,
+  "Probable inference"), which is right at 0 % and 100 % too. Its sample size is the effective one of a
+  clustered sample (Korn and Graubard 1998): the number of independent rollouts that would give the same
+  variance. That is the number of tasks where the rollouts of a task all agree, and also where all rollouts
+  do.
+- ``bootstrap`` otherwise: whole tasks are resampled. Every figure is a ratio of two sums over tasks, which
+  covers means over rollouts (tasks of unequal size) and means over tasks. The bootstrap is deterministic:
+  the seed is fixed, and `random.Random.random` is the one generator call whose sequence Python guarantees
+  across versions. It is bounded: more than `MAX_CLUSTERS` tasks are dealt at random into that many clusters
+  of equal size, which are resampled instead; interval widths stay right to about 3%, and a million tasks
+  cost no more than five hundred.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import itemgetter
+from typing import Any
 
 
 def describe(columns: Mapping[str, Sequence[float]], num_rollouts: int) -> dict[str, float]:
@@ -187,27 +195,60 @@ class Clusters:
         return cuts[0], cuts[-1]
 
 
+Z = statistics.NormalDist().inv_cdf(0.975)
+"""Standard deviations on each side of a 95% interval: 1.96."""
+
+
+def wilson(share: float, size: float) -> tuple[float, float]:
+    """Wilson's 95% interval of a share from 0 to 1.
+
+    Args:
+        share: the share found.
+        size: in how many independent trials; more than 0.
+    """
+    shrink = 1 + Z * Z / size
+    centre = (share + Z * Z / (2 * size)) / shrink
+    half = Z * math.sqrt(share * (1 - share) / size + (Z / (2 * size)) ** 2) / shrink
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
 class Figure:
     """One average over tasks, accumulated by cluster.
 
     Args:
         clusters: the clusters of the report's tasks.
         scale: 100 for a percentage.
+        binary: whether every value of a rollout is 0 or 1, so that the average is a share.
     """
 
-    __slots__ = ("_clusters", "_denominators", "_numerators", "_scale", "num_tasks")
+    __slots__ = (
+        *("_binary", "_clusters", "_denominators", "_numerators", "_products", "_rollouts", "_scale"),
+        "num_tasks",
+    )
 
-    def __init__(self, clusters: Clusters, scale: float = 1.0) -> None:
+    def __init__(self, clusters: Clusters, scale: float = 1.0, *, binary: bool = False) -> None:
         self._clusters = clusters
         self._scale = scale
+        self._binary = binary
         self._numerators = array("d", bytes(8 * clusters.size))
         self._denominators = array("d", bytes(8 * clusters.size))
+        self._products = (0.0, 0.0, 0.0)
+        self._rollouts = 0
         self.num_tasks = 0
 
-    def add(self, cluster: int, total: float, count: float = 1.0) -> None:
-        """Add one task: the sum of its values and how many they are (at least one)."""
+    def add(self, cluster: int, total: float, count: float = 1.0, rollouts: int = 1) -> None:
+        """Add one task.
+
+        Args:
+            cluster: its cluster.
+            total, count: the sum of its values and how many they are (at least one).
+            rollouts: from how many rollouts they come.
+        """
         self._numerators[cluster] += total
         self._denominators[cluster] += count
+        squares, mixed, counts = self._products
+        self._products = squares + total * total, mixed + total * count, counts + count * count
+        self._rollouts += rollouts
         self.num_tasks += 1
 
     @property
@@ -215,9 +256,25 @@ class Figure:
         """The average over the tasks added; there must be one at least."""
         return self._scale * math.fsum(self._numerators) / math.fsum(self._denominators)
 
-    def confidence(self) -> dict[str, float]:
-        """``num_tasks``, and the 95% interval ``low``, ``high`` where tasks are two or more."""
+    def confidence(self) -> dict[str, Any]:
+        """``num_tasks``; for two tasks or more also ``low``, ``high`` and ``method`` of the 95% interval."""
         if self.num_tasks < 2:
             return {"num_tasks": self.num_tasks}
-        low, high = self._clusters.interval(self._numerators, self._denominators)
-        return {"num_tasks": self.num_tasks, "low": self._scale * low, "high": self._scale * high}
+        if self._binary:
+            method, (low, high) = "wilson", self._wilson()
+        else:
+            method = "bootstrap"
+            low, high = self._clusters.interval(self._numerators, self._denominators)
+        low, high = self._scale * low, self._scale * high
+        return {"num_tasks": self.num_tasks, "low": low, "high": high, "method": method}
+
+    def _wilson(self) -> tuple[float, float]:
+        count = math.fsum(self._denominators)
+        share = min(max(math.fsum(self._numerators) / count, 0.0), 1.0)
+        if share in (0.0, 1.0):
+            return wilson(share, self.num_tasks)
+        squares, mixed, counts = self._products
+        spread = squares - 2 * share * mixed + share * share * counts  # of the tasks, around the average
+        agreeing = share * (1 - share) * count * count
+        alike = spread * self._rollouts <= agreeing
+        return wilson(share, self._rollouts if alike else agreeing / spread)

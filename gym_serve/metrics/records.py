@@ -81,7 +81,7 @@ STATISTICS_ONLY = MetricSpec()
 
 @dataclass(slots=True)
 class RolloutRecord:
-    """The facts kept of one scored rollout."""
+    """The facts kept of one rollout."""
 
     index: int
     fields: dict[str, int | float]
@@ -89,6 +89,8 @@ class RolloutRecord:
     answer: Hashable = None
     labels: tuple[str | None, ...] = ()
     """The values of ``spec.subset`` and of each breakdown's field, in that order."""
+    scored: bool = True
+    """False for a rollout that failed (its reward is the 0 that ``--failures zero`` counts) or is masked."""
 
 
 @dataclass(slots=True)
@@ -101,19 +103,28 @@ class Group:
     """How many rollouts the task should have, failed and missing ones included."""
 
 
+def unscored_record(rollout: Mapping[str, Any], index: int, spec: MetricSpec, failure: str) -> RolloutRecord:
+    """The record of a rollout that has no score, for the given class of `failure_class`."""
+    fields = {} if failure == MASKED else {"reward": 0.0}
+    return RolloutRecord(index, fields, {}, None, _labels(rollout, spec), scored=False)
+
+
 def read_record(rollout: Mapping[str, Any], index: int, spec: MetricSpec) -> RolloutRecord:
     """Read what ``spec`` asks for from one rollout."""
-    # A missing label still takes its place, so that positions agree with the spec.
-    labels = (
-        _label(rollout.get(spec.subset)) if spec.subset else None,
-        *(_label(rollout.get(b.field, b.missing)) for b in spec.breakdowns),
-    )
     scores = {s.name: value for s in spec.scores if (value := _score(rollout, s)) is not None}
     answer = None
     if spec.answer is not None:
         answer = _comparable(rollout.get(spec.answer))
         scores["no_answer"] = int(answer is None)
-    return RolloutRecord(index, _numeric_fields(rollout), scores, answer, labels)
+    return RolloutRecord(index, _numeric_fields(rollout), scores, answer, _labels(rollout, spec))
+
+
+def _labels(rollout: Mapping[str, Any], spec: MetricSpec) -> tuple[str | None, ...]:
+    # A missing label still takes its place, so that positions agree with the spec.
+    return (
+        _label(rollout.get(spec.subset)) if spec.subset else None,
+        *(_label(rollout.get(b.field, b.missing)) for b in spec.breakdowns),
+    )
 
 
 def read_index(rollout: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -128,12 +139,8 @@ def read_index(rollout: Mapping[str, Any], key: str, default: int | None = None)
     return value
 
 
-def failure_class(rollout: Mapping[str, Any]) -> str | None:
-    """The class of a failed rollout's failure; None for a rollout that was scored."""
-    name = rollout.get("_ng_failure_class")
-    if isinstance(name, str) and name:
-        return name
-    return "masked" if name or rollout.get("mask_sample") is True else None
+MASKED = "masked"
+"""The `failure_class` of a rollout that did not fail, but that its environment leaves out of scores."""
 
 
 def _numeric_fields(rollout: Mapping[str, Any]) -> dict[str, int | float]:
@@ -194,6 +201,7 @@ class RecordStore:
     def __init__(self) -> None:
         self.tasks = array("q")
         self.indices = array("q")
+        self.scored = array("b")
         self._fields = _NumberRows()
         self._scores = _NumberRows()
         self._answers: _Interned[Hashable] = _Interned()
@@ -203,6 +211,7 @@ class RecordStore:
         """Store ``record`` as a rollout of ``task``."""
         self.tasks.append(task)
         self.indices.append(record.index)
+        self.scored.append(record.scored)
         self._fields.append(record.fields)
         self._scores.append(record.scores)
         self._answers.append(record.answer)
@@ -211,6 +220,10 @@ class RecordStore:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def has_fields(self, position: int) -> bool:
+        """Whether the record has numeric fields: that of a masked rollout has none."""
+        return self._fields.has(position)
+
     def __getitem__(self, position: int) -> RolloutRecord:
         return RolloutRecord(
             self.indices[position],
@@ -218,6 +231,7 @@ class RecordStore:
             self._scores[position],
             self._answers[position],
             self._labels[position],
+            bool(self.scored[position]),
         )
 
 
@@ -233,6 +247,9 @@ class _NumberRows:
         )
         self._numbers.extend(row.values())
         self._ends.append(len(self._numbers))
+
+    def has(self, position: int) -> bool:
+        return self._ends[position] < self._ends[position + 1]
 
     def __getitem__(self, position: int) -> dict[str, int | float]:
         numbers = self._numbers[self._ends[position] : self._ends[position + 1]]

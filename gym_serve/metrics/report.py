@@ -39,6 +39,8 @@ class ScoreShape:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.partial: set[str] = set()
+        """The scores that have other values than 0 and 1."""
         self.max_k = 0
 
     def see(self, rollouts: Sequence[RolloutRecord]) -> None:
@@ -46,6 +48,7 @@ class ScoreShape:
         self.max_k = max(self.max_k, len(rollouts))
         for rollout in rollouts:
             self.names.update(rollout.scores)
+            self.partial.update(name for name, score in rollout.scores.items() if score not in (0, 1))
 
 
 class ScoreMetrics:
@@ -62,27 +65,33 @@ class ScoreMetrics:
         self._names = sorted(shape.names)
         self._spec = spec
 
-        def curves(scale: float = 100.0) -> dict[str, list[Figure]]:
-            return {name: [Figure(clusters, scale) for _ in range(self._max_k)] for name in self._names}
+        def curves(scale: float = 100.0, *, shares: bool = True) -> dict[str, list[Figure]]:
+            return {
+                name: [
+                    Figure(clusters, scale, binary=shares and name not in shape.partial)
+                    for _ in range(self._max_k)
+                ]
+                for name in self._names
+            }
 
         self._pass, self._average, self._majority, self._runs = curves(), curves(), curves(), curves()
-        self._spread = curves(1.0)
+        self._spread = curves(1.0, shares=False)
 
     def add(self, cluster: int, rollouts: Sequence[RolloutRecord]) -> None:
         """Add one task's rollouts, in the order that defines "the first k"."""
         for name in self._names:
             scores = [rollout.scores.get(name) for rollout in rollouts]
             present = [score for score in scores if score is not None]
-            _add_curve(self._pass[name], cluster, pass_curve(present))
-            _add_curve(self._average[name], cluster, average_curve(scores, self._max_k))
-            _add_curve(self._runs[name], cluster, scores)
+            _add_curve(self._pass[name], cluster, pass_curve(present), len(present))
+            _add_curve(self._average[name], cluster, average_curve(scores, self._max_k), len(present))
+            _add_curve(self._runs[name], cluster, scores, len(present))
             if self._spec.answer is not None:
                 votes = [(rollout.answer, score) for rollout, score in zip(rollouts, scores, strict=True)]
-                _add_curve(self._majority[name], cluster, majority_curve(votes, self._max_k))
+                _add_curve(self._majority[name], cluster, majority_curve(votes, self._max_k), len(present))
             if self._spec.sample_std_dev:
-                _add_curve(self._spread[name], cluster, spread_curve(scores, self._max_k))
+                _add_curve(self._spread[name], cluster, spread_curve(scores, self._max_k), len(present))
 
-    def metrics(self) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    def metrics(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """The metrics by key, and under the same keys the confidence of each."""
         figures: dict[str, Figure] = {}
         runs: dict[str, list[float]] = {}
@@ -111,14 +120,14 @@ class ScoreMetrics:
         return metrics, confidence
 
 
-def _add_curve(figures: Sequence[Figure], cluster: int, curve: Iterable[float | None]) -> None:
+def _add_curve(figures: Sequence[Figure], cluster: int, curve: Iterable[float | None], rollouts: int) -> None:
     for figure, value in zip(figures, curve, strict=False):
         if value is not None:
-            figure.add(cluster, value)
+            figure.add(cluster, value, rollouts=rollouts)
 
 
 Metrics = dict[str, Any]
-Confidence = dict[str, dict[str, float]]
+Confidence = dict[str, dict[str, Any]]
 
 
 class Groups(Protocol):
@@ -214,13 +223,18 @@ def _subsets(group: Group) -> tuple[str | None, ...]:
 
 def _field_metrics(groups: Groups, spec: MetricSpec, clusters: Clusters) -> tuple[Metrics, Confidence]:
     columns = field_columns(rollout for group in groups for rollout in group.rollouts)
-    means: defaultdict[str, Figure] = defaultdict(lambda: Figure(clusters))
-    breakdowns: defaultdict[str, Figure] = defaultdict(lambda: Figure(clusters))
+    binary = {name: all(value in (0.0, 1.0) for value in values) for name, values in columns.items()}
+    means = {name: Figure(clusters, binary=binary[name]) for name in columns}
+    breakdowns: defaultdict[str, Figure] = defaultdict(
+        lambda: Figure(clusters, binary=binary.get("reward", False))
+    )
     for position, group in enumerate(groups):
         for name, values in field_columns(group.rollouts).items():
-            means[name].add(clusters.of(position), math.fsum(values), len(values))
+            means[name].add(clusters.of(position), math.fsum(values), len(values), len(values))
         for key, rewards in _rewards_by_label(group, spec).items():
-            breakdowns[f"mean/reward_{key}"].add(clusters.of(position), math.fsum(rewards), len(rewards))
+            breakdowns[f"mean/reward_{key}"].add(
+                clusters.of(position), math.fsum(rewards), len(rewards), len(rewards)
+            )
 
     metrics: Metrics = describe(columns, sum(len(group.rollouts) for group in groups))
     confidence: Confidence = {}

@@ -1,29 +1,33 @@
-"""The table that ends a run: one row for each environment or agent."""
+"""The table that ends a run: one row for each environment or agent.
+
+Its mean reward is gym_serve's own, the same in every table and on every page: the mean of each task's
+rollouts, and of these the mean over tasks, so that every task has the same weight however many rollouts it
+has. NeMo Gym's ``mean/reward`` is the mean over rollouts.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import Any
 
-from gym_serve.metrics.aggregator import Aggregator
-from gym_serve.metrics.estimators import pass_at_k
+from gym_serve.metrics.aggregator import Aggregator, Failures
+from gym_serve.metrics.estimators import Clusters, Figure, pass_at_k
 from gym_serve.metrics.records import LATENCY_FIELD
 
 SUMMARY_COLUMNS = (
-    "name",
-    "rollouts",
-    "mean reward",
-    "pass@1 %",
-    "pass@k %",
-    "tokens in",
-    "tokens out",
-    "seconds",
-    "failures",
+    *("name", "scored", "mean reward", "95% interval", "pass@k %", "tokens in/out", "seconds"),
 )
 """Headings of `SummaryRow.cells`."""
+
+INTERVALS = {
+    "wilson": "Wilson's where all values are 0 or 1",
+    "bootstrap": "bootstrap over tasks for other values",
+}
+"""What stands below a table, by the ``method`` of its intervals."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,17 @@ class SummaryRow:
     """Figures of one environment or agent; None where no rollout gives them."""
 
     name: str
-    rollouts: int
+    scored: int
     """Scored rollouts."""
+    asked: int
+    """Rollouts that were asked for."""
     mean_reward: float | None
-    pass_at_1: float | None
-    """Percent, with the reward as the score."""
+    """Mean over tasks of the mean of each."""
+    interval: Mapping[str, Any]
+    """``num_tasks``; for two tasks or more also ``low``, ``high`` and ``method`` of the 95% interval."""
     pass_at_k: float | None
-    """Percent, over the tasks with ``k`` rollouts or more."""
+    """Percent, over the tasks with ``k`` rollouts or more; None if there are other rewards than 0 and 1, of
+    which only the means are known, and no chance to pass. With ``k`` of 1 it is the mean reward."""
     k: int
     """The size that at least half of the groups reach; 0 without rollouts."""
     input_tokens: float | None
@@ -46,52 +54,94 @@ class SummaryRow:
     seconds: float | None
     """Mean duration of a rollout's episode."""
     failures: int
-    """Failed attempts."""
+    """Attempts without a score."""
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, under `SUMMARY_COLUMNS`."""
         pass_at_k = "-" if self.pass_at_k is None else f"{self.pass_at_k:.1f} (k={self.k})"
         return (
             self.name,
-            str(self.rollouts),
+            f"{self.scored}/{self.asked}",
             _text(self.mean_reward, 3),
-            _text(self.pass_at_1, 1),
+            interval_text(self.interval, 3),
             pass_at_k,
-            _text(self.input_tokens, 0),
-            _text(self.output_tokens, 0),
+            f"{_text(self.input_tokens, 0)}/{_text(self.output_tokens, 0)}",
             _text(self.seconds, 2),
-            str(self.failures),
         )
 
 
-def summarize(aggregators: Mapping[str, Aggregator]) -> list[SummaryRow]:
-    """One row for each aggregator, in the mapping's order."""
-    return [_summarize(name, aggregator) for name, aggregator in aggregators.items()]
+def interval_text(interval: Any, digits: int = 4) -> str:
+    """``low to high``; empty where there is no interval."""
+    if not isinstance(interval, Mapping) or "low" not in interval or "high" not in interval:
+        return ""
+    return f"{interval['low']:.{digits}g} to {interval['high']:.{digits}g}"
 
 
-def _summarize(name: str, aggregator: Aggregator) -> SummaryRow:
-    columns = {field: array("d") for field in ("reward", "input_tokens", "output_tokens", LATENCY_FIELD)}
-    sizes: list[int] = []
+def summarize(
+    aggregators: Mapping[str, Aggregator],
+    asked: Mapping[str, int] | None = None,
+    failures: Failures = "mask",
+) -> list[SummaryRow]:
+    """One row for each aggregator, in the mapping's order.
+
+    Args:
+        aggregators: the rollouts, by name.
+        asked: how many rollouts were asked for, where that is known; else those that have ended count.
+        failures: what a failed rollout counts as.
+    """
+    known = asked or {}
+    return [_summarize(name, one, known.get(name, 0), failures) for name, one in aggregators.items()]
+
+
+def _summarize(name: str, aggregator: Aggregator, asked: int, failures: Failures) -> SummaryRow:
+    columns = {field: array("d") for field in ("input_tokens", "output_tokens", LATENCY_FIELD)}
     rewards: list[list[float]] = []
-    for group in aggregator.groups():
-        sizes.append(len(group.rollouts))
+    for group in aggregator.groups(failures):
         rewards.append([r.fields["reward"] for r in group.rollouts if "reward" in r.fields])
         for field, column in columns.items():
             column.extend(r.fields[field] for r in group.rollouts if field in r.fields)
-    k = median_low(sizes) if sizes else 0
+    rewards = [of_task for of_task in rewards if of_task]
+    binary = all(reward in (0, 1) for of_task in rewards for reward in of_task)
+    k = median_low(map(len, rewards)) if rewards else 0
     means = {field: math.fsum(column) / len(column) for field, column in columns.items() if column}
+    mean = mean_over_tasks(rewards, binary=binary)
+    coverage = aggregator.coverage()
     return SummaryRow(
         name=name,
-        rollouts=sum(sizes),
-        mean_reward=means.get("reward"),
-        pass_at_1=_mean_pass_at(rewards, 1),
-        pass_at_k=_mean_pass_at(rewards, k),
+        scored=coverage.scored,
+        asked=max(asked, coverage.asked),
+        mean_reward=mean.value if rewards else None,
+        interval=mean.confidence(),
+        pass_at_k=_mean_pass_at(rewards, k) if binary else None,
         k=k,
         input_tokens=means.get("input_tokens"),
         output_tokens=means.get("output_tokens"),
         seconds=means.get(LATENCY_FIELD),
         failures=aggregator.failures.total(),
     )
+
+
+def mean_of(rows: Sequence[SummaryRow]) -> float | None:
+    """The mean reward over the tasks of several rows, which share none; None without any."""
+    sizes = {row.name: row.interval["num_tasks"] for row in rows}
+    total = sum(sizes.values())
+    sums = (row.mean_reward * sizes[row.name] for row in rows if row.mean_reward is not None)
+    return math.fsum(sums) / total if total else None
+
+
+def mean_over_tasks(values: list[list[float]], *, binary: bool, scale: float = 1.0) -> Figure:
+    """The mean over tasks of the mean of each.
+
+    Args:
+        values: of each task, those of its rollouts; none is empty.
+        binary: whether all values are 0 or 1.
+        scale: see `Figure`.
+    """
+    clusters = Clusters(len(values))
+    figure = Figure(clusters, scale, binary=binary)
+    for position, of_task in enumerate(values):
+        figure.add(clusters.of(position), math.fsum(of_task) / len(of_task), rollouts=len(of_task))
+    return figure
 
 
 def _mean_pass_at(rewards: list[list[float]], k: int) -> float | None:

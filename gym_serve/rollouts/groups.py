@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 
+from gym_serve.metrics import failure_class
 from gym_serve.observe.logs import admits
 from gym_serve.rollouts.files import RecordFile, read_records, run_in_threads, sync_directory, writing
 from gym_serve.rollouts.grouping import (
@@ -36,7 +37,7 @@ from gym_serve.rollouts.progress import Spending
 from gym_serve.rollouts.rows import RUN_ID, Problems, rollout_index, rollout_key, task_index
 from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, TaskPool
 from gym_serve.rollouts.scheduling import Job
-from gym_serve.rollouts.tables import FloatTable, IntTable
+from gym_serve.rollouts.tables import FloatTable, IntTable, TaskMeans
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.endings import is_failure
 from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
@@ -190,7 +191,7 @@ class GroupStage:
 
     Attributes:
         problems: the groups that could not be compared, and why.
-        mean_reward: of all rollouts, if the stage has changed their rewards.
+        mean_reward: see `Progress`, if the stage has changed their rewards.
         operator_error: the error that ended the stage; None if none did.
     """
 
@@ -337,7 +338,7 @@ class GroupStage:
             self._rewards[rollout_key({"_ng_task_index": task, "_ng_rollout_index": index})] = reward
 
     def _replaced(self) -> Generator[None, None, None]:
-        path, total, count = self._outputs.rollouts, 0.0, 0
+        path, rewards = self._outputs.rollouts, TaskMeans()
         partial = path.with_name(f".partial.{path.name}")
         with RecordFile(partial) as file:
             file.clear()
@@ -346,13 +347,14 @@ class GroupStage:
                 if reward is not None:
                     record |= {"reward": reward, VERIFY_REWARD: record.get(VERIFY_REWARD, record["reward"])}
                 file.append(record)
-                total, count = total + record["reward"], count + 1
+                if failure_class(record) is None:
+                    rewards.add(task_index(record), record["reward"])
                 yield
             file.sync()
         with writing(path):
             os.replace(partial, path)
             sync_directory(path.parent)
-        self.mean_reward = total / count
+        self.mean_reward = rewards.mean
 
 
 async def _next(groups: Iterator[Group]) -> Group | None:

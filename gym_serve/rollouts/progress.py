@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gym_serve.rollouts.rows import is_failure
+from gym_serve.metrics import MASKED, failure_class
+from gym_serve.rollouts.tables import TaskMeans
 from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
@@ -26,11 +27,12 @@ class Progress:
     Attributes:
         total: rollouts to make.
         finished: rollouts that are scored or whose last attempt failed.
-        scored: rollouts that have a reward.
+        scored: rollouts that have a score.
+        masked: rollouts that did not fail, but that their environment leaves out of scores.
         earlier: rollouts that had finished before this process began, in a resumed run.
         running: attempts in flight.
         failed_attempts: failed attempts by class, including those that a later attempt made good.
-        mean_reward: mean reward of the scored rollouts; None if there is none.
+        mean_reward: mean over tasks of the mean reward of their scored rollouts; None if there is none.
         comparing: groups whose comparison has not ended; 0 until all rollouts have ended, and if none are
             compared.
         stopping: the operator error that ends the run, once there is one: no further attempt starts.
@@ -47,11 +49,12 @@ class Progress:
     comparing: int = 0
     stopping: str | None = None
     tokens: int = 0
+    masked: int = 0
 
     @property
     def failed(self) -> int:
         """Rollouts whose last attempt failed."""
-        return self.finished - self.scored
+        return self.finished - self.scored - self.masked
 
     @property
     def remaining(self) -> int:
@@ -71,16 +74,20 @@ class Tally:
         self._finished = 0
         self._scored = 0
         self._earlier = 0
+        self._masked = 0
         self._failed_attempts: Counter[str] = Counter()
-        self._rewards = 0.0
+        self._rewards = TaskMeans()
 
     def add(self, record: JSON) -> None:
         """Count a record of the journal."""
-        if is_failure(record):
-            self._failed_attempts[str(record["_ng_failure_class"])] += 1
-        else:
+        failure = failure_class(record)
+        if failure is None:
             self._scored += 1
-            self._rewards += record["reward"]
+            self._rewards.add(record.get("_ng_task_index") or 0, record["reward"])
+        elif failure == MASKED:
+            self._masked += 1
+        else:
+            self._failed_attempts[failure] += 1
 
     def finish(self, rollouts: int) -> None:
         """Count rollouts whose last attempt has been made."""
@@ -99,9 +106,10 @@ class Tally:
             earlier=self._earlier,
             running=running,
             failed_attempts=dict(self._failed_attempts),
-            mean_reward=self._rewards / self._scored if self._scored else None,
+            mean_reward=self._rewards.mean,
             stopping=stopping,
             tokens=tokens,
+            masked=self._masked,
         )
 
 

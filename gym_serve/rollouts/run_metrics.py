@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.metrics import STATISTICS_ONLY, Aggregator, MetricSpec
+from gym_serve.metrics import STATISTICS_ONLY, Aggregator, Coverage, MetricSpec
 from gym_serve.rollouts.files import read_records, replacing
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.rows import rollout_key
@@ -64,6 +64,7 @@ async def summarize_run(
             entry = {
                 "agent_ref": {"name": name},
                 **overall,
+                "coverage": agent.coverage()._asdict(),
                 "failures": dict(sorted(agent.failures.items())),
                 **({USAGE_FIELD: agent.meter.to_json()} if agent.meter else {}),
             }
@@ -88,6 +89,10 @@ class _Agent:
     def failures(self) -> dict[str, int]:
         """Failed attempts by class."""
         return self._aggregator.failures
+
+    def coverage(self) -> Coverage:
+        """How many rollouts are scored, of how many."""
+        return self._aggregator.coverage()
 
     def add(self, record: JSON, *, failed: bool) -> None:
         """Add a record; scored ones must come first."""

@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,18 +22,18 @@ from typing import Any, Protocol
 
 import orjson
 
+from gym_serve.metrics import failure_class
 from gym_serve.rollouts.analysis.reading import prompt_text
 from gym_serve.rollouts.collecting import Report
 from gym_serve.rollouts.files import read_records
 from gym_serve.rollouts.progress import Progress, Spending, Tally
-from gym_serve.rollouts.rows import is_failure
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout, agent_name
 
 logger = logging.getLogger("gym_serve")
 
-COLUMNS = ("rollout", "agent", "prompt", "answer", "reward")
+COLUMNS = ("rollout", "agent", "prompt", "answer", "reward", "reason")
 """The columns of a table of samples."""
 
 SAMPLES = 50
@@ -253,7 +252,8 @@ class Tracking:
         """Whether counts are told now."""
         return self._told is None or self._clock() >= self._told[0] + _EVERY_SECONDS
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: Progress, since: Progress | None = None) -> None:
+        """Tell the counts; the reward is that of ``since``, if given."""
         now = self._clock()
         values: dict[str, float] = {
             "rollouts/scored": progress.scored,
@@ -262,8 +262,10 @@ class Tracking:
             "tokens": progress.tokens,
             **{f"failures/{kind}": count for kind, count in progress.failed_attempts.items()},
         }
-        if progress.mean_reward is not None:
-            values["reward/mean"] = progress.mean_reward
+        rewarded = since or progress
+        if rewarded.mean_reward is not None:
+            values["reward/mean"] = rewarded.mean_reward
+            values["reward/coverage"] = rewarded.scored / max(rewarded.finished, 1)
         if self._told is not None and now > self._told[0]:
             seconds, before = now - self._told[0], self._told[1]
             values["rollouts/per_second"] = (progress.finished - before.finished) / seconds
@@ -286,8 +288,9 @@ class Tracking:
 class RolloutTracking(Tracking):
     """Gives a tracker every rollout that it is told of, until it is closed: by `Gym.track`.
 
-    Counts are told every 10 seconds, and a table of samples every 10 minutes. ``reward/mean`` is the mean of
-    the rollouts since the last time, as a policy in training changes; ``rollouts/failed`` counts attempts.
+    Counts are told every 10 seconds, and a table of samples every 10 minutes. ``reward/mean`` and
+    ``reward/coverage`` are those of the rollouts since the last time, as a policy in training changes;
+    ``rollouts/failed`` counts attempts.
 
     Args:
         tracker, config, clock: see `Tracking`.
@@ -308,7 +311,6 @@ class RolloutTracking(Tracking):
         self._on_close = on_close
         self._all, self._since = Tally(0), Tally(0)
         self._spending = Spending()
-        self._finished = 0
         self._samples = _Samples(SAMPLES)
         self._table_due = clock() + _TABLE_SECONDS
 
@@ -322,9 +324,9 @@ class RolloutTracking(Tracking):
         """Count an attempt, and keep it as a sample perhaps."""
         for tally in (self._all, self._since):
             tally.add(rollout)
+            tally.finish(1)
         self._spending.add(rollout)
-        self._finished += 1
-        if not is_failure(rollout):
+        if failure_class(rollout) is None:
             self._samples.add(rollout)
         if self.is_due:
             self._tell_counts()
@@ -341,12 +343,12 @@ class RolloutTracking(Tracking):
 
     def _tell_counts(self) -> None:
         counts = self._all.progress(self._running(), tokens=self._spending.tokens)
-        recent, self._since = self._since.progress(), Tally(0)
-        self._tell(replace(counts, finished=self._finished, mean_reward=recent.mean_reward))
+        since, self._since = self._since.progress(), Tally(0)
+        self._tell(counts, since)
 
     def _tell_samples(self) -> None:
         if rows := self._samples.take():
-            self._send(self._tracker.table, COLUMNS, rows, self._finished)
+            self._send(self._tracker.table, COLUMNS, rows, self._all.progress().finished)
         self._table_due = self._clock() + _TABLE_SECONDS
 
 
@@ -354,7 +356,8 @@ def samples(rollouts: Path, count: int = SAMPLES) -> list[list[Any]]:
     """Some rollouts of a file, each as likely as any other: the rows of a table with `COLUMNS`."""
     chosen = _Samples(count)
     for record in read_records(rollouts):
-        chosen.add(record)
+        if failure_class(record) is None:
+            chosen.add(record)
     return chosen.take()
 
 
@@ -387,16 +390,19 @@ def _row(rollout: JSON) -> list[Any]:
         prompt_text(rollout)[:_TEXT],
         Rollout(rollout).output_text[:_TEXT],
         rollout["reward"],
+        str(rollout.get("reason") or "")[:_TEXT],
     ]
 
 
 def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
-    """The numbers in the metrics of a run, as ``agent/metric``.
+    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of.
 
     A tracker draws a chart of each, so those of k attempts are told for the powers of two and the largest k.
     """
     for agent in agents:
         name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
+        if (of := agent.get("coverage")) and of["asked"]:
+            yield f"{name}/coverage", of["scored"] / of["asked"]
         attempts = {key: int(found[-1]) for key in metrics if (found := _ATTEMPTS.findall(key))}
         largest = max(attempts.values(), default=0)
         for key, value in metrics.items():

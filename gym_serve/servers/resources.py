@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics
+from gym_serve.metrics import STATISTICS_ONLY, MetricSpec, aggregate_metrics, scored_rollouts
 from gym_serve.observe.logs import admits
 from gym_serve.observe.timeline import MODEL_CALLS
 from gym_serve.servers.base import Operation, Server, author_error, place_of, place_of_class
@@ -239,7 +239,11 @@ class ResourcesServer(Server):
         return session.model_validate_json(state)
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
-        """Metrics of the environment's own over many rollouts (optional); None for those of `metrics`."""
+        """Metrics of the environment's own (optional); None for those of `metrics`.
+
+        Args:
+            rollouts: scored ones, at least one; neither failed nor masked ones.
+        """
         return None
 
     # Operations
@@ -312,7 +316,7 @@ class ResourcesServer(Server):
         verified = not body.pop(UNVERIFIED, False)
         if (
             not _is_of_client()
-        ):  # an episode costs model calls, and a client may send the rest when it verifies
+        ):  # which may send the rest when it verifies; an episode costs model calls
             self.check_row(body, verified=verified)
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
 
@@ -422,13 +426,11 @@ class ResourcesServer(Server):
         return {USAGE_FIELD: session.meter.take()} if session is not None and session.meter else {}
 
     async def _op_aggregate(self, body: Any) -> JSON:
-        rollouts = body.get("verify_responses") if isinstance(body, dict) else None
-        if not isinstance(rollouts, list):
-            raise InvalidRequest("`verify_responses` must be a list of verified rollouts")
-        own = await self.aggregate(rollouts)
+        scored = scored_rollouts(body)
+        own = await self.aggregate(scored) if scored else None
         if own is not None:
             return own
-        return await asyncio.to_thread(aggregate_metrics, rollouts, self.metrics)
+        return await asyncio.to_thread(aggregate_metrics, body["verify_responses"], self.metrics)
 
     async def _op_reverify_mode(self, body: Any) -> str:
         return self.reverify_mode

@@ -150,13 +150,11 @@ def ending_of(rollout: Mapping[str, Any]) -> Ending:
     A failure of a kind that is not ours, as other programs write, is the machine's if it is not said to be
     terminal, else the row's.
     """
-    kind, record = rollout.get("_ng_failure_class"), rollout.get("failure")
-    if not kind and not isinstance(record, Mapping):
+    kind = _kind_of(rollout)
+    if kind is None:
         return _WITHHELD if is_withheld(rollout) else _FINISHED
-    if not isinstance(kind, str) or not kind:
-        kind = record.get("kind") if isinstance(record, Mapping) else None
     terminal = bool(rollout.get("_ng_failure_terminal"))
-    if not isinstance(kind, str) or kind.endswith("_timeout"):
+    if kind.endswith("_timeout"):
         cause = Cause.ROW if terminal else Cause.MACHINE
     elif kind.endswith("_deadline"):
         return DEADLINES["mask"]
@@ -179,10 +177,15 @@ def failure_class(rollout: Mapping[str, Any]) -> str | None:
         return None
     if not found.failed:
         return "masked"
+    return _kind_of(rollout) or "unknown"
+
+
+def _kind_of(rollout: Mapping[str, Any]) -> str | None:
+    """The kind of a rollout's failure; None for one with a verdict, whatever else its row calls a failure."""
     kind, record = rollout.get("_ng_failure_class"), rollout.get("failure")
     if not kind and isinstance(record, Mapping):
         kind = record.get("kind")
-    return kind if isinstance(kind, str) and kind else "unknown"
+    return (kind if isinstance(kind, str) else "unknown") if kind else None
 
 
 def is_withheld(rollout: Mapping[str, Any]) -> bool:

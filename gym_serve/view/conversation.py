@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from gym_serve.capture.conversation import prefixes
+from gym_serve.metrics import MASKED
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline
 from gym_serve.view.facts import is_of_the_verifier
@@ -439,6 +440,8 @@ def _failure(raw: JSON, row: JSON) -> JSON | None:
     told = _object(raw.get("failure"))
     trace = told.get("trace") or told.get("traceback")
     message = told.get("detail") or raw.get("error") or ""
+    if row["failure"] == MASKED:
+        message = f"its environment leaves it out of scores; the reward was {_text(raw.get('reward'))[:100]}"
     return {
         "class": row["failure"],
         "message": str(message)[:_LONGEST_TEXT],

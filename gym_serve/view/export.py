@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.view.conversation import read_rollout
 from gym_serve.view.queries import RolloutRow, each_rollout, read_tasks
 from gym_serve.view.server import STATIC, names_of, runs_json
-from gym_serve.view.statistics import read_summary
+from gym_serve.view.statistics import compare_runs, read_summary
 from gym_serve.view.tokens import read_tokens
 from gym_serve.view.view import View
 
@@ -70,6 +71,8 @@ def _write_all(view: View, rows: list[RolloutRow], folder: Path, where: str) -> 
     shown = [{"name": name, "type": kind} for name, kind in columns.items()]
     _write(folder / "api" / "rollouts.json", {"total": len(rows), "columns": shown, "rows": rows})
     _write(folder / "api" / "tasks.json", read_tasks(runs, where, limit=MOST_EXPORTED))
+    for left, right in permutations(runs, 2):
+        _write(folder / "api" / "compare" / left.id / f"{right.id}.json", compare_runs(left, right, where))
     _write(folder / "api" / "suggestions.json", {"names": names_of(view)})
     for row in rows:
         with view.reading(row["run"]) as reading:

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
+from gym_serve.metrics import failure_class
+from gym_serve.rollouts.analysis.comparison import prompt_digest
+
 TEXT_LIMIT = 100_000
 """How many characters of a rollout can be found by their words."""
 NAME_LIMIT = 100
@@ -35,6 +38,7 @@ _RESERVED = frozenset(
         *("captured_input", "captured_context", "prompt", "stopped_by"),
     }
 )
+_MARKS = ("_ng_failure_class", "_ng_failure_terminal", "failure", "mask_sample", "instance_config")
 _SCALARS = frozenset(b'"-0123456789tf')
 _LONGEST_SCALAR = 1000  # bytes
 _MOST_FIELDS = 64
@@ -64,8 +68,9 @@ class Facts(msgspec.Struct):
     environment: str | None = None
     """The server that verified it, by its timeline."""
     reward: float | None = None
-    """None if it failed."""
+    """None if it failed or is masked."""
     failure: str | None = None
+    """Its `failure_class`."""
     turns: int | None = None
     """Model calls of the agent."""
     tools: tuple[str, ...] = ()
@@ -83,6 +88,8 @@ class Facts(msgspec.Struct):
     """When it ended, in Unix seconds."""
     prompt: str = ""
     """The beginning of the last user message of its row, in one line."""
+    prompt_digest: int | None = None
+    """Of the whole input of its row, see `gym_serve.rollouts.analysis.comparison`."""
     text: str = ""
     """What can be searched: prompt and conversation, without instructions."""
     fields: dict[str, float | int | str] = {}
@@ -124,6 +131,10 @@ class _Params(msgspec.Struct):
     input: str | list[_Item] | None = None
 
 
+class _Input(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class _Timeline(msgspec.Struct):
     began: float | None = None
     dur: float | None = None
@@ -136,12 +147,12 @@ class _AgentRef(msgspec.Struct):
 
 
 class _Failure(msgspec.Struct):
-    kind: str | None = None
     detail: str | None = None
 
 
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY = msgspec.json.Decoder()
+_INPUT = msgspec.json.Decoder(_Input)
 _Nested = dict[str, dict[str, _Usage]]
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (_Response, _Params, _Timeline, _AgentRef, _Failure, _Nested)
@@ -163,6 +174,7 @@ def facts_of(line: bytes) -> Facts:
     _judge(facts, top)
     _measure(facts, top, response)
     _converse(facts, top, params, response)
+    facts.prompt_digest = _prompt_digest(top.get("responses_create_params"))
     facts.fields = _fields(top)
     return facts
 
@@ -292,12 +304,18 @@ def _identify(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
     facts.id = _name(given) if isinstance(given, str) and given else f"{facts.task}-{facts.attempt or 0}"
 
 
+def _prompt_digest(params: msgspec.Raw | None) -> int | None:
+    if params is None:
+        return None
+    try:
+        return prompt_digest(orjson.loads(bytes(_INPUT.decode(params).input)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONDecodeError):
+        return None
+
+
 def _judge(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
-    kind = _scalar(top.get("_ng_failure_class"))
-    failure = _read(top, "failure", _Failure)
-    if kind or failure is not None:
-        told = failure.kind if failure is not None else None
-        facts.failure = _name(kind if isinstance(kind, str) else told) or "unknown"
+    facts.failure = _name(failure_class({name: _decoded(top.get(name)) for name in _MARKS}))
+    if facts.failure is not None:
         return
     reward = _scalar(top.get("reward"))
     facts.reward = _between(float(reward) if isinstance(reward, bool) else reward, -1e100, 1e100)
@@ -431,6 +449,16 @@ def _fields(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
             elif value is not None:
                 found[key[:NAME_LIMIT]] = value
     return found
+
+
+def _decoded(raw: msgspec.Raw | None) -> Any:
+    """A value, whatever it is; None if it cannot be decoded."""
+    if raw is None:
+        return None
+    try:
+        return _ANY.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _scalar(raw: msgspec.Raw | None) -> Any:

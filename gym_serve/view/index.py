@@ -37,7 +37,7 @@ from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
 FAILURES = 10**9
 """Number of the first failed attempt."""
 KEPT_PROBLEMS = 1000
-FORMAT = 3
+FORMAT = 4
 """Of the tables: another number makes all indices anew."""
 
 MOST_MODELS = 16
@@ -56,7 +56,7 @@ _KIND = ("agent", "environment", "failure", "version", "last_version", "tools")
 _TABLES = f"""
 CREATE TABLE rollouts ({", ".join(_COLUMNS).replace("n,", "n INTEGER PRIMARY KEY,", 1)});
 CREATE INDEX by_task ON rollouts (task);
-CREATE TABLE details (n INTEGER PRIMARY KEY, id TEXT, prompt TEXT);
+CREATE TABLE details (n INTEGER PRIMARY KEY, id TEXT, prompt TEXT, prompt_digest INTEGER);
 CREATE VIRTUAL TABLE words USING fts5(text, content='', detail=none, columnsize=0);
 CREATE TABLE fields (name TEXT PRIMARY KEY, number INTEGER, numeric INTEGER);
 CREATE TABLE kinds (number INTEGER PRIMARY KEY, {", ".join(_KIND)});
@@ -391,7 +391,8 @@ class Indexer:
             ],
         )
         database.executemany(
-            "INSERT OR REPLACE INTO details VALUES (?, ?, ?)", [(n, f.id, f.prompt) for n, _, _, f in batch]
+            "INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?)",
+            [(n, f.id, f.prompt, f.prompt_digest) for n, _, _, f in batch],
         )
         database.executemany(
             "INSERT INTO words (rowid, text) VALUES (?, ?)", [(n, f.text) for n, _, _, f in batch]

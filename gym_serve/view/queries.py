@@ -44,9 +44,9 @@ class RolloutRow(TypedDict):
     agent: str | None
     environment: str | None
     reward: float | None
-    """None if it failed."""
+    """None if it failed or is masked."""
     failure: str | None
-    """Why it failed; None if it did not."""
+    """Why it has no reward: the class of its failure, or ``masked`` by its environment."""
     turns: int | None
     """Model calls of the agent."""
     tools: list[str]
@@ -205,6 +205,8 @@ def read_tasks(
 ) -> dict[str, Any]:
     """A page of the table of tasks: the attempts at a task stand beside one another.
 
+    Rates and means are of the attempts with a score.
+
     Raises:
         BadExpression: the filter or the sort cannot be understood.
     """
@@ -221,11 +223,11 @@ def read_tasks(
     return {"total": len(names), "rows": rows}
 
 
-_Task = tuple[int | str, int, int, float | None, float | None, float | None, float]
+_Task = tuple[int | str, int, int, float | None, float | None, float | None, float, int]
 
 
 def _tasks(readings: Sequence[Reading], node: Node | None) -> dict[int | str, _Task]:
-    """Of each task what `_TASK_SORTS` says, in that order."""
+    """Of each task what `_TASK_SORTS` says, in that order, and how many attempts have a score."""
     found: dict[int | str, list[Any]] = {}
     for reading in readings:
         key = ("tasks", node)
@@ -256,7 +258,8 @@ def _tasks(readings: Sequence[Reading], node: Node | None) -> dict[int | str, _T
             total / scored if scored else None,
             high - low if scored else None,
             longest,
-            solved / attempts,
+            solved / scored if scored else 0.0,
+            scored,
         )
         for task, (attempts, solved, scored, total, low, high, longest) in found.items()
     }
@@ -283,10 +286,11 @@ def _task_row(readings: Sequence[Reading], node: Node | None, task: _Task) -> di
         for n, reward, failure, text in rows:
             prompt = prompt or text
             attempts.append({"run": reading.run.id, "n": n, "reward": reward, "failure": failure})
-    name, count, solved, mean, spread, longest, _ = task
+    name, count, solved, mean, spread, longest, _, scored = task
     return {
         "task": str(name),
         "attempts": count,
+        "scored": scored,
         "solved": solved,
         "mean_reward": mean,
         "spread": spread,

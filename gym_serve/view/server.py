@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from gym_serve.metrics import Failures
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, TooLarge
 from gym_serve.view.conversation import read_rollout
 from gym_serve.view.expression import NAMES, BadExpression
@@ -81,7 +82,8 @@ def _runs(view: View, request: Request) -> Any:
 
 
 def _summary(view: View, request: Request) -> Any:
-    return read_summary(view.chosen(request.query_params.getlist("run")), _where(request))
+    runs = view.chosen(request.query_params.getlist("run"))
+    return read_summary(runs, _where(request), _failures(request))
 
 
 def _rollouts(view: View, request: Request) -> Any:
@@ -114,9 +116,8 @@ def _tokens(view: View, request: Request) -> Any:
 def _compare(view: View, request: Request) -> Any:
     asked = request.query_params
     left, right = view.run(asked.get("left", "")), view.run(asked.get("right", ""))
-    return compare_runs(
-        left, right, _where(request), asked.get("left_where", ""), asked.get("right_where", "")
-    )
+    own = (asked.get("left_where", ""), asked.get("right_where", ""))
+    return compare_runs(left, right, _where(request), *own, failures=_failures(request))
 
 
 def _suggestions(view: View, request: Request) -> Any:
@@ -248,6 +249,13 @@ def _n(request: Request) -> int:
 
 def _where(request: Request) -> str:
     return request.query_params.get("where", "")
+
+
+def _failures(request: Request) -> Failures:
+    given = request.query_params.get("failures") or "mask"
+    if given not in ("mask", "zero"):
+        raise BadRequest(f"`failures` must be mask or zero, got {given[:20]!r}")
+    return "zero" if given == "zero" else "mask"
 
 
 def _span(request: Request) -> tuple[int, int]:

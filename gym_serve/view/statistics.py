@@ -1,4 +1,7 @@
-"""The figures of runs, and what changed between two: as `gym_serve.metrics` computes them, from the index."""
+"""The figures of runs, and what changed between two, from the index.
+
+The definitions are those of `gym_serve.metrics` and `gym_serve.rollouts.analysis`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from gym_serve.metrics import MASKED, Coverage, Failures
 from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
+from gym_serve.rollouts.analysis.comparison import Comparison, Scores, Side
 from gym_serve.view.costs import costs_of, recorded_prices
 from gym_serve.view.expression import Node, parse
 from gym_serve.view.queries import read_facets
@@ -24,8 +29,13 @@ _TASKS = 500
 _PLACES = 2000  # among which the seconds are dealt out, to find the quantiles
 
 
-def read_summary(runs: Sequence[Run], where: str = "") -> dict[str, Any]:
+def read_summary(runs: Sequence[Run], where: str = "", failures: Failures = "mask") -> dict[str, Any]:
     """The figures of each run, and the facets of all.
+
+    Args:
+        runs: the runs.
+        where: which rollouts.
+        failures: what a failed rollout counts as in the mean reward and in pass@k.
 
     Raises:
         BadExpression: the filter cannot be understood.
@@ -34,7 +44,7 @@ def read_summary(runs: Sequence[Run], where: str = "") -> dict[str, Any]:
     found, sides = [], []
     for run in runs:
         with run.reading() as reading:
-            summary, side = _kept(reading, node)
+            summary, side = _kept(reading, node, failures)
             found.append(summary)
             sides.append(side)
     joined: dict[str, dict[str, int]] = {}
@@ -47,9 +57,11 @@ def read_summary(runs: Sequence[Run], where: str = "") -> dict[str, Any]:
     return {"runs": found, "facets": {**joined, "tag": tags}}
 
 
-def _kept(reading: Reading, node: Node | None) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+def _kept(
+    reading: Reading, node: Node | None, failures: Failures
+) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
     """The figures of a run; while it grows, some that are a little old."""
-    key = ("summary", node)
+    key = ("summary", node, failures)
     kept = reading.run.kept(key, 0)
     if kept is not None:
         revision, until, result = kept
@@ -57,7 +69,7 @@ def _kept(reading: Reading, node: Node | None) -> tuple[dict[str, Any], dict[str
         if revision == reading.revision or (growing and time.monotonic() < until):
             return result  # type: ignore[no-any-return]
     began = time.monotonic()
-    beside = _BESIDE.submit(_groups, reading.run, node)
+    beside = _BESIDE.submit(_groups, reading.run, node, failures)
     figures = _figures(reading, node)
     groups = beside.result()
     result = _summary(figures, groups), groups.facets
@@ -71,7 +83,8 @@ class _Groups(NamedTuple):
 
     facets: dict[str, dict[str, int]]
     tasks: dict[str, Any]
-    """The 95% interval of the mean reward, and pass@k with the reward as the score."""
+    """The mean reward over tasks, its 95% interval and the method of that, pass@k, and how many rollouts were
+    asked for."""
     solved: int
     """Tasks with a reward of 1 or more."""
     straddling: int
@@ -91,14 +104,15 @@ def _summary(figures: dict[str, Any], groups: _Groups) -> dict[str, Any]:
 def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
     where, values = reading.where(node)
     totals = reading.sql(
-        "SELECT count(*), count(reward), count(failure), total(reward), min(reward), max(reward),"
+        "SELECT count(*), count(reward), total(failure != ?), total(failure = ?),"
+        " total(reward), min(reward), max(reward),"
         " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), min(seconds), max(seconds),"
         " min(at), max(at), avg(behind), max(behind), total(reward IN (0, 1))"
         f" FROM rollouts WHERE {where}",
-        values,
+        (MASKED, MASKED, *values),
     )
-    totals = totals or [(0, 0, 0, 0.0, None, None, 0, 0, *[None] * 8, 0)]
-    count, scored, failed, total, low, high, given, made, turns, seconds, *rest = totals[0]
+    totals = totals or [(0, 0, 0, 0, 0.0, None, None, 0, 0, *[None] * 8, 0)]
+    count, scored, failed, masked, total, low, high, given, made, turns, seconds, *rest = totals[0]
     quickest, slowest, first, last, behind, most_behind, binary = rest
     p50, p90 = _quantiles(reading, where, values, (quickest, slowest))
     prices = {**recorded_prices(reading.run.files), **reading.run.prices}
@@ -106,8 +120,8 @@ def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
         "id": reading.run.id,
         "rollouts": count,
         "scored": scored,
-        "failed": failed,
-        "mean_reward": total / scored if scored else None,
+        "failed": int(failed),
+        "masked": int(masked),
         "histogram": _binary_histogram(scored - int(total), int(total))
         if binary == scored
         else _histogram(reading, where, values, low, high),
@@ -120,65 +134,78 @@ def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
     }
 
 
-def _groups(run: Run, node: Node | None) -> _Groups:
+def _groups(run: Run, node: Node | None, failures: Failures) -> _Groups:
     """Asked beside `_figures`, by a connection of its own: SQLite uses a second processor for it."""
     with run.reading() as reading:
         where, values = reading.where(node)
         facets, straddling = read_facets(reading, where, values)
         rows = reading.sql(
-            "SELECT task, count(reward), total(reward), sum(reward IN (0, 1)), total(reward = 1),"
-            " max(reward) >= 1 FROM rollouts"
+            "SELECT count(reward), total(reward), sum(reward IN (0, 1)), max(reward) >= 1, task FROM rollouts"
             f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
             values,
         )
-        if not rows:
-            return _Groups(facets, {"interval": None, "pass_at_k": {}}, 0, straddling)
-        odd = [task for task, count, _, binary, *_ in rows if binary != count]
-        scores = _scores(reading, where, values, odd)
-    clusters = _clusters(len(rows))
-    mean = Figure(clusters)
-    for position, (_, count, total, *_) in enumerate(rows):
-        mean.add(clusters.of(position), total, count)
-    told = mean.confidence()
-    tasks = {
-        "interval": [told["low"], told["high"]] if "low" in told else None,
-        "pass_at_k": _pass_at_k(rows, scores),
-    }
-    return _Groups(facets, tasks, sum(row[5] for row in rows), straddling)
+        lost = lost_rollouts(reading, where, values)
+    sums = {task: (count, total) for count, total, _, _, task in rows}
+    asked = sum(row[0] for row in rows) + facets["failure"].get(MASKED, 0) + lost.total()
+    for task, count in lost.items() if failures == "zero" else ():
+        scored, total = sums.get(task, (0, 0.0))
+        sums[task] = scored + count, total
+    over_tasks = _over_tasks(list(sums.values()), binary=all(row[0] == row[2] for row in rows))
+    return _Groups(facets, {**over_tasks, "asked": asked}, sum(row[3] for row in rows), straddling)
 
 
-def _pass_at_k(rows: Sequence[Sequence[Any]], scores: dict[Any, list[float]]) -> dict[str, float]:
-    """The mean over the tasks with so many rollouts.
+def lost_rollouts(reading: Reading, where: str, values: Sequence[Any]) -> Counter[Any]:
+    """How many rollouts of each task failed for good, or have no score yet: their attempts alone are in the
+    index, any number of each.
 
     Args:
-        rows: of `_groups`.
-        scores: of tasks with rewards besides 0 and 1.
+        reading: of the run's index.
+        where, values: which attempts, in SQL.
     """
-    sizes = sorted(row[1] for row in rows)
-    most = sizes[len(sizes) // 2]  # what half of the tasks reach
-    curves: Counter[tuple[float, ...]] = Counter(tuple(pass_curve(of)) for of in scores.values())
-    for (count, ones), tasks in Counter(
-        (row[1], int(row[4])) for row in rows if row[0] not in scores
-    ).items():
+    failed = "failure IS NOT NULL AND failure != ?"
+    rollout = "task, ifnull(attempt, -1 - n)"
+    rows = reading.sql(
+        f"SELECT task, count(*) FROM (SELECT {rollout} FROM rollouts WHERE {failed} AND {where} EXCEPT"
+        f" SELECT {rollout} FROM rollouts WHERE (failure IS NULL OR failure = ?)"
+        f" AND task IN (SELECT task FROM rollouts WHERE {failed})) GROUP BY task",
+        (MASKED, *values, MASKED, MASKED),
+    )
+    return Counter(dict(rows))
+
+
+def _over_tasks(sums: Sequence[tuple[int, float]], *, binary: bool) -> dict[str, Any]:
+    """The mean reward over tasks, and pass@k.
+
+    Args:
+        sums: how many rollouts count of each task, and the sum of their rewards.
+        binary: whether all rewards are 0 or 1; others have no pass@k.
+    """
+    if not sums:
+        return {"mean_reward": None, "interval": None, "interval_method": None, "pass_at_k": {}}
+    clusters = _clusters(len(sums))
+    mean = Figure(clusters, binary=binary)
+    for position, (count, total) in enumerate(sums):
+        mean.add(clusters.of(position), total / count, rollouts=count)
+    told = mean.confidence()
+    return {
+        "mean_reward": mean.value,
+        "interval": [told["low"], told["high"]] if "low" in told else None,
+        "interval_method": told.get("method"),
+        "pass_at_k": _pass_at_k(sums) if binary else {},
+    }
+
+
+def _pass_at_k(sums: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """The mean over the tasks with so many rollouts."""
+    most = sorted(count for count, _ in sums)[len(sums) // 2]  # what half of the tasks reach
+    curves: Counter[tuple[float, ...]] = Counter()
+    for (count, ones), tasks in Counter((count, int(total)) for count, total in sums).items():
         curves[tuple(pass_curve([1.0] * ones + [0.0] * (count - ones)))] += tasks
     found = {}
     for k in sorted({most, *(1 << power for power in range(11))}):
         if k <= most:
             passed = [(curve[k - 1] * tasks, tasks) for curve, tasks in curves.items() if k <= len(curve)]
             found[str(k)] = math.fsum(value for value, _ in passed) / sum(tasks for _, tasks in passed)
-    return found
-
-
-def _scores(reading: Reading, where: str, values: Sequence[Any], tasks: list[Any]) -> dict[Any, list[float]]:
-    """The rewards, in order, of tasks that have others than 0 and 1."""
-    if not tasks:
-        return {}
-    chosen = set(tasks)
-    found: dict[Any, list[float]] = {}
-    query = f"SELECT task, reward FROM rollouts WHERE reward IS NOT NULL AND {where} ORDER BY attempt, n"
-    for task, reward in reading.sql(query, values):
-        if task in chosen:
-            found.setdefault(task, []).append(reward)
     return found
 
 
@@ -247,7 +274,7 @@ def _clusters(tasks: int) -> Clusters:
 def _over_time(
     reading: Reading, where: str, values: Sequence[Any], first: float | None, last: float | None
 ) -> list[dict[str, Any]]:
-    """Rollouts, mean reward and failures up to each of some moments; without times, in the file's order."""
+    """Rollouts, their mean, and failures up to each of some moments; without times, in the file's order."""
     timed = first is not None and last is not None and last > first
     if timed:
         place, bounds = "CAST((at - ?) / ? * ? AS INTEGER)", (first, last - first, _MOMENTS)  # type: ignore[operator]
@@ -272,75 +299,89 @@ def _over_time(
 
 
 def compare_runs(
-    left: Run, right: Run, where: str = "", left_where: str = "", right_where: str = ""
+    left: Run,
+    right: Run,
+    where: str = "",
+    left_where: str = "",
+    right_where: str = "",
+    *,
+    failures: Failures = "mask",
 ) -> dict[str, Any]:
-    """Two runs, task by task; every task that both have scored has the same weight.
-
-    A run solves a task if more than half of its rollouts have a reward of 1 or more; a task is flipped if one
-    run solves it and the other does not.
+    """Two runs, task by task, as `gym_serve.rollouts.analysis.comparison` compares them.
 
     Args:
         where: of both sides.
         left_where, right_where: of one, to compare two versions in a run.
+        failures: what a failed rollout counts as.
 
     Raises:
         BadExpression: a filter cannot be understood.
     """
-    sides = []
+    sides, coverage = [], []
     for run, own in ((left, left_where), (right, right_where)):
         with run.reading() as reading:
-            sides.append(_sides(reading, [parse(where), parse(own)]))
-    both = [task for task in sides[0] if task in sides[1]]
-    counts = {"better": 0, "worse": 0, "same": 0}
-    clusters = _clusters(len(both)) if both else None
-    difference = Figure(clusters) if clusters is not None else None
-    tasks = []
-    for position, task in enumerate(both):
-        (n, mean, solved), (m, other, passed) = sides[0][task], sides[1][task]
-        flipped = None
-        if (2 * solved > n) != (2 * passed > m):
-            flipped = "better" if 2 * passed > m else "worse"
-        counts[flipped or "same"] += 1
-        if difference is not None and clusters is not None:
-            difference.add(clusters.of(position), other - mean)
-        tasks.append(
-            {
-                "task": str(task),
-                "left": {"mean": mean, "attempts": n, "solved": int(solved)},
-                "right": {"mean": other, "attempts": m, "solved": int(passed)},
-                "flipped": flipped,
-                "_key": task,
-            }
-        )
-    tasks.sort(key=lambda t: (t["flipped"] is None, -abs(t["right"]["mean"] - t["left"]["mean"])))
-    del tasks[_TASKS:]
+            scores, of = _scores(reading, [parse(where), parse(own)], failures)
+            sides.append(scores)
+            coverage.append(of._asdict())
+    comparison = Comparison(lambda: sides[0], lambda: sides[1])
+    summary = comparison.summary(0)
+    reward = summary.estimates[0] if summary.estimates else None
+    tasks = [
+        {
+            "task": str(task.task_index),
+            "left": _side_json(task.a),
+            "right": _side_json(task.b),
+            "flipped": {"fixed": "better", "broken": "worse", None: None}[task.flip],
+            "_key": task.task_index,
+        }
+        for task in comparison.first(_TASKS)
+    ]
     with left.reading() as reading:
         for found in tasks:
             found["prompt"] = _prompt(reading, found.pop("_key"))
-    told = difference.confidence() if difference is not None else {}
     return {
         "tasks": tasks,
         "counts": {
-            **counts,
-            "only_left": len(sides[0]) - len(both),
-            "only_right": len(sides[1]) - len(both),
+            "better": summary.fixed,
+            "worse": summary.broken,
+            "same": summary.paired_tasks - summary.fixed - summary.broken,
+            "only_left": summary.only_a,
+            "only_right": summary.only_b,
         },
+        "other_prompt": summary.different_prompts,
+        "coverage": {"left": coverage[0], "right": coverage[1]},
         "difference": {
-            "mean": difference.value if difference is not None else None,
-            "interval": [told["low"], told["high"]] if "low" in told else None,
+            "mean": None if reward is None else reward.difference,
+            "interval": None if reward is None or reward.low is None else [reward.low, reward.high],
         },
+        "interval_method": None if reward is None else reward.method,
     }
 
 
-def _sides(reading: Reading, nodes: Sequence[Node | None]) -> dict[Any, tuple[int, float, float]]:
+def _side_json(side: Side) -> dict[str, Any]:
+    return {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
+
+
+def _scores(
+    reading: Reading, nodes: Sequence[Node | None], failures: Failures
+) -> tuple[list[Scores], Coverage]:
+    """The tasks of one side in order, and how many of its rollouts have a score."""
     parts = [reading.where(node) for node in nodes]
-    where = " AND ".join(sql for sql, _ in parts)
+    where, values = " AND ".join(sql for sql, _ in parts), [value for _, of in parts for value in of]
     rows = reading.sql(
-        "SELECT task, count(reward), avg(reward), total(reward >= 1) FROM rollouts"
-        f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
-        [value for _, values in parts for value in values],
+        "SELECT task, min(ifnull(agent, '-')), min(prompt_digest), count(reward), total(reward),"
+        " total(reward >= 1), total(failure = ?) FROM rollouts JOIN details USING (n)"
+        f" WHERE {where} GROUP BY task ORDER BY task",
+        (MASKED, *values),
     )
-    return {task: (count, mean, solved) for task, count, mean, solved in rows}
+    lost = lost_rollouts(reading, where, values)
+    found = []
+    for task, agent, prompt, scored, total, solved, _ in rows:
+        count = scored + (lost[task] if failures == "zero" else 0)
+        if count:
+            found.append(Scores(task, agent, prompt, Side(count, int(solved), total / count)))
+    scored, masked = sum(row[3] for row in rows), sum(int(row[6]) for row in rows)
+    return found, Coverage(scored, scored + masked + lost.total())
 
 
 def _prompt(reading: Reading, task: Any) -> str:

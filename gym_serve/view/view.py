@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from gym_serve.metrics import Failures
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.view.index import index_run
@@ -142,14 +143,18 @@ class View:
         note = {"tags": list(tags), "comment": comment, "reward": reward, "by": by}
         self.run(run).annotations.put(n, rows[0][0], note)
 
-    def summary(self, where: str = "") -> dict[str, Any]:
+    def summary(self, where: str = "", failures: Failures = "mask") -> dict[str, Any]:
         """Figures of each run: mean reward, pass@k, failures, tokens; and how many rollouts have each agent,
         tool and so on.
+
+        Args:
+            where: which rollouts.
+            failures: ``mask`` leaves failed rollouts out of the mean reward, ``zero`` counts them as 0.
 
         Raises:
             InvalidRequest: the filter cannot be understood.
         """
-        return read_summary(list(self._runs.values()), where)
+        return read_summary(list(self._runs.values()), where, failures)
 
     def to_arrow(self, where: str = "", sort: str | None = None) -> pyarrow.Table:
         """`rollouts` as a table; the verifier's fields are columns ``fields.NAME``.

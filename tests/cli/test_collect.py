@@ -136,8 +136,9 @@ def test_over_http_with_tables(gym: Gym, tmp_path: Path) -> None:
     rows = len(example())
     assert len(keys(out)) == len(records(out)) == 2 * rows
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][:3] == ["name", "rollouts", "mean"]
-    assert lines[1][:2] == ["mcqa_agent", str(2 * rows)]
+    assert lines[0][:3] == ["name", "scored", "mean"]
+    assert lines[1][:2] == ["mcqa_agent", f"{2 * rows}/{2 * rows}"]
+    assert "metric, by NeMo Gym's definition" in result.stdout
     assert "majority@2/accuracy" in result.stdout
     assert f"{2 * rows} of {2 * rows} rollouts: {2 * rows} scored, 0 failed; {out}" in result.stdout
     assert f"{2 * rows}/{2 * rows}" in result.stderr.splitlines()[-1]
@@ -162,6 +163,8 @@ def test_attached_by_its_name_and_failures_in_json(gym: Gym, tmp_path: Path) -> 
     assert report["files"]["rollouts"] == str(out)
     assert report["metrics"][0]["agent_ref"] == {"name": "mcqa_agent"}
     assert report["mean_reward"] == sum(record["reward"] for record in records(out)) / 3
+    assert report["coverage"] == {"scored": 3, "masked": 0, "asked": 4}
+    assert report["metrics"][0]["coverage"] == {"scored": 3, "asked": 4}
 
 
 def test_a_kill_and_then_resume_gives_every_rollout_once(gym: Gym, tmp_path: Path) -> None:

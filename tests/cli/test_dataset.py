@@ -175,7 +175,7 @@ def test_the_graph_knows_agents_and_what_verifiers_need(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         f"{file}:1: agent_ref.name: the graph has no agent 'mth_agent'; did you mean 'math_agent'?",
-        f"{file}:2: expected_answer: Field required (the verifier of math_agent)",
+        f"{file}:2: expected_answer: Field required (the environment of math_agent)",
         f"{file}:4: agent_ref: missing, and the graph has no default agent; known: weather_agent, "
         "mcqa_agent, math_agent",
     ]

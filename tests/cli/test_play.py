@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import gym_serve.view
+from gym_serve import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.cli import main
 
 ROOT = Path(__file__).parents[2]
 WEATHER = str(ROOT / "graphs" / "weather.yaml")
 ROWS = ROOT / "environments" / "simple_weather" / "data" / "example.jsonl"
+
+MCQA = ROOT / "environments" / "mcqa" / "data" / "example.jsonl"
 
 runner = CliRunner()
 
@@ -38,6 +42,21 @@ def test_a_person_plays_and_sees_results_as_they_come() -> None:
     )
     assert asked < called < result < answer < verdict
     assert "\x1b" not in done.stdout
+
+
+def test_a_verdict_stands_beside_the_rows_own_keys_with_its_reason() -> None:
+    row = {"responses_create_params": {"input": "Hello"}, "cities": ["Par\x1b[31mis"]}
+    done = runner.invoke(main, ["play", f"{__name__}:Strict", json.dumps(row), "--human"], input="Hello\n")
+    assert done.exit_code == 0, done.output
+    heads = ("row  its own keys", "cities: [", "verdict  reward 0", "reason: no city named")
+    places = [done.stdout.index(text) for text in heads]
+    assert places == sorted(places)
+    assert "\x1b" not in done.stdout
+
+
+class Strict(ResourcesServer):
+    async def verify(self, request: VerifyRequest) -> Verdict:
+        return Verdict(reward=0.0, reason="no city named\x1b[2J")
 
 
 def test_a_row_can_be_written_out_and_the_rollout_be_json() -> None:
@@ -84,6 +103,27 @@ def test_collect_without_ray(tmp_path: Path) -> None:
     again = runner.invoke(main, ["collect", WEATHER, str(ROWS), "-o", str(out), "--no-ray", "--resume"])
     assert again.exit_code == 0
     assert "9 of 9 rollouts" in again.output
+
+
+def test_one_mean_reward_in_all_tables_and_a_note_on_rows_that_repeat(tmp_path: Path) -> None:
+    """S10: equal rows are attempts at one task, everywhere, and the report says so."""
+    row, other = (json.loads(line) for line in MCQA.read_text().splitlines()[:2])
+    rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out.jsonl")
+    rows.write_text("".join(json.dumps(one) + "\n" for one in (row, row, other)))
+    done = runner.invoke(main, ["collect", "mcqa", str(rows), "-o", out, "--no-ray"])
+    assert "note: 3 rows are 2 tasks" in done.stdout
+    rewards = [json.loads(line)["reward"] for line in Path(out).read_text().splitlines()]
+    profile = json.loads(runner.invoke(main, ["profile", out, "--json"]).stdout)
+    diff = json.loads(runner.invoke(main, ["diff", out, out, "--json"]).stdout)
+    metrics = json.loads((tmp_path / "out_aggregate_metrics.json").read_text())
+    with gym_serve.view.open(out) as view:
+        viewer = view.summary()["runs"][0]
+    mean = profile["mean_reward"]["value"]
+    assert mean == diff["estimates"][0]["a"] == viewer["mean_reward"]
+    assert f"{mean:.3f}" in done.stdout.splitlines()[1]
+    assert metrics[0]["agent_metrics"]["mean/reward"] == pytest.approx(sum(rewards) / 3)
+    assert profile["notes"][0].startswith("3 rows are 2 tasks")
+    assert [note[:2] for note in diff["notes"]] == ["A:", "B:"]
 
 
 def test_no_ray_is_for_graph_files(tmp_path: Path) -> None:

@@ -25,9 +25,12 @@ def test_profile_prints_what_to_train_on_next(run: str) -> None:
     result = runner.invoke(main, ["profile", run])
     assert result.exit_code == 0, result.output
     words = [line.split() for line in result.stdout.splitlines()]
-    assert ["math_agent", "10", "0.400", "43.8", "62.5", "(k=2)", "10", "5", "-", "1"] in words
+    assert words[1] == ["math_agent", "10/11", "0.438", "0.166", "to", "0.753", "62.5", "(k=2)", "10/5", "-"]
+    assert "10 of 11 rollouts are scored" in result.stdout
+    assert ["3-1", "math_agent", "0.000", "the", "verifier", "gives", "none"] in words
+    assert ["model_timeout", "1", "1"] in words
     assert next(line[:2] for line in words if line[:1] == ["never"]) == ["never", "1"]
-    assert "1 tasks have no scored rollout, because all failed" in result.stdout
+    assert "1 tasks have no scored rollout, because all failed or are masked" in result.stdout
     listed = result.stdout[result.stdout.index("to train on next: 2 of 4 tasks") :].splitlines()[2:]
     assert [line.split()[:5] for line in listed] == [
         ["1", "math_agent", "1/2", "0.500", "0.707"],
@@ -88,6 +91,7 @@ def test_profile_of_shards_and_of_damaged_files(tmp_path: Path, run: str) -> Non
         (["profile", "none.jsonl"], 1, "cannot read none.jsonl: No such file"),
         (["profile", "a.jsonl", "b.jsonl", "-o", "n.jsonl"], 2, "--output needs a single run"),
         (["profile"], 2, "Missing argument"),
+        (["profile", "a.jsonl", "--failures", "none"], 2, "must be mask or zero, got 'none'"),
         (["diff", "none.jsonl", "none.jsonl"], 1, "cannot read none.jsonl"),
         (["diff", "one.jsonl"], 2, "Missing argument"),
     ],
@@ -146,3 +150,34 @@ def test_diff_of_different_data_sets(tmp_path: Path, run: str) -> None:
     result = runner.invoke(main, ["diff", run, str(other)])
     assert result.exit_code == 1
     assert "The runs share no task. Identify tasks by a field of the rows: --key FIELD" in result.stderr
+
+
+@pytest.mark.parametrize(("failures", "mean"), [("mask", 0.4375), ("zero", 0.35)])
+def test_coverage_stands_beside_a_score_and_failures_are_zeros_on_request(
+    run: str, failures: str, mean: float
+) -> None:
+    report = json.loads(runner.invoke(main, ["profile", run, "--failures", failures, "--json"]).stdout)
+    assert report["mean_reward"]["value"] == mean
+    assert report["coverage"] == {"scored": 10, "asked": 11}
+    assert report["agents"][0]["mean_reward"] == mean
+    report = json.loads(runner.invoke(main, ["diff", run, run, "--failures", failures, "--json"]).stdout)
+    assert report["coverage"] == {"a": {"scored": 10, "asked": 11}, "b": {"scored": 10, "asked": 11}}
+    assert report["estimates"][0]["a"] == mean
+
+
+def test_diff_leaves_out_tasks_with_other_prompts_and_says_so(tmp_path: Path) -> None:
+    a = write_lines(tmp_path / "a.jsonl", [rollout_of(n, 0, 1.0) for n in range(3)])
+    other = {"responses_create_params": {"input": "Of another data set?"}}
+    b = write_lines(tmp_path / "b.jsonl", [rollout_of(0, 0, 1.0), {**rollout_of(1, 0, 0.0), **other}])
+    result = runner.invoke(main, ["diff", str(a), str(b)])
+    assert "1 tasks in both runs (1 in A alone, 0 in B alone): 0 fixed, 0 broken" in result.stdout
+    assert "left out: 1 tasks with the same number, but another prompt in B" in result.stdout
+
+
+def test_reasons_are_shown_and_nothing_of_a_row_reaches_the_terminal(tmp_path: Path) -> None:
+    rollout = rollout_of(0, 0, 0.0, agent="a\x1b]0;title\x07", _ng_rollout_id="\x1b[2J0-0")
+    run = write_lines(tmp_path / "out.jsonl", [{**rollout, "reason": "no box \x1b[31mfound\x9b1m"}])
+    for arguments in (["profile", str(run)], ["diff", str(run), str(run)]):
+        result = runner.invoke(main, arguments)
+        assert not {"\x1b", "\x07", "\x9b"} & set(result.output)
+        assert ("no box \ufffd[31mfound" in result.stdout) == (arguments[0] == "profile")

@@ -169,7 +169,7 @@ async def test_an_external_harness_is_seen_and_stopped(held: Held) -> None:
         result = run(http, "talk to the program")
         held.say("talk", 0, "Hello!")
         await held.until("talk", "pid")
-        episode = await only(http, state="model")
+        episode = await only(http, state="harness")
         for _ in range(2):  # a look takes nothing away
             seen = (await http.get(f"episodes/{episode['id']}")).json()["rollout"]
             assert [item["content"] for item in seen["captured_input"]] == ["talk to me"]

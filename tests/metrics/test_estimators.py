@@ -23,6 +23,7 @@ from gym_serve.metrics.estimators import (
     spread_curve,
     stdev,
 )
+from gym_serve.metrics.summary import mean_over_tasks
 
 binary = st.lists(st.sampled_from([0, 1, 0.0, 1.0]), min_size=1, max_size=8)
 reals = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
@@ -176,7 +177,46 @@ def test_interval_is_reproducible() -> None:
 
 
 def test_equal_tasks_have_an_interval_of_no_width() -> None:
-    assert _figure([0.5] * 8, scale=100.0).confidence() == {"num_tasks": 8, "low": 50.0, "high": 50.0}
+    expected = {"num_tasks": 8, "low": 50.0, "high": 50.0, "method": "bootstrap"}
+    assert _figure([0.5] * 8, scale=100.0).confidence() == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "low", "high"),
+    [
+        # Of one rollout a task: Wilson's interval of so many trials.
+        ([[1]] * 10, 0.722467, 1.0),
+        ([[0]] * 10, 0.0, 0.277533),
+        ([[1]] * 7 + [[0]] * 3, 0.396778, 0.892209),
+        # Rollouts of a task that always agree are as good as one.
+        ([[1, 1, 1, 1]] * 10, 0.722467, 1.0),
+        ([[1, 1, 1, 1]] * 7 + [[0, 0, 0, 0]] * 3, 0.396778, 0.892209),
+        # Those that agree no more than chance are as good as so many tasks.
+        ([[1, 0]] * 10, 0.299298, 0.700702),
+    ],
+)
+def test_shares_have_wilsons_interval(rewards: list[list[int]], low: float, high: float) -> None:
+    values = [[float(reward) for reward in of_task] for of_task in rewards]
+    found = mean_over_tasks(values, binary=True).confidence()
+    assert (found["low"], found["high"]) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
+    assert (found["num_tasks"], found["method"]) == (10, "wilson")
+
+
+@pytest.mark.parametrize(("repeats", "alike"), [(1, 0.0), (4, 0.0), (4, 0.7), (8, 1.0)])
+def test_wilsons_interval_covers_the_truth_however_alike_the_rollouts_of_a_task_are(
+    repeats: int, alike: float
+) -> None:
+    rng = random.Random(5)
+    covered = 0
+    for _ in range(300):
+        tasks = [float(rng.random() < 0.9) for _ in range(40)]
+        values = [
+            [of if rng.random() < alike else float(rng.random() < 0.9) for _ in range(repeats)]
+            for of in tasks
+        ]
+        found = mean_over_tasks(values, binary=True).confidence()
+        covered += found["low"] <= 0.9 <= found["high"]
+    assert covered >= 270  # 95% of 300 is 285
 
 
 def test_one_task_has_no_interval() -> None:

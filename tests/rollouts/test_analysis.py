@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.runs import rollout_of, write_lines, write_run
+from support.runs import failure_of, rollout_of, write_lines, write_run
 
+from gym_serve.metrics import Failures
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.analysis import (
+    Comparison,
     RewardProfile,
-    RunComparison,
+    RunScores,
     TaskKey,
     prompts_of_tasks,
+    read_asked,
     read_rollouts,
     rows_of_tasks,
 )
@@ -192,14 +195,11 @@ def test_verdicts() -> None:
     assert compared({0: [0.0]}, {0: [1.0]}).summary(0).estimates[0].verdict == "no clear difference"
 
 
-def test_agents_are_told_apart_and_other_prompts_are_noticed() -> None:
-    comparison = RunComparison()
-    comparison.add_a(
-        rollout_of(task, 0, 0.0, agent="weather" if task == 2 else "math_agent") for task in range(3)
-    )
-    other = {**rollout_of(1, 0, 1.0), "responses_create_params": {"input": "another"}}
-    comparison.add_b([rollout_of(0, 0, 1.0), other, rollout_of(2, 0, 0.0)])
-    summary = comparison.summary(top=5)
+def test_agents_are_told_apart() -> None:
+    a, b = RunScores(), RunScores()
+    a.add(rollout_of(task, 0, 0.0, agent="weather" if task == 2 else "math_agent") for task in range(3))
+    b.add([rollout_of(0, 0, 1.0), rollout_of(1, 0, 1.0), rollout_of(2, 0, 0.0)])
+    summary = Comparison(a, b).summary(top=5)
     assert [(e.metric, e.agent, e.tasks, e.difference) for e in summary.estimates] == [
         ("mean reward", None, 3, 2 / 3),
         ("pass rate %", None, 3, 200 / 3),
@@ -208,23 +208,71 @@ def test_agents_are_told_apart_and_other_prompts_are_noticed() -> None:
         ("mean reward", "weather", 1, 0.0),
         ("pass rate %", "weather", 1, 0.0),
     ]
-    assert summary.different_prompts == 1
+    assert [e.method for e in summary.estimates[:2]] == ["paired bootstrap"] * 2
+
+
+@pytest.mark.parametrize(("by_prompt", "paired", "difference"), [(True, 2, 0.5), (False, 3, 2 / 3)])
+def test_tasks_of_different_data_sets_are_left_out(by_prompt: bool, paired: int, difference: float) -> None:
+    a, b = RunScores(), RunScores()
+    a.add(rollout_of(task, 0, 0.0) for task in range(3))
+    other = {**rollout_of(1, 0, 1.0), "responses_create_params": {"input": "another"}}
+    b.add([rollout_of(0, 0, 1.0), other, rollout_of(2, 0, 0.0)])
+    summary = Comparison(a, b, by_prompt=by_prompt).summary(top=5)
+    assert (summary.paired_tasks, summary.different_prompts) == (paired, 1)
+    assert (summary.only_a, summary.only_b) == (0, 0)
+    assert summary.estimates[0].difference == difference
+
+
+@pytest.mark.parametrize(("failures", "a", "b"), [("mask", 1.0, 1.0), ("zero", 0.25, 0.5)])
+def test_failures_in_a_comparison(failures: Failures, a: float, b: float) -> None:
+    runs = [RunScores(failures=failures) for _ in range(2)]
+    runs[0].add([rollout_of(0, 0, 1.0), failure_of(0, 1), failure_of(1, 0)])
+    runs[1].add([rollout_of(0, 0, 1.0), failure_of(1, 0)])
+    estimate = Comparison(*runs).summary(0).estimates[0]
+    assert (estimate.a, estimate.b) == (a, b)
+    assert [run.coverage() for run in runs] == [(1, 3), (1, 2)]
+
+
+def test_rows_that_repeat_are_told(tmp_path: Path) -> None:
+    """S10: rewards 1, 1, 0, of which the first two rows are alike."""
+    run = write_run(tmp_path / "out.jsonl", {0: [1.0, 1.0], 1: [0.0]})
+    assert read_asked([run]).notes == []  # without its header, nobody knows how many rows it had
+    expansion = {"repeats": {"_default": 1}}
+    header = Header.new(input={}, expansion=expansion, graph={}, rollouts=3, problems=0, source="rows.jsonl")
+    header.write(Outputs.of(run).header)
+    (note,) = read_asked([run]).notes
+    assert note.startswith("3 rows are 2 tasks")
+    assert profile_of({0: [1.0, 1.0], 1: [0.0]}).summary(0).mean_reward["value"] == 0.5
+    assert read_asked([run]).rollouts == {"math_agent": 3}
+
+
+def test_the_worst_rollouts_and_why() -> None:
+    profile = RewardProfile(worst=2)
+    for index, reward in enumerate([1.0, 0.5, 0.0, 0.25]):
+        profile.add({**rollout_of(0, index, reward), "reason": f"reason {index}"})
+    worst = profile.summary(0).worst
+    assert [(one.rollout_id, one.reward, one.reason) for one in worst] == [
+        ("0-2", 0.0, "reason 2"),
+        ("0-3", 0.25, "reason 3"),
+    ]
 
 
 def test_tasks_named_by_a_field(tmp_path: Path) -> None:
     a = write_lines(tmp_path / "a.jsonl", [rollout_of(n, 0, 1.0, id=f"q{n}") for n in range(3)])
     b = write_lines(tmp_path / "b.jsonl", [rollout_of(n, 0, 1.0, id=f"q{2 - n}") for n in range(3)])
     key, problems = TaskKey("id"), Problems()
-    comparison = RunComparison()
-    comparison.add_a(read_rollouts([a], key, problems))
-    comparison.add_b(read_rollouts([b], key, problems))
+    runs = RunScores(), RunScores()
+    runs[0].add(read_rollouts([a], key, problems))
+    runs[1].add(read_rollouts([b], key, problems))
+    comparison = Comparison(*runs, by_prompt=False)
     assert (comparison.summary(0).paired_tasks, comparison.summary(0).different_prompts) == (3, 2)
     list(read_rollouts([a], TaskKey("uuid"), problems))
     assert problems.kept[0] == f"{a}:1: `uuid`, the field that identifies the task, is missing"
 
 
-def compared(a: dict[int, list[float]], b: dict[int, list[float]]) -> RunComparison:
-    comparison = RunComparison()
-    for add, run in ((comparison.add_a, a), (comparison.add_b, b)):
-        add(rollout_of(task, index, r) for task, rewards in run.items() for index, r in enumerate(rewards))
-    return comparison
+def compared(a: dict[int, list[float]], b: dict[int, list[float]]) -> Comparison:
+    runs = RunScores(), RunScores()
+    for scores, run in zip(runs, (a, b), strict=True):
+        for task, rewards in run.items():
+            scores.add(rollout_of(task, index, r) for index, r in enumerate(rewards))
+    return Comparison(*runs)

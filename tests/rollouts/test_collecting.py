@@ -446,6 +446,7 @@ async def test_agents_are_asked_for_their_metrics(tmp_path: Path) -> None:
             "agent_ref": {"name": "agent"},
             "agent_metrics": {"own/metric": 5.0},
             "key_metrics": {},
+            "coverage": {"scored": 2, "asked": 3},
             "failures": {"bad_request": 1, "unavailable": 1},
         }
     ]

@@ -113,7 +113,8 @@ def test_counts_are_told_every_10_seconds_with_their_rates() -> None:
     assert [step for _, _, step in counts] == [0, 20, 40]
     assert counts[-1][1] == {
         "rollouts/scored": 20, "rollouts/failed": 20, "rollouts/running": 1, "tokens": 1000,
-        "failures/overloaded": 20, "reward/mean": 0.5, "rollouts/per_second": 2.0, "tokens/per_second": 50.0,
+        "failures/overloaded": 20, "reward/mean": 0.5, "reward/coverage": 0.5,
+        "rollouts/per_second": 2.0, "tokens/per_second": 50.0,
     }  # fmt: skip
 
 

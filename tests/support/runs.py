@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_serve.rollouts import Outputs
 
-__all__ = ["rollout_of", "row_of", "write_lines", "write_run"]
+__all__ = ["failure_of", "rollout_of", "row_of", "write_lines", "write_run"]
 
 
 def row_of(task: int, index: int = 0, agent: str = "math_agent", **keys: Any) -> dict[str, Any]:

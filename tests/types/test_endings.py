@@ -76,7 +76,7 @@ def test_a_policy_that_used_up_its_time(stage: str, on_deadline: Any, counts: st
             "tool_deadline",
         ),
         ({"failure": {"kind": "unavailable"}}, Cause.MACHINE, "unavailable"),
-        ({"failure": {}}, Cause.MACHINE, "unknown"),
+        ({"failure": {}}, Cause.FINISHED, None),
         ({"_ng_failure_class": ["?"]}, Cause.MACHINE, "unknown"),
         ({"failure": "a text of the data set"}, Cause.FINISHED, None),
     ],

@@ -354,6 +354,25 @@ def test_small_files_and_a_run_that_failed(
             assert visited.complaints == []
 
 
+def test_a_zero_says_why_beside_the_right_answer(browser: Browser, tmp_path: Path) -> None:
+    line = {"expected_answer": "Tuesday", **rollout(0, 0), "reason": "no day is named"}
+    write(tmp_path / "out.jsonl", [line, {**rollout(1, 1), "reward": 1.0, "mask_sample": True}])
+    write(tmp_path / "out_failures.jsonl", [failed(2, 0)])
+    with viewer(tmp_path, cache=tmp_path / "cache") as client:
+        site = Site(client, 3)
+        with visit(browser, site.base) as visited:
+            visited.go("#/runs")
+            assert "mean reward, 1 of 3 scored" in visited.text()
+            visited.go("#/rollouts")
+            assert "no day is named" in visited.text()
+            visited.page.locator("[role=row] a").first.click()
+            visited.settled()
+            verdict = visited.page.locator("aside.verdict")
+            expect(verdict).to_contain_text("no day is named")
+            expect(verdict).to_contain_text("Tuesday")
+            assert visited.complaints == []
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Say nothing."""

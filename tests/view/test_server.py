@@ -17,11 +17,14 @@ import psutil
 import pytest
 from view.made import failed, rollout, start, until_indexed, url_of, viewer, write
 
+from gym_serve.metrics import Failures
 from gym_serve.metrics.estimators import pass_curve
+from gym_serve.rollouts.analysis import Comparison, RunScores
 from gym_serve.rollouts.journal import Header
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.view.costs import parse_price
+from gym_serve.view.statistics import compare_runs, read_summary
 from gym_serve.view.view import View
 
 
@@ -149,7 +152,6 @@ def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
             (told,) = found["runs"]
             rewards = [row["reward"] for row in rows if row["reward"] is not None]
             assert (told["rollouts"], told["scored"]) == (len(rows), len(rewards))
-            assert told["mean_reward"] == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
             assert told["straddling"] == sum(row["version"] != row["last_version"] for row in rows)
             tools = Counter(tool for row in rows for tool in row["tools"])
             assert found["facets"]["tool"] == tools
@@ -166,11 +168,16 @@ def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
             for row in sorted(rows, key=lambda row: row["attempt"]):
                 if row["reward"] is not None:
                     tasks.setdefault(row["task"], []).append(row["reward"])
+            means = [sum(of) / len(of) for of in tasks.values()]
+            assert told["mean_reward"] == (pytest.approx(sum(means) / len(means)) if means else None)
             curves = [pass_curve(of) for of in tasks.values()]
             for k, passed in told["pass_at_k"].items():
                 of = [curve[int(k) - 1] for curve in curves if len(curve) >= int(k)]
                 assert passed == pytest.approx(sum(of) / len(of))
-            assert bool(told["pass_at_k"]) == bool(rewards)
+            binary = all(reward in (0, 1) for reward in rewards)
+            assert bool(told["pass_at_k"]) == bool(rewards and binary)
+            methods = {None, "wilson" if binary else "bootstrap"}
+            assert told["interval_method"] in methods
 
 
 def test_how_far_a_rollout_is_behind_the_newest_version(tmp_path: Path) -> None:
@@ -251,6 +258,75 @@ def test_a_comparison(client: httpx.Client, runs: dict[str, str]) -> None:
     assert found["counts"] == {"better": 3, "worse": 0, "same": 0, "only_left": 0, "only_right": 0}
     assert found["difference"] == {"mean": 0.5, "interval": [0.5, 0.5]}
     assert found["tasks"][0]["flipped"] == "better"
+
+
+SIDES = {
+    "one": [(0, 0, 1.0), (1, 0, 0.0), (2, 0, 1.0), (2, 1, None), (3, 0, None)],
+    "two": [(0, 0, 1.0), (1, 0, 1.0), (2, 0, 0.0), (4, 0, 1.0)],
+}
+
+
+@pytest.mark.parametrize("failures", ["mask", "zero"])
+def test_the_viewer_and_diff_compare_alike(tmp_path: Path, failures: Failures) -> None:
+    """Failures, an attempt that was made good, a masked rollout, and a task of another data set."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for name, made in SIDES.items():
+        scored = [{**rollout(task, index), "reward": r} for task, index, r in made if r is not None]
+        scored.append({**rollout(0, 9), "reward": 0.0, "mask_sample": True})
+        lost = [failed(task, index) for task, index, r in made if r is None]
+        lines[name] = [*scored, *lost, failed(0, 0)]
+        if name == "two":
+            scored[1]["responses_create_params"] = {"input": "A question of another data set"}
+        write(tmp_path / f"{name}.jsonl", scored)
+        write(tmp_path / f"{name}_failures.jsonl", lines[name][len(scored) :])
+    scores = [RunScores(failures=failures) for _ in SIDES]
+    for of, name in zip(scores, SIDES, strict=True):
+        of.add(lines[name])
+    summary = Comparison(*scores).summary(0)
+    with View([tmp_path / "one.jsonl", tmp_path / "two.jsonl"], tmp_path / "cache") as view:
+        view.index()
+        found = compare_runs(*view.runs.values(), failures=failures)
+    assert found["other_prompt"] == summary.different_prompts == 1
+    counts = found["counts"]
+    assert counts["better"] + counts["worse"] + counts["same"] == summary.paired_tasks == 2
+    assert (counts["only_left"], counts["only_right"]) == (summary.only_a, summary.only_b)
+    assert (counts["better"], counts["worse"]) == (summary.fixed, summary.broken)
+    estimate = summary.estimates[0]
+    assert found["difference"] == {"mean": estimate.difference, "interval": [estimate.low, estimate.high]}
+    assert found["interval_method"] == "paired bootstrap"
+    assert list(found["coverage"].values()) == [of.coverage()._asdict() for of in scores]
+    assert found["coverage"]["left"] == {"scored": 3, "asked": 6}
+
+
+@pytest.mark.parametrize(("failures", "mean"), [("mask", 2 / 3), ("zero", 0.375)])
+def test_coverage_stands_beside_the_score(tmp_path: Path, failures: Failures, mean: float) -> None:
+    path = write(
+        tmp_path / "out.jsonl",
+        [
+            *({**rollout(t, i), "reward": r} for t, i, r in SIDES["one"] if r is not None),
+            {**rollout(0, 9), "reward": 0.0, "mask_sample": True, "reason": "left out"},
+        ],
+    )
+    write(tmp_path / "out_failures.jsonl", [failed(2, 1), failed(2, 1), failed(3, 0), failed(0, 0)])
+    with View([path], tmp_path / "cache") as view:
+        view.index()
+        (told,) = read_summary(list(view.runs.values()), failures=failures)["runs"]
+        masked = next(view.rollouts("failure = masked"))
+    assert (told["scored"], told["asked"], told["masked"], told["failed"]) == (3, 6, 1, 4)
+    assert told["mean_reward"] == pytest.approx(mean)
+    assert told["interval_method"] == "wilson"
+    assert (masked["reward"], masked["failure"], masked["fields"]["reason"]) == (None, "masked", "left out")
+
+
+@pytest.mark.parametrize("own", ["text", None, 1, []])
+def test_a_rows_own_failure_is_none(tmp_path: Path, own: Any) -> None:
+    """S13: a key of the data set that has the name of one of ours."""
+    path = write(tmp_path / "out.jsonl", [{"failure": own, **rollout(0, 1)}])
+    with View([path], tmp_path / "cache") as view:
+        view.index()
+        (row,) = view.rollouts()
+        assert (row["reward"], row["failure"]) == (1.0, None)
+        assert view.summary()["runs"][0]["asked"] == 1
 
 
 def test_a_rollout(client: httpx.Client, runs: dict[str, str]) -> None:

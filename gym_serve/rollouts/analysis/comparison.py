@@ -1,22 +1,24 @@
-"""`RunComparison`: two runs over the same tasks, paired task by task.
+"""`Comparison`: two runs over the same tasks, paired task by task, for ``diff`` and for the viewer.
 
-Every task has the same weight, however many rollouts it has, and only tasks with a scored rollout in both
-runs count: the difficulty of a task is then the same on both sides, and only the difference is due to
-chance. The 95% interval of the difference is a bootstrap over tasks. A task is *solved* by a run if more
-than half of its rollouts are, and *flips* if one run solves it and the other does not.
+Every task has the same weight, however many rollouts it has, and only tasks with a score in both runs count:
+the difficulty of a task is then the same on both sides, and only the difference is due to chance. Tasks that
+have the same number in both runs, but different prompts, are of different data sets: they are left out and
+counted, unless the caller says by what tasks are identified. The 95% interval of the difference is the paired
+bootstrap: whole tasks are resampled. A task is *solved* by a run if more than half of its rollouts are, and
+*flips* if one run solves it and the other does not.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gym_serve.metrics import Aggregator, MetricSpec
+from gym_serve.metrics import Aggregator, Coverage, Failures, MetricSpec
 from gym_serve.metrics.estimators import Clusters, Figure
-from gym_serve.metrics.records import Group
 from gym_serve.rollouts.analysis.reading import agent_of
 from gym_serve.rollouts.rows import task_index
 from gym_serve.rollouts.tables import IntTable, digest
@@ -26,9 +28,10 @@ _AGENT = "_agent"
 
 
 class Side(NamedTuple):
-    """One run's scored rollouts of a task."""
+    """One run's rollouts of a task."""
 
     rollouts: int
+    """Those with a score."""
     solved: int
     mean: float
     """Mean reward."""
@@ -43,14 +46,30 @@ class Side(NamedTuple):
         return 2 * self.solved > self.rollouts
 
 
+class Scores(NamedTuple):
+    """What a comparison knows of a task in one run."""
+
+    task: int | str
+    agent: str
+    prompt: int | None
+    """See `prompt_digest`."""
+    side: Side
+
+
 class TaskDifference(NamedTuple):
     """A task that both runs have scored."""
 
-    task_index: int
+    task_index: int | str
     agent: str
     """The agent of the first run."""
     a: Side
     b: Side
+    same_prompt: bool
+
+    @property
+    def difference(self) -> float:
+        """Mean reward of the second run, less that of the first."""
+        return self.b.mean - self.a.mean
 
     @property
     def flip(self) -> str | None:
@@ -74,6 +93,8 @@ class Estimate:
     low: float | None
     """None for a single task."""
     high: float | None
+    method: str | None
+    """How the interval is made."""
 
     @property
     def verdict(self) -> str:
@@ -93,59 +114,30 @@ class ComparisonSummary(NamedTuple):
     """Tasks that the first run alone has scored."""
     only_b: int
     different_prompts: int
-    """Paired tasks whose ``input`` differs between the runs."""
+    """Tasks of both runs whose prompts differ: they are left out, unless tasks are identified otherwise."""
     fixed: int
     broken: int
     flips: list[TaskDifference]
     """The first of the flipped tasks, the largest change of the mean reward first."""
 
 
-class RunComparison:
-    """Accumulates the rollouts of two runs; keeps only their numbers.
+class Comparison:
+    """The tasks of two runs, paired.
 
     Args:
-        solved_at: the reward from which on a rollout counts as solved.
+        a, b: give the scores of each run's tasks, each task once: first numbers, then texts, in order.
+        by_prompt: leave out tasks whose prompts differ.
     """
 
-    def __init__(self, solved_at: float = 1.0) -> None:
-        self.solved_at = solved_at
-        spec = MetricSpec(subset=_AGENT)
-        self._a, self._b = Aggregator(spec), Aggregator(spec)
-        self._prompts = IntTable()
-        self._changed: set[int] = set()
-
-    def add_a(self, rollouts: Iterable[JSON]) -> None:
-        """Add the first run, before the second one.
-
-        Raises:
-            InvalidRequest: a rollout has no task or rollout index.
-        """
-        for rollout in rollouts:
-            self._a.add({**rollout, _AGENT: agent_of(rollout)})
-            self._prompts[task_index(rollout)] = _prompt_digest(rollout)
-
-    def add_b(self, rollouts: Iterable[JSON]) -> None:
-        """Add the second run.
-
-        Raises:
-            InvalidRequest: a rollout has no task or rollout index.
-        """
-        for rollout in rollouts:
-            self._b.add({**rollout, _AGENT: agent_of(rollout)})
-            task = task_index(rollout)
-            if self._prompts.get(task) not in (None, _prompt_digest(rollout)):
-                self._changed.add(task)
+    def __init__(
+        self, a: Callable[[], Iterable[Scores]], b: Callable[[], Iterable[Scores]], *, by_prompt: bool = True
+    ) -> None:
+        self._a, self._b = a, b
+        self._by_prompt = by_prompt
 
     def tasks(self) -> Iterator[TaskDifference]:
-        """The paired tasks by index; made one by one."""
-        others = iter(self._b.groups())
-        other = next(others, None)
-        for group in self._a.groups():
-            while other is not None and other.task_index < group.task_index:
-                other = next(others, None)
-            if other is not None and other.task_index == group.task_index:
-                agent = group.rollouts[0].labels[0] or "-"
-                yield TaskDifference(group.task_index, agent, self._side(group), self._side(other))
+        """The paired tasks in order; made one by one."""
+        return (task for task in self._both() if task.same_prompt or not self._by_prompt)
 
     def summary(self, top: int) -> ComparisonSummary:
         """All paired tasks together.
@@ -153,44 +145,96 @@ class RunComparison:
         Args:
             top: how many flipped tasks to name at most.
         """
-        paired: dict[str, int] = {}
+        both = different = 0
+        agents: Counter[str] = Counter()
         flips = {"fixed": 0, "broken": 0}
-        changed = 0
-        for task in self.tasks():
-            paired[task.agent] = paired.get(task.agent, 0) + 1
-            changed += task.task_index in self._changed
-            if task.flip is not None:
-                flips[task.flip] += 1
-        total = sum(paired.values())
+        for task in self._both():
+            both += 1
+            different += not task.same_prompt
+            if task.same_prompt or not self._by_prompt:
+                agents[task.agent] += 1
+                if task.flip is not None:
+                    flips[task.flip] += 1
         return ComparisonSummary(
-            estimates=self._estimates(paired, total),
-            paired_tasks=total,
-            only_a=len(self._a.groups()) - total,
-            only_b=len(self._b.groups()) - total,
-            different_prompts=changed,
+            estimates=self._estimates(agents),
+            paired_tasks=agents.total(),
+            only_a=sum(1 for _ in self._a()) - both,
+            only_b=sum(1 for _ in self._b()) - both,
+            different_prompts=different,
             **flips,
-            flips=heapq.nsmallest(
-                top,
-                (task for task in self.tasks() if task.flip),
-                key=lambda task: (-abs(task.b.mean - task.a.mean), task.task_index),
-            ),
+            flips=self.first(top, flipped=True),
         )
 
-    def _estimates(self, paired: dict[str, int], total: int) -> list[Estimate]:
-        sizes: dict[str | None, int] = {None: total} if total else {}
-        if len(paired) > 1:
-            sizes |= dict(sorted(paired.items()))
+    def first(self, top: int, *, flipped: bool = False) -> list[TaskDifference]:
+        """The first tasks, by the change of the mean reward: flipped ones alone, or before the others."""
+        chosen = (task for task in self.tasks() if task.flip or not flipped)
+        return heapq.nsmallest(
+            top, chosen, key=lambda task: (task.flip is None, -abs(task.difference), _order(task.task_index))
+        )
+
+    def _both(self) -> Iterator[TaskDifference]:
+        others = iter(self._b())
+        other = next(others, None)
+        for one in self._a():
+            while other is not None and _order(other.task) < _order(one.task):
+                other = next(others, None)
+            if other is not None and other.task == one.task:
+                same = None in (one.prompt, other.prompt) or one.prompt == other.prompt
+                yield TaskDifference(one.task, one.agent, one.side, other.side, same)
+
+    def _estimates(self, agents: Counter[str]) -> list[Estimate]:
+        sizes: dict[str | None, int] = {None: agents.total()} if agents else {}
+        if len(agents) > 1:
+            sizes |= dict(sorted(agents.items()))
         pairs = {agent: _Pairs(size) for agent, size in sizes.items()}
         for task in self.tasks():
             pairs[None].add(task)
-            if len(paired) > 1:
+            if len(agents) > 1:
                 pairs[task.agent].add(task)
         return [estimate for agent, those in pairs.items() for estimate in those.estimates(agent)]
 
-    def _side(self, group: Group) -> Side:
-        rewards = [rollout.fields["reward"] for rollout in group.rollouts]
-        solved = sum(1 for reward in rewards if reward >= self.solved_at)
-        return Side(len(rewards), solved, math.fsum(rewards) / len(rewards))
+
+class RunScores:
+    """Accumulates the rollouts of a run for a `Comparison`; keeps only their numbers.
+
+    Args:
+        solved_at: the reward from which on a rollout counts as solved.
+        failures: what a failed rollout counts as.
+    """
+
+    def __init__(self, solved_at: float = 1.0, failures: Failures = "mask") -> None:
+        self._solved_at = solved_at
+        self._failures: Failures = failures
+        self._rollouts = Aggregator(MetricSpec(subset=_AGENT))
+        self._prompts = IntTable()
+
+    def add(self, rollouts: Iterable[JSON]) -> None:
+        """Add rollouts.
+
+        Raises:
+            InvalidRequest: a rollout has no task or rollout index.
+        """
+        for rollout in rollouts:
+            self._rollouts.add({**rollout, _AGENT: agent_of(rollout)})
+            params = rollout.get("responses_create_params")
+            if isinstance(params, dict) and (found := prompt_digest(params.get("input"))) is not None:
+                self._prompts[task_index(rollout)] = found
+
+    def coverage(self) -> Coverage:
+        """How many rollouts have a score, of how many."""
+        return self._rollouts.coverage()
+
+    def __call__(self) -> Iterator[Scores]:
+        """The scores of each task, by index."""
+        for group in self._rollouts.groups(self._failures):
+            rewards = [rollout.fields["reward"] for rollout in group.rollouts]
+            solved = sum(1 for reward in rewards if reward >= self._solved_at)
+            yield Scores(
+                group.task_index,
+                group.rollouts[0].labels[0] or "-",
+                self._prompts.get(group.task_index),
+                Side(len(rewards), solved, math.fsum(rewards) / len(rewards)),
+            )
 
 
 class _Pairs:
@@ -227,9 +271,19 @@ class _Pairs:
                 difference.value,
                 interval.get("low"),
                 interval.get("high"),
+                "paired bootstrap" if "low" in interval else None,
             )
 
 
-def _prompt_digest(rollout: JSON) -> int:
-    params = rollout.get("responses_create_params")
-    return digest(params.get("input") if isinstance(params, dict) else None) & 0xFFFF_FFFF
+def prompt_digest(given: Any) -> int | None:
+    """32 bits of the ``input`` of a row, by which tasks of different data sets are told apart; None if it is
+    nested too deeply.
+    """
+    try:
+        return digest(given) & 0xFFFF_FFFF
+    except TypeError:
+        return None
+
+
+def _order(task: int | str) -> tuple[bool, int | str]:
+    return isinstance(task, str), task

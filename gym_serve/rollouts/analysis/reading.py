@@ -8,10 +8,11 @@ they read the same rows in the same order, so a task may be identified by a fiel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,13 +22,13 @@ from gym_serve.rollouts.rows import (
     METADATA_KEYS,
     Problems,
     ignore_problem,
-    is_failure,
     raise_problem,
     read_rows,
     rollout_key,
     task_index,
 )
 from gym_serve.rollouts.tables import IntTable, digest
+from gym_serve.types.endings import failure_class
 from gym_serve.types.errors import GymError, InvalidRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name, check_reward
@@ -91,13 +92,60 @@ def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> It
                     problems.add(f"{where}: {error.message}")
 
 
+class Asked(NamedTuple):
+    """What runs asked for, read from the rows beside their files; nothing of a run without those."""
+
+    rollouts: Counter[str]
+    """How many rollouts, by agent."""
+    rows: int
+    """How many rows of the data set they are of."""
+    tasks: int
+    """How many tasks these are."""
+
+    @property
+    def notes(self) -> list[str]:
+        """That rows are repeated, if so."""
+        if self.rows <= self.tasks:
+            return []
+        return [
+            f"{self.rows:,} rows are {self.tasks:,} tasks: rows that are equal, or have the same key, are "
+            "attempts at one task, and the mean reward is over tasks"
+        ]
+
+
+def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
+    """What runs asked for.
+
+    Args:
+        paths: the main files.
+        key: identifies the tasks.
+    """
+    key = key or TaskKey()
+    rollouts: Counter[str] = Counter()
+    rows, tasks = 0.0, IntTable()
+    for outputs in map(Outputs.of, paths):
+        if not outputs.inputs.exists():
+            continue
+        header = Header.read(outputs.header)
+        repeats = header.expansion.get("repeats") if header is not None else None
+        for _, row, _ in read_rows(outputs.inputs):
+            agent = agent_of(row or {})
+            rollouts[agent] += 1
+            of_agent = repeats.get(agent, repeats.get("_default")) if isinstance(repeats, dict) else repeats
+            with suppress(InvalidRequest):  # a row that lacks its metadata, or the key
+                if row is not None and of_agent:
+                    rows += 1 / of_agent
+                    tasks[task_index(key.apply(row))] = 1
+    return Asked(rollouts, round(rows), len(tasks))
+
+
 def agent_of(rollout: JSON) -> str:
     """Name of the agent that made a rollout; ``-`` if it does not say."""
     return agent_name(rollout) or "-"
 
 
 def _checked(rollout: JSON) -> JSON:
-    if is_failure(rollout):
+    if failure_class(rollout) is not None:
         return rollout
     check_reward(rollout.get("reward"))
     return rollout

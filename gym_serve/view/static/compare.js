@@ -4,7 +4,7 @@ import { get, isStatic, useAnswer } from "./api.js";
 import { html, useState } from "./dom.js";
 import { FilterBox } from "./filter.js";
 import { count, inOrder, number, times } from "./format.js";
-import { Empty, nameOf, Problem } from "./parts.js";
+import { coverage, Empty, FailuresAs, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
 
 const SHOWN = 200;
@@ -20,7 +20,7 @@ export function ComparePage({ address, runs, version }) {
   if (!right && !sides.left.version && !sides.right.version) [sides.left.version, sides.right.version] = [versionsOf(left)[0], versionsOf(left).at(-1)];
   const two = sides.left.run !== sides.right.run || sides.left.version !== sides.right.version;
   const own = ({ version }) => (version ? `version = ${JSON.stringify(version)}` : null);
-  const { data, error } = useAnswer(left && two ? "compare" : null, { left, right: sides.right.run, where, left_where: own(sides.left), right_where: own(sides.right) }, version);
+  const { data, error } = useAnswer(left && two ? "compare" : null, { left, right: sides.right.run, where, left_where: own(sides.left), right_where: own(sides.right), failures: query.get("failures") }, version);
   const [limit, setLimit] = useState(SHOWN);
   const show = query.get("show") ?? "flipped";
   const set = (changes) => go(link("compare", changed(query, { left, right, run: null, ...changes })));
@@ -40,8 +40,10 @@ export function ComparePage({ address, runs, version }) {
     ${error && error.position === undefined && html`<${Problem} error=${error} />`}
     ${!two && figures.data && html`<${Empty} title="Both sides are the same">Choose another run, or another version of the policy.<//>`}
     ${data && two && html`
+      <p class="muted">${["left", "right"].map((name, index) => html`${index ? " · " : ""}<${Name} limit=${24}>${nameOf(runs, sides[name].run)}<//>: ${coverage(data.coverage?.[name])}`)}${!isStatic && html` · <${FailuresAs} query=${query} set=${set} />`}</p>
+      ${data.other_prompt > 0 && html`<p class="warning">${times(data.other_prompt, "task")} left out: the number is the same on both sides, but the prompt is not, so they are of different data sets. <code>gym-serve diff --key FIELD</code> pairs tasks by a field of their rows.</p>`}
       <div class="cards tiles">
-        <div class="card tile"><span class="figure">${signed(data.difference?.mean)}</span><span class="muted">mean difference${data.difference?.interval && html`<br />${signed(data.difference.interval[0])} to ${signed(data.difference.interval[1])}`}</span></div>
+        <div class="card tile"><span class="figure">${signed(data.difference?.mean)}</span><span class="muted">mean reward, difference${data.difference?.interval && html`<br /><span title="95 % confidence interval: ${data.interval_method}">${signed(data.difference.interval[0])} to ${signed(data.difference.interval[1])}</span>`}</span></div>
         <div class="card tile"><span class="figure good-text">${count(data.counts.better)}</span><span class="muted">tasks better</span></div>
         <div class="card tile"><span class="figure bad-text">${count(data.counts.worse)}</span><span class="muted">tasks worse</span></div>
         <div class="card tile"><span class="figure">${count(data.counts.same)}</span><span class="muted">the same</span></div>

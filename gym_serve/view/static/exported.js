@@ -30,7 +30,7 @@ export async function answer(path, params) {
     const offset = params.offset ?? 0;
     return asResponse({ ...all, total: rows.length, rows: rows.slice(offset, offset + (params.limit ?? 100)) });
   }
-  if (path === "compare") return asResponse(compared(await json("tasks.json"), params));
+  if (path === "compare") return file(`compare/${params.left}/${params.right}.json`);
   if (part[0] === "rollout") {
     if (part[3] === "raw") return file(`${path}.txt`);
     const whole = await json(`${path}.json`);
@@ -70,28 +70,6 @@ function taskMatcher(params, { rows }) {
   const matches = rowMatcher(params);
   const kept = new Set(rows.filter(matches).map((row) => `${row.run}/${row.n}`));
   return (task) => task.rollouts.some((one) => kept.has(`${one.run}/${one.n}`));
-}
-
-function compared({ rows }, { left, right }) {
-  const counts = { better: 0, worse: 0, same: 0, only_left: 0, only_right: 0 };
-  const differences = [];
-  const tasks = rows.map((task) => {
-    const side = (run) => {
-      const own = task.rollouts.filter((one) => one.run === run && !one.failure);
-      return own.length ? { mean: own.reduce((sum, one) => sum + one.reward, 0) / own.length, attempts: own.length, solves: own.filter((one) => one.reward >= 1).length * 2 > own.length } : null;
-    };
-    const [a, b] = [side(left), side(right)];
-    let flipped = null;
-    if (!a || !b) counts[a ? "only_left" : b ? "only_right" : "same"] += a || b ? 1 : 0;
-    else {
-      differences.push(b.mean - a.mean);
-      if (a.solves !== b.solves) flipped = b.solves ? "better" : "worse";
-      counts[flipped ?? "same"]++;
-    }
-    return { task: task.task, prompt: task.prompt, left: a, right: b, flipped };
-  }).filter((task) => task.left || task.right);
-  const mean = differences.reduce((sum, one) => sum + one, 0) / differences.length;
-  return { tasks, counts, difference: { mean: differences.length ? mean : null, interval: null } };
 }
 
 // The filter language, in part: comparisons, words, and, or, not, parentheses.

@@ -16,8 +16,17 @@ export function Empty({ title, children }) {
 export function Reward({ reward, failure, large = false }) {
   const kind = failure ? "failed" : reward === null || reward === undefined ? "none"
     : reward >= 1 ? "good" : reward <= 0 ? "bad" : "partial";
-  const text = failure ? "failed" : number(reward, 3);
+  const text = failure ? (failure === "masked" ? "masked" : "failed") : number(reward, 3);
   return html`<span class="reward ${kind} ${large ? "large" : ""}" title=${failure ? visible(failure) : null}>${text}</span>`;
+}
+
+/** How many rollouts have a score, of those that were asked for: it stands beside every score. */
+export const coverage = (of) => (of ? `${count(of.scored)} of ${count(of.asked)} scored` : "");
+
+/** Chooses what a failed rollout counts as. */
+export function FailuresAs({ query, set }) {
+  const zero = query.get("failures") === "zero";
+  return html`<label class="nowrap"><input type="checkbox" checked=${zero} onChange=${() => set({ failures: zero ? null : "zero" })} /> count failures as 0</label>`;
 }
 
 /** Colours of runs, in the order in which they are chosen; see style.css. */

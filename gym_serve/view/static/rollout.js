@@ -78,12 +78,15 @@ export function Views({ views, data, shown, to }) {
 export function Verdict({ data, query }) {
   const { verdict = {}, failure, summary = {}, neighbours, timeline } = data;
   const components = Object.entries(verdict.reward_components ?? {});
-  const fields = Object.entries(verdict.fields ?? {});
+  const { reason, ...others } = verdict.fields ?? {};
+  const fields = Object.entries(others);
+  const own = Object.entries(data.row ?? {}).filter(([name]) => name !== "agent_ref");
   const attempts = neighbours?.attempts ?? [];
   return html`
     <section class="card"><h2 class="hidden">Verdict</h2>
       <div class="headline"><${Reward} reward=${verdict.reward} failure=${failure?.class} large />
         <span class="muted small">${failure ? "no verdict" : "reward"}<br />task ${data.task} · attempt ${data.attempt ?? 0}</span></div>
+      ${reason && html`<div class="reason"><${Plain} text=${String(reason)} of="reason" characters=${600} /></div>`}
       ${components.length > 0 && html`<table class="pairs tight"><tbody>${components.map(([name, value]) => html`<tr><th scope="row"><${Name}>${name}<//></th><td class="number">${number(value)}</td></tr>`)}</tbody></table>`}
       ${failure && html`<${Failure} failure=${failure} />`}
       <dl class="facts">
@@ -94,8 +97,7 @@ export function Verdict({ data, query }) {
         <div><dt>time</dt><dd>${duration(summary.seconds ?? timeline?.duration)}</dd></div>
       </dl>
     </section>
-    ${fields.length > 0 && html`<section class="card"><details class="plain-details" open=${!matchMedia("(max-width: 900px)").matches}><summary><h2>Verifier</h2></summary>
-      <table class="pairs tight"><tbody>${fields.slice(0, 60).map(([name, value]) => html`<tr><th scope="row"><${Name} limit=${60}>${name}<//></th><td><${Value} value=${value} depth=${2} /></td></tr>`)}</tbody></table></details></section>`}
+    <${Keys} title="Verifier" entries=${fields} /><${Keys} title="Row" entries=${own} />
     ${attempts.length > 1 && html`<section class="card"><h2>Attempts at this task</h2>
       <p class="attempts">${attempts.slice(0, 40).map((one) => {
         const here = one.run === data.run && one.n === data.n;
@@ -103,6 +105,13 @@ export function Verdict({ data, query }) {
           aria-label="Attempt in line ${one.n}: ${one.failure ? "failed" : number(one.reward)}"><${Reward} reward=${one.reward} failure=${one.failure} /></a>`;
       })}${attempts.length > 40 && html`<span class="muted">+${attempts.length - 40}</span>`}</p>
       <${CompareWith} data=${data} attempts=${attempts} /></section>`}`;
+}
+
+/** What the verifier says, or what the row has, such as the right answer. */
+function Keys({ title, entries }) {
+  if (entries.length === 0) return null;
+  return html`<section class="card"><details class="plain-details" open=${!matchMedia("(max-width: 900px)").matches}><summary><h2>${title}</h2></summary>
+    <table class="pairs tight"><tbody>${entries.slice(0, 60).map(([name, value]) => html`<tr><th scope="row"><${Name} limit=${60}>${name}<//></th><td><${Value} value=${value} depth=${2} /></td></tr>`)}</tbody></table></details></section>`;
 }
 
 /** The attempt that says most beside this one: of those with another reward, the most different. */

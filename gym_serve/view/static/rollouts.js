@@ -11,7 +11,7 @@ import { Table } from "./table.js";
 import { Name } from "./text.js";
 import { asText } from "./values.js";
 
-const CHOSEN = 4; // columns of the verifier that are shown unless the reader chooses
+const CHOSEN = 4; // columns of the verifier that are shown unless the reader chooses, its reason besides
 
 export function RolloutsPage({ address, runs, version }) {
   const { query } = address;
@@ -24,7 +24,7 @@ export function RolloutsPage({ address, runs, version }) {
   const fetchRows = useCallback((offset, limit, signal) => get("rollouts", { run, where, sort, offset, limit }, signal), [url("", { run, where, sort })]);
   const fields = answer?.columns ?? [];
   const several = runs.length > 1 && run.length !== 1;
-  const shownFields = query.has("columns") ? query.get("columns").split(",").filter(Boolean) : several ? [] : fields.slice(0, CHOSEN).map(({ name }) => name);
+  const shownFields = query.has("columns") ? query.get("columns").split(",").filter(Boolean) : several ? [] : fields.map(({ name }) => name).filter((name) => name !== "reason").slice(0, CHOSEN);
   const to = (row, index) => link(["rollout", row.run, row.n], { ...shared(query), sort, at: index });
   useKeys({ u: { does: "group by task", run: () => go(link("tasks", shared(query))) } });
   const columns = () => [
@@ -32,6 +32,7 @@ export function RolloutsPage({ address, runs, version }) {
     { key: "task", name: "task", sort: "task", width: "72px", cell: (row) => html`<${Name} limit=${20}>${String(row.task)}<//><span class="muted"> · ${row.attempt ?? 0}</span>` },
     ...(several ? [{ key: "run", name: "run", width: "120px", cell: (row) => html`<${Name} limit=${40}>${nameOf(runs, row.run)}<//>` }] : []),
     { key: "prompt", name: "prompt", width: "minmax(220px, 1fr)", least: 220, cell: (row) => html`<${Name} limit=${200}>${row.prompt}<//>${marks(row)}` },
+    ...(fields.some(({ name }) => name === "reason") ? [{ key: "reason", name: "reason", sort: "fields.reason", width: "minmax(200px, 1fr)", least: 200, cell: (row) => fieldCell(row.fields?.reason, 200) }] : []),
     ...(Object.keys(summary.data?.facets?.environment ?? {}).length === 1 ? [] : [{ key: "environment", name: "environment", sort: "environment", width: "132px", cell: (row) => html`<${Name} limit=${40}>${row.environment ?? row.agent}<//>` }]),
     { key: "turns", name: "turns", sort: "turns", width: "58px", number: true, cell: (row) => count(row.turns) },
     ...(Object.keys(summary.data?.facets?.tool ?? {}).length === 0 ? [] : [{ key: "tools", name: "tools", width: "130px", cell: (row) => html`<${Name} limit=${60}>${row.tools?.join(", ") || "–"}<//>` }]),
@@ -45,7 +46,7 @@ export function RolloutsPage({ address, runs, version }) {
   const narrowCell = (row, index) => html`
     <a href=${to(row, index)}><${Reward} reward=${row.reward} failure=${row.failure} /> <strong><${Name} limit=${20}>${String(row.task)}<//><span class="muted"> · ${row.attempt ?? 0}</span></strong></a>
     <span class="muted right"><${Name} limit=${24}>${row.environment ?? row.agent}<//> · ${times(row.turns ?? 0, "turn")} · ${duration(row.seconds)}</span>
-    <span class="line"><${Name} limit=${120}>${row.prompt}<//></span>`;
+    <span class="line"><${Name} limit=${120}>${row.fields?.reason ?? row.prompt}<//></span>`;
   const histogram = merged(summary.data);
   const narrowed = html`
     ${histogram && html`<section class="facet"><h2>Reward</h2><${Histogram} histogram=${histogram} label="Rewards"
@@ -69,11 +70,11 @@ export function RolloutsPage({ address, runs, version }) {
 
 const marks = (row) => row.marks?.length > 0 && html` ${row.marks.map((tag) => html`<span class="tag"><${Name} limit=${24}>${tag}<//></span>`)}`;
 
-function fieldCell(value) {
+function fieldCell(value, limit = 60) {
   if (value === null || value === undefined) return html`<span class="muted">–</span>`;
   if (typeof value === "number") return number(value, 3);
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return html`<${Name} limit=${60}>${typeof value === "string" ? value : asText(value)}<//>`;
+  return html`<${Name} limit=${limit}>${typeof value === "string" ? value : asText(value)}<//>`;
 }
 
 /** One histogram of all runs that have the same edges. */

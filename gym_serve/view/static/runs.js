@@ -1,17 +1,17 @@
 // Runs side by side: a column each.
-import { go, link } from "./address.js";
-import { useAnswer } from "./api.js";
+import { changed, go, link } from "./address.js";
+import { isStatic, useAnswer } from "./api.js";
 import { Histogram, Lines } from "./charts.js";
 import { html } from "./dom.js";
 import { bytes, count, duration, inOrder, number, percent, short, times } from "./format.js";
 import { FilterBox } from "./filter.js";
-import { Bar, colourOf, Empty, nameOf, Problem } from "./parts.js";
+import { Bar, colourOf, coverage, Empty, FailuresAs, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
 
 export function RunsPage({ address, runs, version }) {
   const run = address.query.getAll("run");
   const where = address.query.get("where");
-  const { data, error, loading } = useAnswer("summary", { run, where }, version);
+  const { data, error, loading } = useAnswer("summary", { run, where, failures: address.query.get("failures") }, version);
   if (runs.length === 0)
     return html`<${Empty} title="There are no rollouts yet">This page follows the files: it fills as soon as <code>gym-serve collect</code> writes.<//>`;
   const colour = (id) => colourOf(runs.findIndex((one) => one.id === id));
@@ -20,6 +20,7 @@ export function RunsPage({ address, runs, version }) {
     <h1>${times(shown.length || runs.length, "run")}</h1>
     <${FilterBox} address=${address} error=${error} />
     ${error && error.position === undefined && html`<${Problem} error=${error} />`}
+    ${data && !isStatic && html`<p class="muted"><${FailuresAs} query=${address.query} set=${(changes) => go(link("runs", changed(address.query, changes)))} /></p>`}
     ${data && html`
       <div class=${loading ? "loading" : ""}>
         <div class="cards">${shown.map((one) => html`<${Card} key=${one.id} summary=${one}
@@ -35,6 +36,8 @@ function interval(summary) {
   return `${number(low, 3)} to ${number(high, 3)}`;
 }
 
+const METHODS = { wilson: "by Wilson's method over tasks", bootstrap: "by a bootstrap over tasks" };
+
 function Card({ summary, run, colour, where }) {
   const query = { run: summary.id, where };
   const problems = run?.problem_count ?? 0;
@@ -47,7 +50,7 @@ function Card({ summary, run, colour, where }) {
     <p class="muted small">${times(summary.rollouts, "rollout")}${run && html` · ${bytes(run.bytes)}${!run.done && " · being written"}`}</p>
     ${summary.rollouts === 0 ? html`<p class="muted">No rollouts${where ? " match the filter" : " in this file yet"}.</p>` : html`
       <div class="headline"><span class="figure">${number(summary.mean_reward, 3)}</span>
-        <span class="muted">mean reward${interval(summary) && html`<br /><span title="95 % confidence interval">${interval(summary)}</span>`}</span></div>
+        <span class="muted">mean reward, ${coverage(summary)}${interval(summary) && html`<br /><span title="95 % confidence interval, ${METHODS[summary.interval_method]}">${interval(summary)}</span>`}</span></div>
       ${summary.scored > 0 && summary.histogram?.counts.length > 0 && html`<${Histogram} histogram=${summary.histogram} label="Rewards" colour=${colour} choose=${choose} />`}
       <${Failures} summary=${summary} query=${query} />`}
     ${problems > 0 && html`<details class="warning"><summary>${times(problems, "line")} could not be read</summary>
@@ -56,21 +59,22 @@ function Card({ summary, run, colour, where }) {
 }
 
 function Failures({ summary, query }) {
-  const entries = Object.entries(summary.failures ?? {}).sort((a, b) => b[1] - a[1]);
+  const entries = Object.entries(summary.failures ?? {}).filter(([name]) => name !== "masked").sort((a, b) => b[1] - a[1]);
   if (entries.length === 0) return html`<p class="muted small">No failures.</p>`;
   const most = Math.max(...entries.map(([, value]) => value));
-  return html`<div class="failures"><h3>${times(summary.failed, "failure")} <span class="muted">${percent(summary.failed / summary.rollouts)}</span></h3>
+  return html`<div class="failures"><h3>${times(summary.failed, "failed attempt")} <span class="muted">${percent(summary.failed / summary.rollouts)}</span></h3>
     <ul class="bars">${entries.slice(0, 8).map(([name, value]) => html`<li><a href=${link("rollouts", { ...query, where: `failure = ${JSON.stringify(name)}` })}><${Name} limit=${40}>${name}<//></a>
       <${Bar} share=${value / most} colour="var(--failed-line)" /><span class="value">${count(value)}</span></li>`)}</ul></div>`;
 }
 
 const MEASURES = [
   ["rollouts", (one) => count(one.rollouts)],
-  ["scored", (one) => count(one.scored)],
-  ["mean reward", (one) => number(one.mean_reward, 4)],
-  ["95 % interval", (one) => interval(one) ?? "–"],
-  ["pass@1", (one) => percent(one.pass_at_k?.["1"])],
-  ["failures", (one) => `${count(one.failed)}${one.rollouts ? ` (${percent(one.failed / one.rollouts)})` : ""}`],
+  ["scored", (one) => `${count(one.scored)} of ${count(one.asked)}`, null, "Rollouts with a score, of those that were asked for"],
+  ["mean reward", (one) => number(one.mean_reward, 4), null, "Of each task, and of these over tasks"],
+  ["95 % interval", (one) => interval(one) ?? "–", null, "Wilson's where all rewards are 0 or 1, else a bootstrap over tasks"],
+  ["pass@1", (one) => percent(one.pass_at_k?.["1"]), (one) => one.pass_at_k?.["1"] !== undefined, "Where all rewards are 0 or 1"],
+  ["masked", (one) => count(one.masked), (one) => one.masked > 0, "Rollouts that their environment leaves out of scores"],
+  ["failed attempts", (one) => `${count(one.failed)}${one.rollouts ? ` (${percent(one.failed / one.rollouts)})` : ""}`],
   ["model calls, mean", (one) => number(one.turns_mean, 1)],
   ["tokens in", (one) => short(one.tokens?.input)],
   ["tokens out", (one) => short(one.tokens?.output)],
@@ -125,7 +129,7 @@ function OverTime({ shown, runs, colour }) {
   }));
   if (lines.length === 0) return null;
   const label = `Mean reward over rollouts: ${lines.map(({ name, points }) => `${name} from ${number(points[0][1])} to ${number(points.at(-1)[1])}`).join("; ")}`;
-  return html`<section class="block"><h2>Mean reward while it ran</h2><${Legend} shown=${shown} runs=${runs} colour=${colour} />
+  return html`<section class="block"><h2>Mean reward of the rollouts while it ran</h2><${Legend} shown=${shown} runs=${runs} colour=${colour} />
     <${Lines} lines=${lines} label=${label} x="rollouts" y="mean reward" whole /></section>`;
 }
 

@@ -25,10 +25,10 @@ export function TasksPage({ address, version }) {
   const attempts = (row) => html`<span class="attempts">${shownOf(row.rollouts).map((one) => html`<a href=${link(["rollout", one.run, one.n], shared(query))}
     aria-label="Attempt ${one.n}: ${one.failure ? "failed" : number(one.reward)}"><${Reward} reward=${one.reward} failure=${one.failure} /></a>`)}
     ${row.rollouts.length > BESIDE && html`<span class="muted">+${row.rollouts.length - shownOf(row.rollouts).length}</span>`}</span>`;
-  const solved = (row) => html`<span class="solved"><${Bar} share=${row.solved / row.attempts} colour="var(--good-line)" /> ${row.solved}/${row.attempts}</span>`;
+  const solved = (row) => html`<span class="solved nowrap"><${Bar} share=${row.scored ? row.solved / row.scored : 0} colour="var(--good-line)" /> <span>${row.solved}/${row.scored}${row.attempts > row.scored && html` <span class="muted" title="${row.attempts} attempts, those that failed included">of ${row.attempts}</span>`}</span></span>`;
   const columns = () => [
     { key: "task", name: "task", sort: "task", width: "72px", cell: (row) => html`<a href=${ofTask(row)}><${Name}>${String(row.task)}<//></a>` },
-    { key: "solved", name: "solved", title: "attempts with a reward of 1 or more", sort: "solved", width: "116px", cell: solved },
+    { key: "solved", name: "solved", title: "attempts with a reward of 1 or more, of those with a score", sort: "solved", width: "150px", cell: solved },
     { key: "mean", name: "mean", sort: "mean_reward", width: "70px", number: true, cell: (row) => number(row.mean_reward, 3) },
     { key: "spread", name: "spread", title: "the highest reward less the lowest", sort: "spread", width: "70px", number: true, cell: (row) => number(row.spread, 3) },
     { key: "longest", name: "longest", title: "the tokens of the longest attempt", sort: "longest", width: "76px", number: true, cell: (row) => short(row.longest) },
