@@ -47,7 +47,11 @@ class ChatServer(ModelServer):
         """How the model is shown earlier reasoning that comes without token ids: ``field`` (beside the
         content; an endpoint needs a reasoning parser), ``think_tags`` (in the content) or ``drop``."""
         parse_think_tags: bool = True
-        """Take ``<think>`` tags in an answer as reasoning."""
+        """Take ``<think>`` tags in an answer as reasoning. What precedes a lone ``</think>`` is reasoning as
+        well, as the chat templates of many models open the tag."""
+        think_is_open: bool = False
+        """Whether the chat template opens the tag, so that a stream knows from its first token on that it is
+        reasoning. It holds the text back then until the tag is closed."""
         return_token_ids: bool = False
         """Put the token ids and log probabilities of every call on its last output item."""
 
@@ -78,6 +82,7 @@ class ChatServer(ModelServer):
             lambda completion: self._response(body, completion, metadata),
             self.params_of(body),
             parse_think=self.config.parse_think_tags,
+            think_is_open=self.config.think_is_open,
         )
         async with closing(stream) as events:
             async for event in events:

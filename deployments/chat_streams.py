@@ -122,6 +122,7 @@ async def response_stream(
     params: Mapping[str, Any],
     *,
     parse_think: bool,
+    think_is_open: bool = False,
 ) -> AsyncGenerator[JSON, None]:
     """The events of `ModelServer.stream_responses`.
 
@@ -129,9 +130,9 @@ async def response_stream(
         stream: chunks of the completion, and then the completion.
         answer: makes the Response without a stream of the completion.
         params: the Responses body that is answered.
-        parse_think: take ``<think>`` tags in the text as reasoning.
+        parse_think, think_is_open: see `ResponseStream`.
     """
-    events = ResponseStream(params, parse_think=parse_think)
+    events = ResponseStream(params, parse_think=parse_think, think_is_open=think_is_open)
     async with closing(stream):
         async for item in stream:
             if isinstance(item, Whole):

@@ -314,9 +314,7 @@ class ResourcesServer(Server):
 
         offered = {"tools": self._offered} if body.pop(WANTS_TOOLS, False) and self._offered else {}
         verified = not body.pop(UNVERIFIED, False)
-        if (
-            not _is_of_client()
-        ):  # which may send the rest when it verifies; an episode costs model calls
+        if not _is_of_client():  # which may send the rest when it verifies; an episode costs model calls
             self.check_row(body, verified=verified)
         row = parse(self._row, body, "row") if self._seed_takes_row or self._tools_take_row else None
 

@@ -148,7 +148,9 @@ async def test_an_attempt_that_takes_too_long() -> None:
     assert len(agent.cancelled) == 1
     (failed,) = await streamed(FakeAgent(hang_once), 1, attempts=1, timeout=0.01)
     assert failed["failure"]["kind"] == "episode_timeout"
-    assert failed["failure"]["detail"] == "the rollout did not end within 0.02 s (timeout, and time to verify)"
+    assert (
+        failed["failure"]["detail"] == "the rollout did not end within 0.02 s (timeout, and time to verify)"
+    )
 
 
 @pytest.mark.parametrize(

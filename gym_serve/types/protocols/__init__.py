@@ -19,7 +19,6 @@ from gym_serve.types.protocols.answers import (
     check_completion,
     check_response,
     context_overflow_response,
-    is_context_overflow,
     response_to_chat,
 )
 from gym_serve.types.protocols.chat_stream import ChunkJoiner, CompletionStream, chat_chunks
@@ -39,6 +38,7 @@ from gym_serve.types.protocols.messages import (
     message_to_params,
     response_to_message,
 )
+from gym_serve.types.protocols.overflow import is_context_overflow
 from gym_serve.types.protocols.requests import (
     ReasoningForm,
     apply_sampling,

@@ -4,9 +4,9 @@ Values of fields come from elsewhere and may be of any type, size and depth. Par
 video and files. A part without a form in the other protocol is an error that names it: without the part,
 the model would see another task than the row's.
 
-Reasoning inside text is written ``<think>...</think>``. Only a complete pair counts as reasoning; a lone
-tag stays text, so no text of a model is lost. An endpoint whose chat template opens the tag itself needs a
-reasoning parser of its own.
+Reasoning inside text is written ``<think>...</think>``. What precedes a ``</think>`` that nothing opened is
+reasoning as well: many chat templates open the tag themselves. A tag that is never closed stays text, so no
+text of a model is lost.
 """
 
 from __future__ import annotations
@@ -202,6 +202,9 @@ def split_think(text: str) -> tuple[list[str], str]:
     blocks: list[str] = []
     rest: list[str] = []
     at = 0
+    if (end := text.find(_CLOSE)) >= 0 and not 0 <= text.find(_OPEN) < end:
+        blocks.append(text[:end])
+        at = end + len(_CLOSE)
     while (start := text.find(_OPEN, at)) >= 0:
         end = text.find(_CLOSE, start + len(_OPEN))
         if end < 0:
@@ -221,29 +224,51 @@ def wrap_think(blocks: Iterable[str]) -> str:
 class ThinkSplitter:
     """`split_think` for a text that comes in parts.
 
-    A text that may be a tag, or reasoning without its end yet, is kept back: only a complete pair counts.
+    A text that may be a tag, or reasoning without its end yet, is kept back.
+
+    Args:
+        is_open: whether the text begins within reasoning, as behind a chat template that opens the tag. What
+            comes is kept back then until the tag is closed.
+
+    Attributes:
+        retracts: whether the last part had the end of a reasoning that nothing had opened: all text before
+            it, which was told as text, was reasoning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = False) -> None:
         self._kept = ""
+        self._given = _OPEN if is_open else ""  # a tag that the model did not write
         self._seen = 0  # of what is kept: where the search for the end goes on
+        self._begins = True  # nothing was reasoning yet
+        self.retracts = False
+        if is_open:
+            self._kept = _OPEN
 
     def add(self, part: str) -> list[tuple[bool, str]]:
         """What is known after another part: texts in order, and of each whether it is reasoning."""
         self._kept += part
+        self.retracts = False
         found: list[tuple[bool, str]] = []
         while True:
+            if self._begins and not self._kept.startswith(_OPEN):
+                end, start = self._kept.find(_CLOSE), self._kept.find(_OPEN)
+                if end >= 0 and not 0 <= start < end:
+                    self.retracts, self._begins = True, False
+                    found = [(True, "".join(text for _, text in found) + self._kept[:end])]
+                    self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
+                    continue
             if self._kept.startswith(_OPEN):
                 end = self._kept.find(_CLOSE, max(len(_OPEN), self._seen))
                 if end < 0:
                     self._seen = len(self._kept) - len(_CLOSE) + 1
                     return found
+                self._begins = False
                 found.append((True, self._kept[len(_OPEN) : end]))
                 self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
                 continue
             start = self._kept.find(_OPEN)
             if start < 0:
-                start = len(self._kept) - _overlap(self._kept)
+                start = len(self._kept) - max(_overlap(self._kept, _OPEN), _overlap(self._kept, _CLOSE))
             if start:
                 found.append((False, self._kept[:start]))
                 self._kept = self._kept[start:]
@@ -253,12 +278,12 @@ class ThinkSplitter:
     def end(self) -> str:
         """What was kept back and is text after all."""
         kept, self._kept, self._seen = self._kept, "", 0
-        return kept
+        return kept.removeprefix(self._given) if self._begins else kept
 
 
-def _overlap(text: str) -> int:
+def _overlap(text: str, tag: str) -> int:
     """How many characters at the end of ``text`` may begin a tag."""
-    return next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def inline_audio(chat: Mapping[str, Any]) -> JSON:

@@ -160,9 +160,10 @@ class ResponseStream:
     Args:
         params: the Responses body that it answers.
         parse_think: take ``<think>`` tags in the text as reasoning.
+        think_is_open: whether the text begins within reasoning; see `ThinkSplitter`.
     """
 
-    def __init__(self, params: Mapping[str, Any], *, parse_think: bool) -> None:
+    def __init__(self, params: Mapping[str, Any], *, parse_think: bool, think_is_open: bool = False) -> None:
         self._begun = {
             "id": new_id("resp"),
             "object": "response",
@@ -177,7 +178,7 @@ class ResponseStream:
             "tool_choice": params.get("tool_choice") or "auto",
             "parallel_tool_calls": params.get("parallel_tool_calls", True),
         }
-        self._splitter = ThinkSplitter() if parse_think else None
+        self._splitter = ThinkSplitter(is_open=think_is_open) if parse_think else None
         self._logprobs: list[JSON] | None = [] if asks_for_logprobs(params) else None
         self._number = 0
         self._started = False
@@ -232,9 +233,10 @@ class ResponseStream:
             yield from self._text("reasoning", reasoning)
         text = delta.get("content")
         if isinstance(text, str) and text:
-            for is_reasoning, piece in (
-                [(False, text)] if self._splitter is None else self._splitter.add(text)
-            ):
+            pieces = [(False, text)] if self._splitter is None else self._splitter.add(text)
+            if self._splitter is not None and self._splitter.retracts:
+                self._retract()
+            for is_reasoning, piece in pieces:
                 yield from self._text("reasoning" if is_reasoning else "message", piece)
         if isinstance(delta.get("refusal"), str):
             yield from self._text("refusal", delta["refusal"])
@@ -242,6 +244,14 @@ class ResponseStream:
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
                 yield from self._call(call)
+
+    def _retract(self) -> None:
+        """What was told as text was reasoning, whose end has come: the finished items say so."""
+        if self._open is not None and _kind_of(self._open) == "message":
+            text = self._open["content"][0]["text"]
+            self._open = {**_reasoning(), "id": self._open["id"]}
+            self._open["summary"][0]["text"] = text
+            self._output[-1] = self._open
 
     def _text(self, kind: str, text: str) -> Iterator[JSON]:
         if not text:
