@@ -26,6 +26,7 @@ import tempfile
 import time
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def _last_line(log: Path) -> str:
 
 
 def gpu_name() -> str | None:
-    """Name of the GPU; None without one."""
+    """Name of the GPU; None without one, or without torch."""
+    if find_spec("torch") is None:
+        return None
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

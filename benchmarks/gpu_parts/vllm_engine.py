@@ -35,10 +35,10 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         away = engines.drift(model, runs[-1][0])
         found["log-probabilities, mean difference"] = away["mean"]
         found["log-probabilities, largest difference"] = away["largest"]
-        if on_gpu:
-            found |= sleep(gym)
         found |= beside_vllm(gym, folder, device, args)
-        found |= engines.new_weights(gym, model, tokens)  # last: the model is another then
+        if on_gpu:  # elsewhere nothing sleeps, and tied embeddings take no new weights
+            found |= sleep(gym)
+            found |= engines.new_weights(gym, model, tokens)  # last: the model is another then
     return found
 
 
