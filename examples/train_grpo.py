@@ -96,7 +96,7 @@ def train(
             train_dataset=dataset(ROWS),
             rollout_func=rollout_func(gym, model="policy"),
             reward_funcs=rollout_reward,
-            callbacks=[_Steps(report)],
+            callbacks=[Steps(report)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=last)
@@ -104,7 +104,7 @@ def train(
     return [step["reward"] for step in report.steps]
 
 
-class _Steps(TrainerCallback):
+class Steps(TrainerCallback):
     """Passes what TRL logs on to a report."""
 
     def __init__(self, report: Report) -> None:

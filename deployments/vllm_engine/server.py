@@ -96,6 +96,7 @@ class VLLMEngine(EngineModel):
         super().__init__(name=name, **settings)
         self._running: Any = None
         self._http: InProcess | None = None
+        self._asleep = False
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> JSON:
@@ -163,6 +164,7 @@ class VLLMEngine(EngineModel):
         if config.runner == "generate":
             # Trainers need the probabilities of the distribution that was sampled from.
             arguments |= {"logprobs_mode": "processed_logprobs", "enable_scale_out": True}
+            arguments |= {"enable_prompt_tokens_details": True}  # usage says what the prefix cache had
         if config.tool_call_parser is not None:
             arguments |= {"enable_auto_tool_choice": True, "tool_call_parser": config.tool_call_parser}
         if config.lora_adapters:
@@ -179,6 +181,9 @@ class VLLMEngine(EngineModel):
         body = {"type": "object"}
         for op in _POOLING if pooling else _GENERATING:
             operations[op] = Operation(self._passed_on(op), f"vLLM's /{op}", body, body)
+        if self.config.engine_args.get("enable_sleep_mode"):
+            operations["weights/sleep"] = Operation(self._op_sleep, "Give the GPU's memory free", None, body)
+            operations["weights/wake"] = Operation(self._op_wake, "Take it back, and go on", None, body)
         return operations
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
@@ -216,6 +221,8 @@ class VLLMEngine(EngineModel):
 
     async def load(self, weights: Path | bytes) -> None:
         """See `EngineModel.load`."""
+        if self._asleep:
+            raise BadRequest(f"{self.name} sleeps, and its weights are not on the GPU: wake it first")
         if self._engine.frozen_head:
             raise BadRequest(
                 "on a CPU, vLLM keeps the old output layer of a model with tied embeddings: "
@@ -243,8 +250,25 @@ class VLLMEngine(EngineModel):
         await self._engine.llm.pause_generation(mode=mode)
 
     async def resume(self) -> None:
-        """See `EngineModel.resume`."""
-        await self._engine.llm.resume_generation()
+        """See `EngineModel.resume`; who sleeps goes on when it wakes."""
+        if not self._asleep:
+            await self._engine.llm.resume_generation()
+
+    async def _op_sleep(self, body: Any) -> JSON:
+        """Move the weights to the machine's memory and drop the cache; generations wait, and are computed
+        again from their tokens when the engine wakes."""
+        async with self._updating:
+            await self._engine.llm.sleep(level=1, mode="keep")
+            self._asleep = True
+        return {"asleep": True}
+
+    async def _op_wake(self, body: Any) -> JSON:
+        async with self._updating:
+            await self._engine.llm.wake_up()
+            self._asleep = False
+            if self._held:
+                await self.pause("keep")
+        return {"asleep": False}
 
     @property
     def _engine(self) -> Any:

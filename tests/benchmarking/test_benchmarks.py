@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pkgutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +16,7 @@ import orjson
 import pytest
 
 import benchmarks
-from benchmarks import idle, startup
+from benchmarks import gpu_wheels, idle, startup
 from benchmarks.harness.ray_processes import kind_of
 from benchmarks.harness.reports import medians, table
 from benchmarks.harness.uncounted import uncounted
@@ -132,3 +135,36 @@ def test_nothing_is_counted_where_the_cost_of_metrics_is_compared_with_none() ->
         assert counted() == before
         gym.run("environments/simple_weather/data/example.jsonl", limit=1)
         assert counted() > before
+
+
+def test_a_part_that_fails_is_named_with_its_reason(run: Run, tmp_path: Path) -> None:
+    """Here no part can be done: this venv has no torch, and the others go on."""
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("the parts would run")
+    output = tmp_path / "gpu.json"
+    shown = run("gpu", "--device", "cpu", "--only", "hf_engine", "training", "--output", output)
+    parts = orjson.loads(output.read_bytes())["parts"]
+    assert list(parts) == ["hf_engine", "training"]
+    assert "No module named 'torch'" in parts["hf_engine"]["reason"]
+    assert shown.count("could not be done") == 2
+
+
+def test_a_slimmed_wheel_is_installed(tmp_path: Path) -> None:
+    wheel, site = tmp_path / "vllm-1.0-py3-none-any.whl", tmp_path / "site"
+    kept, dropped = "vllm/__init__.py", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
+    info = "vllm-1.0.dist-info"
+    files = {
+        kept: "x = 1",
+        dropped: "machine code",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "".join(f"{name},,\n" for name in (kept, dropped, f"{info}/RECORD")),
+    }
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+    gpu_wheels.slimmed(wheel)
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site]
+    subprocess.run([*words, wheel], check=True, capture_output=True)
+    assert (site / kept).exists()
+    assert not (site / dropped).exists()

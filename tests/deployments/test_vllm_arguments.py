@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gym_serve.deployments.vllm_engine import VLLMEngine, engine_args
 from gym_serve.deployments.vllm_engine.engine_args import command_line
+from gym_serve.servers import Call, ServerRunner
+from gym_serve.types.errors import BadRequest
 
 _SOURCE = """
 class EngineArgs:
@@ -84,3 +87,42 @@ def test_a_reward_model_answers_what_it_can() -> None:
     operations = VLLMEngine(model="m", runner="pooling").operations()
     assert {"classify", "pooling", "v1/models"} <= set(operations)
     assert "v1/responses" not in operations
+
+
+class Sleeper:
+    """What `vllm_engine` asks of an `AsyncLLM` that sleeps; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def sleep(self, level: int, mode: str) -> None:
+        self.done.append(f"sleep {level} {mode}")
+
+    async def wake_up(self) -> None:
+        self.done.append("wake")
+
+    async def pause_generation(self, mode: str) -> None:
+        self.done.append(f"pause {mode}")
+
+    async def resume_generation(self) -> None:
+        self.done.append("resume")
+
+
+async def test_a_sleeping_engine_takes_no_weights_and_wakes_as_it_was() -> None:
+    engine = VLLMEngine(model="m", weight_updates=True, engine_args={"enable_sleep_mode": True})
+    llm = Sleeper()
+    engine._running = SimpleNamespace(llm=llm, frozen_head=False)
+    host = ServerRunner(engine)
+    assert (await host.dispatch(Call("weights/sleep", b"{}"))).status == 200
+    with pytest.raises(BadRequest, match="wake it first"):
+        await engine.update_weights(b"", "1")
+    assert llm.done == ["sleep 1 keep", "pause keep"]  # and nothing resumed it
+    await engine.hold("keep")
+    assert (await host.dispatch(Call("weights/wake", b"{}"))).status == 200
+    assert llm.done[-2:] == ["wake", "pause keep"]  # it is held still
+    await engine.release()
+    assert llm.done[-1] == "resume"
+
+
+def test_only_an_engine_with_sleep_mode_sleeps() -> None:
+    assert "weights/sleep" not in VLLMEngine(model="m").operations()
