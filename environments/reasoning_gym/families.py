@@ -229,16 +229,27 @@ def _only_a_premise(answer: str, item: Item) -> str | None:
     return "it repeats a premise, and concludes nothing" if plain(answer) in premises else None
 
 
+_DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor)\b|n't\b", re.IGNORECASE)
+
+
+def _denied(answer: str, item: Item) -> str | None:
+    return "it denies itself, or is one of several answers" if _DENIAL.search(answer) else None
+
+
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "calendar_arithmetic": _other_integer,  # where -1 is right, wrong numbers score above 1
     "coin_flip": _other_probability,  # "0" is the beginning of "0.0001220703125"
     "figlet_fonts": _other_letters,  # ten equal letters are enough
     "game_of_life": _other_board,  # rows and cells beyond the board are not looked at
     "gsm_symbolic": _other_number,  # the first number counts, without its sign
+    "kakurasu": _denied,  # everything but 0 and 1 is skipped
+    "knights_knaves": _denied,  # words that are no names or roles are skipped
     "letter_jumble": _other_words,  # words after the right ones are not looked at
     "number_sorting": _other_numbers,  # each number may differ by 1
     "propositional_logic": _only_a_premise,  # every premise follows from the premises
+    "quantum_lock": _denied,  # everything but A, B and C is skipped
     "spell_backward": _other_letters,  # letters after the right ones are not looked at
+    "survo": _denied,  # everything but numbers is skipped
     "time_intervals": _several_intervals,  # text after the first interval is not looked at
     "word_sorting": _other_list,  # words after the right ones are not looked at
 }

@@ -10,7 +10,6 @@ from support.environments import Bench, called, examples, fixture_problems, said
 from gym_serve.environments.tool_call_multireward import ToolCallMultireward
 from gym_serve.types.errors import InvalidRequest
 
-
 CALL = {"name": "f", "arguments": {}}
 
 
