@@ -248,6 +248,7 @@ REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "number_sorting": _other_numbers,  # each number may differ by 1
     "propositional_logic": _only_a_premise,  # every premise follows from the premises
     "quantum_lock": _denied,  # everything but A, B and C is skipped
+    "sokoban": _denied,  # everything but moves is skipped
     "spell_backward": _other_letters,  # letters after the right ones are not looked at
     "survo": _denied,  # everything but numbers is skipped
     "time_intervals": _several_intervals,  # text after the first interval is not looked at

@@ -331,9 +331,10 @@ def _cheap(row: dict[str, Any], other: dict[str, Any]) -> set[str]:
     """Answers that a policy may give without solving the row, less its own."""
     right, wrong, question = row["answer"] or "", other["answer"] or "", row["question"]
     numbers = right.count(",") + 1
-    mixed = {f"{right} or {wrong}", f"{right}, {wrong}", f"{right}\n{wrong}", f"not {right}", f"0 {right}"}
+    mixed = {f"{right} or {wrong}", f"{right}, {wrong}", f"{right}\n{wrong}", f"not {right}"}
     lists = {json.dumps(["nan"] * numbers), f"[{', '.join(['NaN'] * numbers)}]", "nan+nani"}
-    return {*CHEAP, *mixed, *lists, question, question.splitlines()[0], wrong, f"-{right}"} - {right}
+    signed = {f"-{right}", f"0 {right}"} if right.isdecimal() and int(right) else set()
+    return {*CHEAP, *mixed, *lists, *signed, question, question.splitlines()[0], wrong} - {right}
 
 
 @LEAKS
