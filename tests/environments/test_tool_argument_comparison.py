@@ -32,6 +32,7 @@ async def verdict(
 ) -> tuple[float, str]:
     bench = Bench(ToolArgumentComparison(tool_call_comparator_config=settings))
     found = await bench.verify({"expected_action": expected}, output)
+    assert (found["reward"] == 1.0) == ("reason" not in found)
     return found["reward"], found["category"]
 
 
@@ -93,6 +94,10 @@ async def test_values(expected: Any, given: Any, category: Category) -> None:
     [
         ([B, A], {}, 1.0, Category.CALLS),
         ([A, C, B], {}, 1.0, Category.CALLS),
+        ([A, B, A], {}, 1.0, Category.CALLS),
+        ([A, C, B, C], {}, 0.0, Category.HEDGE),
+        ([A, B, call("f", {"a": 2})], {}, 0.0, Category.HEDGE),
+        ([*(call("f", {"a": n}) for n in range(70)), B], {}, 0.0, Category.HEDGE),
         ([A], {}, 0.0, Category.OTHER_COUNT),
         ([A, C], {}, 0.0, Category.OTHER_TOOL),
         ([B, A], {"parallel_tool_call_rewarding": True}, 1.0, Category.CALLS),
@@ -136,7 +141,7 @@ async def test_the_category_is_that_of_the_nearest_call() -> None:
 async def test_thousands_of_calls_are_compared() -> None:
     calls = made(*[call("f", {"a": n}) for n in range(2, 5_000)], A)
     assert await verdict(batch(A, A), calls) == (0.0, Category.OTHER_VALUE.value)
-    assert await verdict(A, calls) == (1.0, Category.CALL.value)
+    assert await verdict(A, calls) == (0.0, Category.HEDGE.value)
 
 
 async def test_a_threshold_that_nothing_reaches_is_refused() -> None:

@@ -10,9 +10,12 @@ from support.environments import Bench, called, examples, fixture_problems, said
 from gym_serve.environments.tool_call_multireward import ToolCallMultireward
 from gym_serve.types.errors import InvalidRequest
 
+CALL = {"name": "f", "arguments": {}}
+
 
 async def components(row: dict[str, Any], *output: dict[str, Any]) -> tuple[float, ...]:
-    verdict = await Bench(ToolCallMultireward()).verify(row, list(output))
+    verdict = await Bench(ToolCallMultireward()).verify({"expected_call": CALL, **row}, list(output))
+    assert (verdict["reward"] == 3.0) == ("reason" not in verdict)
     assert verdict["reward"] == sum(verdict["reward_components"].values())
     assert all(verdict[name] == value for name, value in verdict["reward_components"].items())
     return tuple(verdict["reward_components"].values())
@@ -41,8 +44,6 @@ async def test_an_oracle_solves_the_example_row(row: dict[str, Any]) -> None:
         ({"name": "f", "arguments": {"a": None}}, {}, 0.0),
         ({"name": "f", "arguments": {}}, {"a": 1}, 1.0),
         ({"name": "f"}, {"a": 1}, 1.0),
-        ({"name": "f", "arguments": "a"}, {"a": 1}, 0.0),
-        ({}, {"a": 1}, 0.0),
     ],
 )
 async def test_correctness(expected: dict[str, Any], arguments: dict[str, Any], correct: float) -> None:
@@ -63,6 +64,28 @@ async def test_required_parameters(parameters: Any, valid: float) -> None:
     tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": parameters}]
     row = {"responses_create_params": {"input": "x", "tools": tools}}
     assert (await components(row, called("f", {"a": 1})))[1] == valid
+
+
+@pytest.mark.parametrize("expected", [None, {}, {"arguments": {}}, {"name": "f", "arguments": "a"}])
+async def test_a_row_without_its_call_is_invalid(expected: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected_call"):
+        await components({"expected_call": expected}, called("f", {}))
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([("nonexistent", {})], (0.0, 0.0, 1.0)),
+        ([("nonexistent", {}), ("f", {"a": 1})], (1.0, 1.0, 0.0)),
+        ([("f", "{{{")], (0.0, 0.0, 1.0)),
+    ],
+)
+async def test_a_call_of_an_unknown_tool_has_no_valid_arguments(
+    calls: list[tuple[str, Any]], found: tuple[float, ...]
+) -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {"required": ["a"]}}]
+    row = {"responses_create_params": {"input": "x", "tools": tools}}
+    assert await components(row, *(called(*call) for call in calls)) == found
 
 
 async def test_format() -> None:

@@ -13,6 +13,7 @@ from support.environments import Bench, called, examples, fixture_problems
 
 from gym_serve.environments.xlam_fc import XlamFc
 from gym_serve.grading import MAX_DEPTH, arguments_of, same_value
+from gym_serve.types.errors import InvalidRequest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=10)
@@ -45,11 +46,25 @@ async def test_the_order_of_calls_does_not_matter(order: tuple[int, ...]) -> Non
     assert (verdict["reward"], verdict["num_correct"]) == (1.0, 3)
 
 
-async def test_a_row_without_expectations_wants_no_call() -> None:
-    assert (await Bench(XlamFc()).verify({}, []))["reward"] == 1.0
-    assert (await Bench(XlamFc()).verify({}, [called("f", "?")]))["predicted_calls"] == [
-        {"name": "f", "arguments": {}}
-    ]
+async def test_a_row_that_expects_nothing_wants_no_call() -> None:
+    row: dict[str, Any] = {"expected_answers": []}
+    assert (await Bench(XlamFc()).verify(row, []))["reward"] == 1.0
+    verdict = await Bench(XlamFc()).verify(row, [called("f", "?")])
+    assert (verdict["reward"], verdict["predicted_calls"]) == (0.0, [{"name": "f", "arguments": {}}])
+    assert verdict["reason"] == "0 calls were expected, and 1 made: 'f(?)'"
+
+
+@pytest.mark.parametrize("row", [{}, {"expected_answers": None}, {"expected_answers": "f"}])
+async def test_a_row_without_its_calls_is_invalid(row: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="expected_answers"):
+        await Bench(XlamFc()).verify(row, [])
+
+
+@pytest.mark.parametrize("arguments", ["{{{", "[]", "1", "null and void", '{"a": '])
+async def test_arguments_that_cannot_be_read_are_not_those_of_a_call_without_any(arguments: str) -> None:
+    verdict = await Bench(XlamFc()).verify({"expected_answers": [{"name": "f"}]}, [called("f", arguments)])
+    assert verdict["reward"] == 0.0
+    assert verdict["reason"].startswith("no call is f('{}'); the calls made: 'f(")
 
 
 async def test_arguments_that_are_no_object_are_shown_and_count_as_none() -> None:
@@ -93,7 +108,7 @@ def test_any_arguments_are_read_or_not(arguments: Any) -> None:
 async def test_a_deep_nest_is_scored(levels: int) -> None:
     arguments = '{"a": ' + "[" * levels + "]" * levels + "}"
     verdict = await Bench(XlamFc()).verify({"expected_answers": [{"name": "f"}]}, [called("f", arguments)])
-    assert verdict["reward"] == 1.0
+    assert verdict["reward"] == float(levels < MAX_DEPTH)
     assert (verdict["predicted_calls"][0]["arguments"] == {}) is (levels >= MAX_DEPTH)
 
 

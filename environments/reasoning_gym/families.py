@@ -1,0 +1,257 @@
+"""Families that are not left to the package's verifiers, with the reasons.
+
+`SCORED_HERE`: families whose verifier in reasoning-gym runs the answer (`eval`, SymPy's ``parse_expr``), or
+finds every answer right. They are scored here, in the server.
+
+`LITERALS`: families whose verifier reads a list that stands in the answer with `eval`. In the scoring process
+that name is a reader of literals.
+
+`REFUTED`: families whose verifier gives the full score to some wrong answers. Here such an answer scores 0.
+
+tests/environments/test_reasoning_gym.py walks the package's sources: a family whose module names an
+evaluator, and which is in none of these tables, fails it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from gym_serve.environments.reasoning_gym.expressions import (
+    NotAnExpression,
+    arithmetic,
+    expanded,
+    is_antiderivative,
+)
+
+__all__ = ["LITERALS", "REFUTED", "SCORED_HERE", "WITHOUT_ANSWER", "score_here", "strange_number"]
+
+Item = Mapping[str, Any]
+"""An item of the package: ``question``, ``answer``, ``metadata``."""
+
+WITHOUT_ANSWER = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
+"""Families whose items have no answer of their own."""
+
+LITERALS = frozenset({"binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"})
+"""Families that read a list of literals: in the answer, or (number_sorting) in the item."""
+
+_WRONG = 0.01
+"""What the package gives to a wrong answer of these games."""
+
+
+class Unsolved(Exception):
+    """The answer is wrong.
+
+    Attributes:
+        score: what the package gives to such a one.
+        reason: why.
+    """
+
+    def __init__(self, reason: str, score: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.score = score
+
+
+def score_here(family: str, answer: str, item: Item) -> tuple[float, str | None]:
+    """The score of an answer, and why it is below 1.
+
+    Raises:
+        KeyError, TypeError, ValueError: the item lacks something, or cannot be read.
+    """
+    try:
+        SCORED_HERE[family](answer, item)
+    except Unsolved as unsolved:
+        return unsolved.score, unsolved.reason
+    return 1.0, None
+
+
+# Numbers
+
+
+def _countdown(answer: str, item: Item) -> None:
+    _game(answer, item["metadata"]["numbers"], item["metadata"]["target"], 0.05)
+
+
+def _puzzle24(answer: str, item: Item) -> None:
+    _game(answer, item["metadata"]["numbers"], 24, _WRONG)
+
+
+def _game(answer: str, numbers: list[int], target: int, close: float) -> None:
+    """All the numbers, each once, make the target exactly; ``close`` is for an expression that does not."""
+    wanted = sorted(map(Fraction, numbers))
+    try:
+        found = arithmetic(answer)
+    except NotAnExpression as error:
+        raise Unsolved(f"it is no expression of numbers: {error}", _WRONG) from None
+    if sorted(found.numbers) != wanted:
+        used, given = (" ".join(map(str, some)) for some in (found.numbers, numbers))
+        raise Unsolved(f"it uses the numbers {used[:100]}, and these are given: {given}", close)
+    if found.value != target:
+        raise Unsolved(f"it makes {str(found.value)[:40]}, and not {target}", close)
+
+
+def _bitwise_arithmetic(answer: str, item: Item) -> None:
+    try:
+        value = int(answer, 0)
+    except ValueError:
+        raise Unsolved("it is no integer") from None
+    if value != int(item["answer"], 0):
+        raise Unsolved("it is another number")
+
+
+# Algebra
+
+
+def _polynomial_multiplication(answer: str, item: Item) -> None:
+    variables = item["metadata"]["variables"]
+    wanted = expanded(item["answer"], variables)
+    try:
+        if expanded(answer, variables) != wanted:
+            raise Unsolved("it is another polynomial")
+    except NotAnExpression as error:
+        raise Unsolved(f"it is no sum of terms: {error}") from None
+
+
+def _integration(answer: str, item: Item) -> None:
+    metadata = item["metadata"]
+    try:
+        right = is_antiderivative(answer, metadata["integrand"], metadata["variable"])
+    except NotAnExpression as error:
+        raise Unsolved(f"it is no expression that can be derived: {error}") from None
+    if not right:
+        raise Unsolved("its derivative is not the integrand")
+
+
+# Whatever the answer
+
+
+def _game_of_life_halting(answer: str, item: Item) -> None:
+    # The package compares bool(answer) with bool(item["answer"]): two texts that are not empty.
+    if answer.strip().lower() != item["answer"].lower():
+        raise Unsolved("it is another answer than True or False as in the item")
+
+
+SCORED_HERE: Mapping[str, Callable[[str, Item], None]] = {
+    "bitwise_arithmetic": _bitwise_arithmetic,
+    "countdown": _countdown,
+    "game_of_life_halting": _game_of_life_halting,
+    "intermediate_integration": _integration,
+    "polynomial_multiplication": _polynomial_multiplication,
+    "puzzle24": _puzzle24,
+    "simple_integration": _integration,
+}
+"""What scores an answer of a family; raises `Unsolved` for a wrong one."""
+
+
+# Full scores that are refuted
+
+_STRANGE = re.compile(r"(?<![a-z])[+-]?(?:s?nan\d*|inf(?:inity)?)[ij]?(?![a-z])", re.IGNORECASE)
+
+
+def strange_number(answer: str, item: Item) -> bool:
+    """Whether an answer has a number that is none, where the item has not.
+
+    ``nan`` is near to every number for a verifier that asks whether a difference is too large, and a list of
+    it is sorted.
+    """
+    given = f"{item.get('question')} {item.get('answer')}"
+    return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
+
+
+def _words(text: str) -> list[str]:
+    return text.strip().lower().split()
+
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_DAYS = re.compile(r"[+-]?\d+(?:\s+days?)?", re.IGNORECASE)
+
+
+def _other_number(answer: str, item: Item) -> str | None:
+    found = {float(number.replace(",", "")) for number in _NUMBER.findall(answer)}
+    return None if found == {float(item["answer"])} else "it has another number, or several"
+
+
+def _other_words(answer: str, item: Item) -> str | None:
+    return None if _words(answer) == _words(item["answer"]) else "it has other words"
+
+
+def _other_letters(answer: str, item: Item) -> str | None:
+    same = "".join(_words(answer)) == "".join(_words(item["answer"]))
+    return None if same else "it has other letters"
+
+
+def _other_integer(answer: str, item: Item) -> str | None:
+    gold = item["answer"].strip()
+    if re.fullmatch(r"-?\d+", gold) and int(answer) != int(gold):
+        return "it is another number"
+    return None
+
+
+def _other_probability(answer: str, item: Item) -> str | None:
+    given, gold = (float(Fraction(text.replace(",", "").strip())) for text in (answer, item["answer"]))
+    return None if math.isclose(given, gold, rel_tol=1e-3) else "it is another probability"
+
+
+def _other_board(answer: str, item: Item) -> str | None:
+    return None if json.loads(answer) == json.loads(item["answer"]) else "it is another board"
+
+
+def _other_numbers(answer: str, item: Item) -> str | None:
+    given, gold = (json.loads(text.replace("'", '"')) for text in (answer, item["answer"]))
+    same = list(map(float, given)) == list(map(float, gold))
+    return None if same else "it has other numbers than those that were to be sorted"
+
+
+def _other_list(answer: str, item: Item) -> str | None:
+    given = re.split(r",\s*", answer.strip())
+    return None if given == item["metadata"]["sorted_words"] else "it has other words"
+
+
+def _several_intervals(answer: str, item: Item) -> str | None:
+    if item["metadata"]["task_type"] == "date" and not _DAYS.fullmatch(answer.strip()):
+        return "it is more than a number of days"
+    return "it is more than one interval" if answer.count(",") > item["answer"].count(",") else None
+
+
+def _only_a_premise(answer: str, item: Item) -> str | None:
+    def plain(text: str) -> str:
+        text = "".join(text.split())
+        while text.startswith("(") and text.endswith(")"):
+            text = text[1:-1]
+        return text
+
+    premises = map(plain, item["metadata"]["premises"])
+    return "it repeats a premise, and concludes nothing" if plain(answer) in premises else None
+
+
+_DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor)\b|n't\b", re.IGNORECASE)
+
+
+def _denied(answer: str, item: Item) -> str | None:
+    return "it denies itself, or is one of several answers" if _DENIAL.search(answer) else None
+
+
+REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
+    "calendar_arithmetic": _other_integer,  # where -1 is right, wrong numbers score above 1
+    "coin_flip": _other_probability,  # "0" is the beginning of "0.0001220703125"
+    "figlet_fonts": _other_letters,  # ten equal letters are enough
+    "game_of_life": _other_board,  # rows and cells beyond the board are not looked at
+    "gsm_symbolic": _other_number,  # the first number counts, without its sign
+    "kakurasu": _denied,  # everything but 0 and 1 is skipped
+    "knights_knaves": _denied,  # words that are no names or roles are skipped
+    "letter_jumble": _other_words,  # words after the right ones are not looked at
+    "number_sorting": _other_numbers,  # each number may differ by 1
+    "propositional_logic": _only_a_premise,  # every premise follows from the premises
+    "quantum_lock": _denied,  # everything but A, B and C is skipped
+    "sokoban": _denied,  # everything but moves is skipped
+    "spell_backward": _other_letters,  # letters after the right ones are not looked at
+    "survo": _denied,  # everything but numbers is skipped
+    "time_intervals": _several_intervals,  # text after the first interval is not looked at
+    "word_sorting": _other_list,  # words after the right ones are not looked at
+}
+"""Why a full score of the package is wrong; None if it is right."""

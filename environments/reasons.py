@@ -1,0 +1,52 @@
+"""Parts of a verdict's ``reason``: bounded excerpts of what a model wrote, safe to print."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+EXCERPT_CHARS = 80
+"""Characters of an excerpt."""
+_EDGE = 4
+"""How many times as much is looked at, as white space is taken together."""
+
+
+def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
+    """A value in quotes and in one line; of a longer one, its beginning and its end.
+
+    Control characters, directions and half surrogate pairs become spaces. Takes time by ``limit``, not by the
+    size of a text.
+
+    Args:
+        value: a text as it is; any other value as JSON.
+        limit: characters of it that are shown.
+    """
+    text = value if isinstance(value, str) else _json(value)
+    edge = _EDGE * limit
+    if len(text) <= 2 * edge:
+        line = _line(text)
+        if len(line) <= limit:
+            return f"'{line}'"
+        first = last = line
+    else:
+        first, last = _line(text[:edge]), _line(text[-edge:])
+    half = limit // 2
+    return f"'{first[:half]} … {last[-half:]}'"
+
+
+def listed(values: Any, limit: int = 5) -> str:
+    """The first values of a list as excerpts, and how many more there are; ``none`` for an empty one."""
+    values = list(values)
+    more = f" and {len(values) - limit} more" if len(values) > limit else ""
+    return ", ".join(excerpt(value, 40) for value in values[:limit]) + more or "none"
+
+
+def _line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too deep to show"
