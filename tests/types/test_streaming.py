@@ -51,7 +51,7 @@ def test_tags_in_parts_are_found_as_in_the_whole(text, cuts):
             found = []
         found += pieces
     rest = splitter.end()
-    blocks, plain = split_think(text)
+    blocks, plain = split_think(text, is_answer=True)
     assert [piece for is_reasoning, piece in found if is_reasoning] == blocks
     assert "".join(piece for is_reasoning, piece in found if not is_reasoning) + rest == plain
 

@@ -1,8 +1,11 @@
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_serve.types.protocols import split_think, wrap_think
 
+split_thought = partial(split_think, is_answer=True)
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", "b\n", " "]), max_size=12).map("".join)
 
 
@@ -17,12 +20,12 @@ def test_a_tag_that_is_never_closed_stays_in_the_text():
 
 
 def test_what_precedes_a_lone_end_is_reasoning():
-    assert split_think(r"I thought \boxed{A}.</think> hard to say") == (
+    assert split_thought(r"I thought \boxed{A}.</think> hard to say") == (
         [r"I thought \boxed{A}."],
         " hard to say",
     )
-    assert split_think("a</think>b<think>c</think>d") == (["a", "c"], "bd")
-    assert split_think("a</think>b</think>c") == (["a"], "b</think>c")
+    assert split_thought("a</think>b<think>c</think>d") == (["a", "c"], "bd")
+    assert split_thought("a</think>b</think>c") == (["a"], "b</think>c")
 
 
 def test_an_opening_tag_inside_a_block_belongs_to_it():
@@ -36,7 +39,7 @@ def test_an_empty_block_counts_but_is_not_written():
 
 def test_many_unclosed_tags_are_no_work():
     text = "</think>" + "<think>" * 300_000
-    assert split_think(text) == ([""], "<think>" * 300_000)
+    assert split_thought(text) == ([""], "<think>" * 300_000)
 
 
 @given(st.lists(st.text().filter(lambda t: t and "<" not in t)), st.text().filter(lambda t: "<" not in t))
@@ -46,7 +49,7 @@ def test_wrapped_blocks_come_back(blocks, text):
 
 @given(PIECES)
 def test_only_tags_are_lost(text):
-    blocks, rest = split_think(text)
+    blocks, rest = split_thought(text)
     opened = text.find("<think>")
     given = text.find("</think>") >= 0 and not 0 <= opened < text.find("</think>")  # by a chat template
     lost = len(blocks) * len("<think></think>") - given * len("<think>")

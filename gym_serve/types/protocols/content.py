@@ -197,12 +197,18 @@ def _joined(content: Any, key: str) -> str:
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-def split_think(text: str) -> tuple[list[str], str]:
-    """The reasoning blocks of ``text``, in order, and what is left of it without them."""
+def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
+    """The reasoning blocks of ``text``, in order, and what is left of it without them.
+
+    Args:
+        text: of an assistant.
+        is_answer: whether it is as the model wrote it, so that a chat template may have opened the first
+            block. A text that was split before has such a tag only if it is meant.
+    """
     blocks: list[str] = []
     rest: list[str] = []
     at = 0
-    if (end := text.find(_CLOSE)) >= 0 and not 0 <= text.find(_OPEN) < end:
+    if is_answer and (end := text.find(_CLOSE)) >= 0 and not 0 <= text.find(_OPEN) < end:
         blocks.append(text[:end])
         at = end + len(_CLOSE)
     while (start := text.find(_OPEN, at)) >= 0:

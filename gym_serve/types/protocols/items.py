@@ -68,7 +68,7 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
     field = message.get("reasoning_content") or message.get("reasoning")
     blocks = [field] if isinstance(field, str) else []
     if parse_think:
-        tagged, text = split_think(text)
+        tagged, text = split_think(text, is_answer=True)
         blocks.extend(tagged)
     items: list[JSON] = []
     if blocks:
