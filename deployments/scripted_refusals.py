@@ -6,6 +6,8 @@ API and vLLM both refuse is refused. A model's name may be missing, as the model
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,9 @@ _CHAT_KEYS = (
     "reasoning_content",
     "reasoning",
 )  # of a chat message that needs no content
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_LONGEST_ID = 64
+_MOST_CALLS = 128
 _RANGES = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
 _TYPES: Mapping[str, tuple[type, str]] = {
     "model": (str, "a string"),
@@ -50,8 +55,10 @@ def check_body(body: JSON) -> None:
     for index, tool in enumerate(body.get("tools") or ()):
         _check_tool(tool, f"tools[{index}]")
     given = body.get("input")
-    for index, item in enumerate(given if isinstance(given, list) else ()):
+    items = given if isinstance(given, list) else []
+    for index, item in enumerate(items):
         _check_item(item, f"input[{index}]")
+    _check_calls(items)
 
 
 def _check_tool(tool: Any, where: str) -> None:
@@ -80,6 +87,33 @@ def _check_item(item: Any, where: str) -> None:
             raise _wrong(f"{where}.call_id", "a string", item.get("call_id"))
         if not isinstance(item.get("output"), str | list):
             raise _wrong(f"{where}.output", "a string or a list of parts", item.get("output"))
+
+
+def _check_calls(items: list[Any]) -> None:
+    """Earlier calls: what the chat templates of vLLM, SGLang and llama.cpp, and OpenAI's API, refuse."""
+    ids: set[str] = set()
+    in_a_row = 0
+    for index, item in enumerate(items):
+        is_call = item.get("type") == "function_call"
+        in_a_row = in_a_row + 1 if is_call else 0
+        if not is_call:
+            continue
+        where = f"input[{index}]"
+        if not _NAME.fullmatch(item["name"]):
+            raise _wrong(f"{where}.name", "1 to 64 of the characters a-z, A-Z, 0-9, _, - and .", item["name"])
+        if not 1 <= len(item["call_id"]) <= _LONGEST_ID:
+            raise _wrong(f"{where}.call_id", f"1 to {_LONGEST_ID} characters", item["call_id"])
+        if item["call_id"] in ids:
+            raise _wrong(f"{where}.call_id", "an id of its own", item["call_id"])
+        ids.add(item["call_id"])
+        try:
+            arguments = json.loads(item["arguments"])
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise _wrong(f"{where}.arguments", "a JSON object", item["arguments"])
+        if in_a_row > _MOST_CALLS:
+            raise BadRequest(f"`input` must have at most {_MOST_CALLS} calls in a turn")
 
 
 def _check_message(item: JSON, where: str) -> None:

@@ -7,7 +7,7 @@ JSON object; OpenAI's API wants names of letters, digits, ``_`` and ``-``, ids o
 failures. So, in the history alone:
 
 - arguments that are no JSON object stand in one: ``{"invalid_arguments": "<what the model wrote>"}``; none at
-  all are ``{}``
+  all, and ``null``, are ``{}``
 - a name that no tool has gets safe characters
 - of the calls of a turn the first ones stay, and the last output says that others did not run
 
@@ -159,7 +159,7 @@ def safe_name(name: Any, tools: Collection[str] = ()) -> str:
 
 def safe_arguments(arguments: Any) -> str:
     """The arguments of a call as an endpoint takes them: a JSON object, which holds a text that is none."""
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return "{}"
     if isinstance(arguments, str):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from itertools import count
 from typing import Any
 
 import pytest
@@ -80,6 +81,7 @@ async def test_skill_is_how_often_a_known_row_is_answered_right(environment: str
 
 
 texts = st.text(max_size=30)
+numbers = count()
 output_texts = st.one_of(texts, st.just("\ud800"))
 
 
@@ -92,7 +94,8 @@ def reasoning(text: str) -> dict[str, Any]:
 
 
 def call(arguments: str) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    call_id, arguments = f"c{next(numbers)}", json.dumps({"text": arguments})
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": arguments}
 
 
 items = st.one_of(st.builds(message, texts), st.builds(reasoning, texts), st.builds(call, texts))
