@@ -27,6 +27,7 @@ from gym_serve import (
     VerifyRequest,
 )
 from gym_serve.deployments.harness_agent import HarnessAgent
+from gym_serve.deployments.http_client import HttpClient
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.transport import Call
 from gym_serve.types.errors import EndpointAccessDenied, GymError, Unavailable
@@ -205,12 +206,6 @@ async def no_object(task: dict[str, Any]) -> web.Response:
     return web.json_response([1])
 
 
-async def endless(task: dict[str, Any]) -> web.Response:
-    await ask(task, "Hi")
-    await asyncio.sleep(60)
-    raise AssertionError
-
-
 @pytest.mark.parametrize(
     ("work", "kind", "detail", "items"),
     [
@@ -297,3 +292,63 @@ def test_one_kind_of_harness() -> None:
     for settings in ({}, {"url": "http://h", "command": ["x"]}, {"command": []}):
         with pytest.raises(pydantic.ValidationError):
             HarnessAgent(model="m", resources="r", gateway_url="http://g", **settings)
+
+
+async def asleep(task: dict[str, Any]) -> web.Response:
+    await ask(task, "Hi")
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+async def never_asks(task: dict[str, Any]) -> web.Response:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("settings", "stopped_by"),
+    [({"harness_timeout": 0.5}, "harness_deadline"), ({"episode_timeout": 0.5}, "episode_deadline")],
+)
+@pytest.mark.parametrize(("work", "items"), [(asleep, 1), (never_asks, 0)])
+async def test_the_time_of_a_harness_is_graded(
+    bench: Bench, work: Any, items: int, settings: dict[str, float], stopped_by: str
+) -> None:
+    bench.work = work
+    rollout = await bench.run(url=f"{bench.url}/work", **settings)
+    assert "failure" not in rollout
+    assert (rollout["reward"], rollout["stopped_by"]) == (0.0, stopped_by)
+    assert len(rollout["response"]["output"]) == items
+    assert "0.5 s" in rollout["reason"]
+
+
+async def test_a_harness_that_waits_for_a_slow_model_is_the_machines(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(self: Counter, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(Counter, "responses", hangs)
+    bench.work = asleep
+    failure = (await bench.run(url=f"{bench.url}/work", harness_timeout=0.5))["failure"]
+    assert (failure["kind"], failure["retryable"]) == ("harness_timeout", True)
+    assert "slow model calls took" in failure["detail"]
+
+
+async def test_a_harness_that_is_gone_is_the_machines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone(self: HttpClient, url: str) -> bool:
+        return False
+
+    monkeypatch.setattr(HttpClient, "answers", gone)
+    bench.work = asleep
+    failure = (await bench.run(url=f"{bench.url}/work", harness_timeout=0.5))["failure"]
+    assert (failure["kind"], failure["retryable"]) == ("harness_timeout", True)
+
+
+async def test_whether_a_server_answers(bench: Bench) -> None:
+    client = HttpClient({}, 1024)
+    await client.start()
+    assert await client.answers(f"{bench.url}/work")  # 405 is an answer
+    assert not await client.answers("http://127.0.0.1:9/work")
+    await client.stop()
+    assert not await client.answers(f"{bench.url}/work")
