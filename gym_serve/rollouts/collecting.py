@@ -311,6 +311,7 @@ async def _run(
                 journal.check()
                 synced = time.monotonic()
         journal.check()
+        tally.finish(-runner.left_open)
         return runner.operator_errors.last
     finally:
         await runner.close()

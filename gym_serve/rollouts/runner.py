@@ -316,6 +316,11 @@ class RolloutRunner:
             self.drain()
         return ended
 
+    @property
+    def left_open(self) -> int:
+        """How many rollouts have ended, and stay open because the run ended with them."""
+        return self._repeats.left_open
+
     def _record(self, job: Job, rollout: JSON) -> None:
         """Hand a result over, unless it may be one of many failures that end the run."""
         found = ending_of(rollout)

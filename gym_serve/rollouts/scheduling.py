@@ -428,8 +428,15 @@ class RepeatedFailures(Generic[T]):
 
     def released(self) -> list[T]:
         """The results that were held back; none where they end the run."""
+        if self.fatal is not None:
+            return []
         held, self._held, self._alike, self._groups = self._held, [], None, set()
-        return [] if self.fatal is not None else held
+        return held
+
+    @property
+    def left_open(self) -> int:
+        """How many results do not count, as the run ended with them."""
+        return len(self._held) if self.fatal is not None else 0
 
 
 Order = Literal["completion", "row", "group"]

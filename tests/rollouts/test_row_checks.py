@@ -103,18 +103,23 @@ def test_marks_of_a_row_end_no_rollout(gym: Gym, marks: dict[str, Any], tmp_path
 
 
 async def test_failures_alike_end_a_run_and_leave_its_rows_open(gym: Gym, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with pytest.raises(
-        RepeatedFailure, match="20 rollouts in a row failed alike, with verify_failed in the verify"
-    ):
-        await gym.collect(rows(200, expected_answer="broken"), out, concurrency=1)
-    assert not (tmp_path / "out_failures.jsonl").exists() or not (tmp_path / "out_failures.jsonl").read_text()
-    assert len(asked) < 30
+    for number in (200, 20):
+        out = tmp_path / f"{number}.jsonl"
+        report = await gym.collect(rows(number, expected_answer="broken"), out, concurrency=1)
+        assert isinstance(report.operator_error, RepeatedFailure)
+        assert report.operator_error.message.startswith(
+            "20 rollouts in a row failed alike, with verify_failed in the verify stage of sums: "
+        )
+        assert (report.complete, report.progress.remaining) == (False, number)
+        failures = tmp_path / f"{number}_failures.jsonl"
+        assert not failures.exists() or not failures.read_text()
+    assert len(asked) < 60
 
 
 async def test_fewer_failures_alike_are_those_of_their_rows(gym: Gym, tmp_path: Path) -> None:
     broken, good = rows(19, expected_answer="broken"), rows(1, expected_answer="4")
-    await gym.collect([*broken, *good, *({**row, "prompt": "again"} for row in broken[:1])], tmp_path / "out.jsonl")
+    again = {**broken[0], "prompt": "again"}
+    await gym.collect([*broken, *good, again], tmp_path / "out.jsonl", concurrency=1)
     failures = (tmp_path / "out_failures.jsonl").read_text().splitlines()
     assert len(failures) == 20
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
