@@ -64,11 +64,6 @@ def row_of_attempt(row: JSON, attempt: int) -> JSON:
     return {**row, "_ng_attempt_index": attempt, "_ng_rollout_id": f"{row['_ng_rollout_id']}-a{attempt}"}
 
 
-def is_failure(rollout: Mapping[str, Any]) -> bool:
-    """Whether a rollout failed; one that is only masked was scored."""
-    return bool(rollout.get("_ng_failure_class"))
-
-
 def _index(row: Mapping[str, Any], key: str, largest: int) -> int:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:

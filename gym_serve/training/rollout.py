@@ -25,6 +25,7 @@ from typing import Any
 
 import orjson
 
+from gym_serve.types.endings import ending_of, failure_class, is_failure
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.types.protocols.tokens import item_tokens, token_versions
 from gym_serve.types.requests import JSON
@@ -91,7 +92,7 @@ class Rollout:
         params, response = raw.get("responses_create_params"), raw.get("response")
         if not isinstance(params, dict):
             raise NotExportable("no_prompt", "the rollout has no responses_create_params")
-        if response is None and _is_masked(raw):
+        if response is None and ending_of(raw).masked:
             response = {"output": []}
         if not isinstance(response, dict) or not _is_list_of_objects(response.get("output")):
             raise NotExportable("no_response", "the rollout has no response with a list of output items")
@@ -187,16 +188,12 @@ class Rollout:
     @property
     def masked(self) -> bool:
         """Whether it must not be learned from: it failed, or its environment said so."""
-        return _is_masked(self.raw)
+        return ending_of(self.raw).masked
 
     @property
     def failure_class(self) -> str | None:
         """How it failed, None if it did not."""
-        failure = self.raw.get("failure")
-        kind = self.raw.get("_ng_failure_class")
-        if not kind and isinstance(failure, dict):
-            kind = failure.get("kind") or "unknown"
-        return str(kind)[:60] if kind else None
+        return str(failure_class(self.raw))[:60] if is_failure(self.raw) else None
 
     @property
     def extras(self) -> JSON:
@@ -229,12 +226,6 @@ def _index(value: Any) -> int | None:
 
 def _is_list_of_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _is_masked(raw: JSON) -> bool:
-    config = raw.get("instance_config")
-    nested = config.get("mask_sample") if isinstance(config, dict) else None
-    return bool(raw.get("mask_sample") or nested or raw.get("failure"))
 
 
 @dataclass(frozen=True)
