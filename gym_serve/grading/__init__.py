@@ -1,19 +1,22 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  last_closed_box  same_text  replace_surrogates
-    mathematics    MathVerifyPool  boxed_gold  plain_numerals
+    text           last_box  answer_lines  bare_answer  undecorated  same_text  replace_surrogates
+    reasons        shown  ending
+    mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
 
 All functions of text take linear time, because the text comes from a model.
 """
 
 from gym_serve.grading.answers import (
-    boxed_gold,
+    answer_lines,
+    bare_answer,
+    ending,
     last_box,
-    last_closed_box,
-    plain_numerals,
     replace_surrogates,
     same_text,
+    shown,
+    undecorated,
 )
 from gym_serve.grading.function_calls import (
     MAX_DEPTH,
@@ -24,16 +27,24 @@ from gym_serve.grading.function_calls import (
     same_value,
 )
 from gym_serve.grading.math_pool import MathVerifyPool
+from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
+
+last_closed_box = last_box
+"""Another name of `last_box`: there is one way to read a box."""
 
 __all__ = [
     "MAX_DEPTH",
     "Comparison",
     "MathVerifyPool",
+    "answer_lines",
     "arguments_of",
+    "ask",
+    "bare_answer",
     "boxed_gold",
     "decode_arguments",
     "decoded_arguments",
+    "ending",
     "last_box",
     "last_closed_box",
     "pair_up",
@@ -41,4 +52,6 @@ __all__ = [
     "replace_surrogates",
     "same_text",
     "same_value",
+    "shown",
+    "undecorated",
 ]

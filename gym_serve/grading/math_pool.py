@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
+from gym_serve.grading.math_text import ask
 from gym_serve.grading.math_worker import Comparison
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
@@ -56,16 +57,23 @@ class MathVerifyPool(WorkerPool):
             VerifierFailed: a worker was killed from outside, or got almost no CPU time.
             Unavailable: the pool is not running.
         """
+        await self._check(gold, timeout)
+        question = ask(gold, answer)
+        if question.difference is not None or not question.pairs:
+            written = question.written
+            return Comparison(question.difference is None, written, written, difference=question.difference)
         try:
-            return Comparison(**await self.run([gold, answer], cpu_seconds=timeout))
+            done = Comparison(**await self.run(question.pairs, cpu_seconds=timeout))
         except WorkFailed as failure:
-            await self._check(gold, timeout)
             return Comparison(False, None, None, str(failure))
+        return done if question.written is None else done._replace(written=question.written)
 
     async def _check(self, gold: str, timeout: float) -> None:
         if gold not in self._sound:
+            pairs = ask(gold, gold).pairs
             try:
-                await self.run([gold, gold], cpu_seconds=timeout)
+                if pairs:
+                    await self.run(pairs, cpu_seconds=timeout)
             except WorkFailed as failure:
                 raise InvalidRequest(
                     f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
