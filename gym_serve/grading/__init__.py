@@ -1,7 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  answer_lines  bare_answer  undecorated  same_text  replace_surrogates
-    reasons        shown  ending
+    text           last_box  answer_lines  bare_answer  undecorated  same_text  replace_surrogates  stated
+    reasons        shown  ending  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
 
@@ -16,6 +16,7 @@ from gym_serve.grading.answers import (
     replace_surrogates,
     same_text,
     shown,
+    stated,
     undecorated,
 )
 from gym_serve.grading.function_calls import (
@@ -26,7 +27,7 @@ from gym_serve.grading.function_calls import (
     pair_up,
     same_value,
 )
-from gym_serve.grading.math_pool import MathVerifyPool
+from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
 
@@ -53,5 +54,7 @@ __all__ = [
     "same_text",
     "same_value",
     "shown",
+    "stated",
     "undecorated",
+    "why_unequal",
 ]

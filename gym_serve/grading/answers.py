@@ -71,6 +71,17 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def stated(expected: str) -> str:
+    """A row's right answer; for pydantic's `AfterValidator`.
+
+    Raises:
+        ValueError: it is blank. Such a row would score 0 whatever the model says.
+    """
+    if not expected.strip():
+        raise ValueError("the right answer is missing: this text is empty")
+    return expected
+
+
 def boxes(text: str) -> list[Span]:
     r"""The contents of the boxes in a text, in the order in which they begin.
 

@@ -93,6 +93,7 @@ _FORMULA = re.compile(
     r"\$\$(?P<a>[^$]{1,2000})\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,2000})\\\]"
     r"|\\\((?P<c>(?:[^\\\n]|\\(?!\))){1,2000})\\\)|(?<![\\\d$])\$(?P<d>[^$\n]{1,2000})\$"
 )
+_EXPLICIT = re.compile(r"final answer is:?\s{0,9}\$([^$\n]{1,300})\$\.?\s?I hope", re.IGNORECASE)
 _ANSWER_WORD = re.compile(r"answer", re.IGNORECASE)
 _NEAR = 100
 _MAX_FORMULA = 300
@@ -101,10 +102,12 @@ _MAX_FORMULA = 300
 def written_answer(text: str) -> str | None:
     r"""The answer of a text as it is written, or None if no part of it is clearly the answer.
 
-    That is: the content of the last box (of several with nothing but commas, "and" or "or" between them, all);
+    That is: what stands in "The final answer is $4$. I hope it is correct.", which some prompts ask for; the content of the last box (of several with nothing but commas, "and" or "or" between them, all);
     else what stands after the last ``Answer:``, or the whole text, if it is a formula; else the formula after
     the last "answer", or the last formula if no number follows.
     """
+    if explicit := _EXPLICIT.findall(text):
+        return str(explicit[-1]).strip()
     if boxes := last_boxes(text):
         return ", ".join(boxes)
     line = next(answer_lines(text), None)
@@ -244,7 +247,8 @@ def read(content: str) -> Reading:
     Args:
         content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
     """
-    text = _spelled(bare_answer(content.replace("\0", "")))
+    content = bare_answer(content.replace("\0", ""))
+    text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
     text, words = _marked(text)
     text = " ".join(text.split())
     relation = ""
@@ -274,7 +278,7 @@ def ask(gold: str, answer: str) -> Question:
     if written is None:
         if wanted.relation or len(wanted.parts) != 1 or wanted.parts[0].startswith('"'):
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
-        return Question([(_boxed(wanted.parts[0]), spelled_prose(answer))], None, None)
+        return Question([(_boxed(wanted.parts[0]), spelled_prose(plain_numerals(answer)))], None, None)
     if len(written) > MAX_ANSWER:
         return Question([], written, f"it is longer than {MAX_ANSWER} characters")
     given = read(written)

@@ -47,14 +47,12 @@ class Comparison(NamedTuple):
         extracted: the answer found in the text, in SymPy's notation (its text if SymPy reads none).
         written: the same as the text has it; None if there is no answer.
         reason: why the answer cannot be compared, and so counts as wrong; None if it was compared.
-        difference: what differs beside the formulas: units, words, a relation; None if nothing does.
     """
 
     equal: bool
     extracted: str | None
     written: str | None
     reason: str | None = None
-    difference: str | None = None
 
 
 def compare(gold: str, answer: str) -> Comparison:
@@ -78,8 +76,8 @@ def compare(gold: str, answer: str) -> Comparison:
     if gold == answer and golds:
         return Comparison(True, texts[0] if texts else None, written)
     equal = _equal_constants(golds, answers)
-    if equal is None and (reason := _too_large(golds) or _too_large(answers)):
-        return Comparison(False, texts[0] if texts else None, written, reason)
+    if not equal and (reason := _too_large(golds) or _too_large(answers)):
+        return Comparison(False, None, None, reason)
     if equal is None:
         # A set may be given by the inequality that describes it, whichever side the gold is on.
         equal = library.verify(golds, answers, allow_set_relation_comp=True, timeout_seconds=None)
