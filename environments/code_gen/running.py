@@ -32,6 +32,9 @@ MAX_INPUT = 32 << 20
 MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20
 """Characters of ``packed``, and bytes of the JSON in it."""
 
+_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20
+"""The same for tests that are unpacked when a row is read."""
+
 _LONG_INTEGER = 4_000  # digits; Python's own limit is a little higher
 
 
@@ -49,13 +52,23 @@ class UnitTests(BaseModel):
     packed: str | None = Field(None, max_length=MAX_PACKED)
     """Base64 of a compressed JSON object with ``inputs`` and ``outputs``, in place of them; see `unpacked`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _small_ones_unpacked(cls, value: Any) -> Any:
+        packed = value.get("packed") if isinstance(value, dict) else None
+        if not isinstance(packed, str) or len(packed) > MAX_PACKED:
+            return value
+        # Large ones take too long here; of them only the beginning is read, so that no other data gets by.
+        is_small = len(packed) <= _SMALL
+        tests, is_whole = _unpack(packed if is_small else packed[:_SMALL], _SMALL_TESTS, is_part=not is_small)
+        return {"fn_name": value.get("fn_name"), **tests} if is_whole else value
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.packed is not None:
-            _begin(self.packed)
             return self
         if not self.inputs:
-            raise ValueError("`inputs` is missing or empty: there is no test")
+            raise ValueError("`inputs` must have at least 1 item: there is no test")
         if len(self.inputs) != len(self.outputs):
             lengths = f"{len(self.inputs)} and {len(self.outputs)}"
             raise ValueError(f"`inputs` and `outputs` must be of equal length, got {lengths}")
@@ -76,19 +89,12 @@ class UnitTests(BaseModel):
         if self.packed is None:
             return self
         try:
-            data = base64.b64decode(self.packed, validate=True)
-            unpacking = zlib.decompressobj()
-            text = unpacking.decompress(data, MAX_UNPACKED)
-            if unpacking.unconsumed_tail:
-                raise ValueError(f"it has more than {MAX_UNPACKED} bytes")
-            tests = json.loads(text)
-            if not isinstance(tests, dict):
-                raise ValueError("it must hold an object with inputs and outputs")
+            tests, is_whole = _unpack(self.packed, MAX_UNPACKED)
+            if not is_whole:
+                raise ValueError(f"`packed` must not hold more than {MAX_UNPACKED} bytes")
             return UnitTests.model_validate({"fn_name": self.fn_name, **tests, "packed": None})
-        except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"invalid request: `packed` must be Base64 of compressed JSON: {error}"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"invalid request: {error}") from None
 
     def arguments(self, number: int) -> list[Any]:
         """What the function is called with in a test.
@@ -99,18 +105,24 @@ class UnitTests(BaseModel):
         return [json.loads(line) for line in self.inputs[number].split("\n") if line.strip()]
 
 
-def _begin(packed: str) -> None:
-    """Unpack the first kilobyte: what is no compressed JSON object is found before a program is written.
+def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bool]:
+    """The JSON object in ``packed``, and whether that is all of it; empty if it has more than ``limit`` bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no Base64 of a compressed JSON object.
     """
+    unpacking = zlib.decompressobj()
     try:
-        start = zlib.decompressobj().decompress(base64.b64decode(packed[:4096], validate=True), 1024)
-    except (binascii.Error, zlib.error) as error:
+        text = unpacking.decompress(base64.b64decode(packed, validate=True), limit)
+        is_whole = unpacking.eof
+        tests = json.loads(text) if is_whole else None
+    except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
         raise ValueError(f"`packed` must be Base64 of compressed JSON: {error}") from None
-    if not start.lstrip().startswith(b"{"):
+    if not is_whole and not is_part and not unpacking.unconsumed_tail:
+        raise ValueError("`packed` must be Base64 of compressed JSON: its end is missing")
+    if not (isinstance(tests, dict) if is_whole else text.lstrip().startswith(b"{")):
         raise ValueError("`packed` must hold an object with inputs and outputs")
+    return (tests, True) if isinstance(tests, dict) else ({}, False)
 
 
 def decode(text: str) -> Any:
