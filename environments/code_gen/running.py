@@ -68,7 +68,7 @@ class UnitTests(BaseModel):
         if self.packed is not None:
             return self
         if not self.inputs:
-            raise ValueError("`inputs` must have at least 1 item: there is no test")
+            raise ValueError("`inputs` must have at least 1 item")
         if len(self.inputs) != len(self.outputs):
             lengths = f"{len(self.inputs)} and {len(self.outputs)}"
             raise ValueError(f"`inputs` and `outputs` must be of equal length, got {lengths}")

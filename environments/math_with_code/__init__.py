@@ -239,12 +239,14 @@ class MathWithCode(ResourcesServer):
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)
         if answer is None:
-            reason = f"expected {shown(expected)} in \\boxed{{}}, but no box found: {ending(request.response.output_text)}"
+            wanted, said = shown(expected), ending(request.response.output_text)
+            reason = f"expected {wanted} in \\boxed{{}}, but no box found: {said}"
             return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False, reason=reason)
         answer = replace_surrogates(answer)
-        reason = await self._difference(expected, answer)
+        difference = await self._difference(expected, answer)
+        equal = difference is None
         return MathCodeVerdict(
-            reward=float(reason is None), extracted_answer=answer, accuracy=reason is None, reason=reason
+            reward=float(equal), extracted_answer=answer, accuracy=equal, reason=difference
         )
 
     async def _difference(self, expected: str, answer: str) -> str | None:

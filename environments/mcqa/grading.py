@@ -168,22 +168,22 @@ def _named_letter(answer: str, letters: set[str]) -> str | None:
     if len(answer) == 1:
         return answer.upper() if answer.upper() in letters else None
     for part in (_before_reason(answer), answer):
-        named = [match for match in _LONE_CHOICE.finditer(part) if _is_option(match, letters)]
+        first = re.search(r"\w", part)
+        start = first.start() if first else 0
+        named = [match for match in _LONE_CHOICE.finditer(part) if _is_option(match, letters, start)]
         if named:
-            leading = named[0][0] if not re.search(r"\w", part[: named[0].start()]) else None
-            return (leading or named[-1][0]).upper()
+            return named[0 if named[0].start() == start else -1][0].upper()
     return None
 
 
-def _is_option(match: re.Match[str], letters: set[str]) -> bool:
-    """Whether a lone letter stands for an option: a capital one, or the first word."""
+def _is_option(match: re.Match[str], letters: set[str], start: int) -> bool:
+    """Whether a lone letter stands for an option: a capital one, or the first word, at ``start``."""
     letter, text = match[0], match.string
     if letter.upper() not in letters or (match.end() < len(text) and text[match.end()].isdigit()):
         return False
-    leads = not re.search(r"\w", text[: match.start()])
     if letter in "IAa" and not _NO_PRONOUN.match(text, match.end()):
         return False
-    return letter.isupper() or leads
+    return letter.isupper() or match.start() == start
 
 
 def _before_reason(answer: str) -> str:

@@ -48,8 +48,8 @@ class StringMatch(ResourcesServer):
         expected, mode = request.expected_answer, request.extraction_mode
         text = _text(request.response)
         answer = extract(text, mode)
+        reward, reason = 0.0, None
         if answer is None:
-            reward = 0.0
             reason = f"expected {shown(expected)}, but {_MISSING[mode]}: {ending(text)}"
         else:
             same = same_letters if request.case_sensitive else similarity

@@ -50,6 +50,8 @@ _HEADING = re.compile(
 )
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
+_MAX_LABELS, _MAX_LINE = 16, 20_000
+"""Labels that are looked at from the end of a text, and characters of an answer behind one."""
 _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "”": "”", "„": "“", "‘": "’", "«": "»", "*": "*", "_": "_"}
 
 
@@ -114,11 +116,13 @@ def last_box(text: str) -> str | None:
 def last_box_span(text: str) -> Span | None:
     """Where `last_box` finds it."""
     found = boxes(text)
-    return next((span for span in reversed(found) if not _is_placeholder(text, span)), (found or [None])[-1])
+    return next(
+        (span for span in reversed(found) if not _is_placeholder(text, span)), found[-1] if found else None
+    )
 
 
 def last_boxes(text: str) -> list[str]:
-    r"""The contents of the last boxes that only commas, "and" or "or" separate: ``\boxed{1} and \boxed{2}``."""
+    r"""The last boxes' contents, if only commas, "and" or "or" separate them: ``\boxed{1} and \boxed{2}``."""
     last = last_box_span(text)
     if last is None:
         return []
@@ -137,12 +141,12 @@ def last_boxes(text: str) -> list[str]:
 def answer_lines(text: str) -> Iterator[str]:
     """The answers after ``Answer:``, the last one first.
 
-    Such an answer is the rest of the label's line, or the first line after it that is not blank. The label may
-    stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis, quotation
+    Such an answer is the rest of the label's line, or the first line after it that is not blank. The label
+    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis, quotation
     marks, a box and a full stop around the answer are removed.
     """
     labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
-    for start in sorted(labels, reverse=True):
+    for start in sorted(labels, reverse=True)[:_MAX_LABELS]:
         if answer := _answer_at(text, start):
             yield answer
 
@@ -151,8 +155,11 @@ def undecorated(text: str) -> str:
     """``text`` without Markdown emphasis, code marks, quotation marks and a full stop around it."""
     while True:
         bare = text.strip().rstrip(". ")
-        for mark in ("***", "**", "__", "~~", "```"):
-            bare = bare.removeprefix(mark).removesuffix(mark)
+        for mark in ("**", "__", "~~", "```"):
+            if bare.startswith(mark):
+                bare = bare.lstrip(mark[0])
+            if bare.endswith(mark):
+                bare = bare.rstrip(mark[0])
         bare = bare.strip()
         if len(bare) > 2 and _QUOTES.get(bare[0]) == bare[-1] and bare[0] not in bare[1:-1]:
             bare = bare[1:-1].strip()
@@ -176,7 +183,7 @@ def same_text(expected: str, answer: str) -> bool:
 
 
 def excerpt(text: str, length: int = 80) -> str:
-    """The end of a model's text for a message: in one line, without control characters, at most ``length``."""
+    """The end of a text for a message: in one line, without control characters, at most ``length``."""
     tail = "".join(c if c.isprintable() else " " for c in replace_surrogates(text[-4 * length :]))
     tail = " ".join(tail.split())
     return tail if len(tail) <= length and len(text) <= 4 * length else f"…{tail[-length + 1 :]}"
@@ -190,7 +197,7 @@ def shown(value: str, length: int = 80) -> str:
 
 
 def ending(text: str) -> str:
-    """How a text ends, as a part of a sentence: "the text ends 'C: William Shakespeare'", or that it is empty."""
+    """How a text ends, as a part of a sentence: "the text ends 'C: Shakespeare'", or that it is empty."""
     return f"the text ends '{excerpt(text)}'" if text.strip() else "the response has no text"
 
 
@@ -229,7 +236,7 @@ def _is_placeholder(text: str, span: Span) -> bool:
 def _answer_at(text: str, start: int) -> str:
     for _ in range(_LOOK_AHEAD):
         end = text.find("\n", start)
-        line = text[start : len(text) if end < 0 else end].strip()
+        line = text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE]
         box = _BOX.match(undecorated(line).lstrip("$ "))
         answer = (last_box(line) if box else None) or undecorated(line)
         if answer and not line.startswith("```") and not _is_rule(answer):

@@ -21,6 +21,7 @@ from gym_serve.workers import WorkerPool, WorkFailed
 
 _WORK = Path(__file__).with_name("math_worker.py")
 _KEPT = 1024
+_LONG = 10_000  # characters that take longer to read than another thread to be called
 
 
 @dataclass
@@ -77,7 +78,7 @@ class MathVerifyPool(WorkerPool):
             VerifierFailed: a worker was killed from outside, or got almost no CPU time.
             Unavailable: the pool is not running.
         """
-        question = ask(gold, answer)
+        question = await asyncio.to_thread(ask, gold, answer) if len(answer) > _LONG else ask(gold, answer)
         written = question.written
         if gold not in self._sound:
             await self._check(gold, timeout)

@@ -90,8 +90,8 @@ def _plain(numeral: re.Match[str]) -> str:
 
 
 _FORMULA = re.compile(
-    r"\$\$(?P<a>[^$]{1,2000})\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,2000})\\\]"
-    r"|\\\((?P<c>(?:[^\\\n]|\\(?!\))){1,2000})\\\)|(?<![\\\d$])\$(?P<d>[^$\n]{1,2000})\$"
+    r"\$\$(?P<a>[^$]{1,500})\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,500})\\\]"
+    r"|\\\((?P<c>(?:[^\\\n]|\\(?!\))){1,500})\\\)|(?<![\\\d$])\$(?P<d>[^$\n]{1,500})\$"
 )
 _EXPLICIT = re.compile(r"final answer is:?\s{0,9}\$([^$\n]{1,300})\$\.?\s?I hope", re.IGNORECASE)
 _ANSWER_WORD = re.compile(r"answer", re.IGNORECASE)
@@ -102,7 +102,8 @@ _MAX_FORMULA = 300
 def written_answer(text: str) -> str | None:
     r"""The answer of a text as it is written, or None if no part of it is clearly the answer.
 
-    That is: what stands in "The final answer is $4$. I hope it is correct.", which some prompts ask for; the content of the last box (of several with nothing but commas, "and" or "or" between them, all);
+    That is: what stands in "The final answer is $4$. I hope it is correct.", which some prompts ask for;
+    else the content of the last box (of several with nothing but commas, "and" or "or" between them, all);
     else what stands after the last ``Answer:``, or the whole text, if it is a formula; else the formula after
     the last "answer", or the last formula if no number follows.
     """
@@ -155,8 +156,11 @@ _TEXT_COMMAND = re.compile(
 )
 _SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
 _OPERATORS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim sup inf arg"
-    " tr rank dim ker deg mod re im sgn floor ceil sqrt frac pi theta alpha beta gamma infty pmod".split()
+    re.findall(
+        r"\S+",
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim sup inf"
+        " arg tr rank dim ker deg mod re im sgn floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
+    )
 )
 _FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))
 _WORD = re.compile("\0(\\d+)\0")
@@ -164,12 +168,17 @@ _NAMED = {"infinity": r"\infty", "pi": r"\pi", "percent": r"\%", "percentage": r
 
 _SIGNS = str.maketrans(
     {
-        "−": "-", "‐": "-", "‒": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-        "÷": "/", "⁄": "/", "∕": "/", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
-        "≈": r"\approx ", "±": r"\pm ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ",
-        "∅": r"\emptyset ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "ⅈ": "i", "ⅇ": "e", "µ": "u", "μ": r"\mu ",
+        **dict.fromkeys("−‐‒–", "-"),
+        **dict.fromkeys("÷⁄∕", "/"),
+        **dict.fromkeys("·⋅∙", r"\cdot "),
+        **dict.fromkeys("≤⩽", r"\le "),
+        **dict.fromkeys("≥⩾", r"\ge "),
+        **dict.fromkeys("\u00a0\u2009\u202f", " "),
+        **{"×": r"\times ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∞": r"\infty ", "∪": r"\cup "},
+        **{"∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ", "∅": r"\emptyset ", "ⅈ": "i", "ⅇ": "e", "µ": "u"},
+        "μ": r"\mu ",
     }
-)  # fmt: skip
+)
 _VULGAR = re.compile("(\\d?)\\s?([¼-¾⅐-⅞])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni")
@@ -198,12 +207,14 @@ _RELATIONS = {
 }  # fmt: skip
 
 _UNIT_NAMES = """
-mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre; km kilometer kilometre;
-in inch inches; ft foot feet; yd yard; mi mile; mg milligram; g gram gm; kg kilogram; lb pound lbs; oz ounce; ton tonne;
-ml milliliter millilitre mL; l liter litre L; gal gallon; ms millisecond; s second sec secs; min minute mins;
-h hour hr hrs; day; week; month; year yr yrs; degree deg degrees; radian rad; mph; kmh; hz hertz Hz; n newton N;
-j joule J; kj kilojoule kJ; w watt W; kw kilowatt kW; v volt V; a ampere amp A; k kelvin K; pa pascal Pa; mol mole;
-$ dollar usd USD; cent; € euro eur EUR; £ gbp GBP; ¥ yen; unit; am; pm; square unit sq unit; cubic unit
+mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
+km kilometer kilometre; in inch inches; ft foot feet; yd yard; mi mile; mg milligram; g gram gm;
+kg kilogram; lb pound lbs; oz ounce; ton tonne; ml milliliter millilitre mL; l liter litre L;
+gal gallon; ms millisecond; s second sec secs; min minute mins; h hour hr hrs; day; week; month;
+year yr yrs; degree deg degrees; radian rad; mph; kmh; hz hertz Hz; n newton N; j joule J;
+kj kilojoule kJ; w watt W; kw kilowatt kW; v volt V; a ampere amp A; k kelvin K; pa pascal Pa;
+mol mole; $ dollar usd USD; cent; € euro eur EUR; £ gbp GBP; ¥ yen; unit; am; pm;
+square unit sq unit; cubic unit
 """
 _UNITS = {
     spelling + plural: names[0]
