@@ -202,7 +202,9 @@ class CodeGen(ResourcesServer):
         async def turns() -> None:
             while not report.done:
                 await self._pool.grade(
-                    lambda python: run_tests(python, code, tests, report, limits, lambda: self._pool.crowded),
+                    lambda python: run_tests(
+                        python, code, tests, report, limits=limits, others_wait=lambda: self._pool.crowded
+                    ),
                     "program",
                     used=report.seconds,
                 )

@@ -50,7 +50,7 @@ class UnitTests(BaseModel):
     fn_name: str | None = None
     """The function to call, which may be a method of a class ``Solution``; None for a whole program."""
     packed: str | None = Field(None, max_length=MAX_PACKED)
-    """Base64 of a compressed JSON object with ``inputs`` and ``outputs``, in place of them; see `unpacked`."""
+    """Base64 of a compressed object with ``inputs`` and ``outputs``, instead of these; see `unpacked`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -106,7 +106,7 @@ class UnitTests(BaseModel):
 
 
 def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bool]:
-    """The JSON object in ``packed``, and whether that is all of it; empty if it has more than ``limit`` bytes.
+    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold it.
 
     Raises:
         ValueError: it is no Base64 of a compressed JSON object.
@@ -220,6 +220,7 @@ async def run_tests(
     code: str,
     tests: UnitTests,
     report: TestReport,
+    *,
     limits: TestLimits,
     others_wait: Callable[[], bool],
 ) -> None:

@@ -77,8 +77,8 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
             - ``strict_single_letter_boxed``: a capital in the last ``\boxed{}``, alone or as the
               label of an option (``E: ...``);
             - ``lenient_boxed``: the same, else the one option whose text the last box contains;
-            - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter of an option, also
-              within a sentence, or the text of an option;
+            - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter
+              of an option, also within a sentence, or the text of an option;
             - ``lenient_answer_colon_md``: the same, but letters only.
 
     Returns:
@@ -181,9 +181,14 @@ def _is_option(match: re.Match[str], letters: set[str], start: int) -> bool:
     letter, text = match[0], match.string
     if letter.upper() not in letters or (match.end() < len(text) and text[match.end()].isdigit()):
         return False
-    if letter in "IAa" and not _NO_PRONOUN.match(text, match.end()):
+    if _is_pronoun(match):
         return False
     return letter.isupper() or match.start() == start
+
+
+def _is_pronoun(match: re.Match[str]) -> bool:
+    """Whether a lone letter is the word "I" or "a": "I think", "A planet"."""
+    return match[0] in "IAa" and not _NO_PRONOUN.match(match.string, match.end())
 
 
 def _before_reason(answer: str) -> str:
@@ -193,7 +198,11 @@ def _before_reason(answer: str) -> str:
 
 def _lists_letters(answer: str, letters: set[str]) -> bool:
     """Whether two different options stand side by side: "A, B", "A or B"."""
-    found = [match for match in _LONE_CHOICE.finditer(answer) if match[0].upper() in letters]
+    found = [
+        match
+        for match in _LONE_CHOICE.finditer(answer)
+        if match[0].upper() in letters and not _is_pronoun(match)
+    ]
     return any(
         left[0].upper() != right[0].upper()
         and _LIST_SEPARATOR.fullmatch(answer, left.end(), right.start()) is not None

@@ -66,7 +66,7 @@ def _boxed(text: str) -> str | None:
 
 
 def same_letters(expected: str, answer: str) -> bool:
-    """Whether two answers are the same letter by letter, but for emphasis, fonts and quotation marks around."""
+    """Whether two answers are the same letter by letter, but for emphasis, fonts and quotes around."""
     forms = (str.strip, lambda text: undecorated(bare_answer(text)))
     return any(form(expected) == form(answer) for form in forms)
 

@@ -142,8 +142,8 @@ def answer_lines(text: str) -> Iterator[str]:
     """The answers after ``Answer:``, the last one first.
 
     Such an answer is the rest of the label's line, or the first line after it that is not blank. The label
-    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis, quotation
-    marks, a box and a full stop around the answer are removed.
+    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis,
+    quotation marks, a box and a full stop around the answer are removed.
     """
     labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
     for start in sorted(labels, reverse=True)[:_MAX_LABELS]:

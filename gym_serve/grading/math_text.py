@@ -158,8 +158,9 @@ _SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
 _OPERATORS = frozenset(
     re.findall(
         r"\S+",
-        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim sup inf"
-        " arg tr rank dim ker deg mod re im sgn floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim"
+        " sup inf arg tr rank dim ker deg mod re im sgn"
+        " floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
     )
 )
 _FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))

@@ -9,7 +9,8 @@ math-verify is mended where it is wrong:
 - A line of arithmetic went to SymPy's `parse_expr`, which is `eval`. Here `arithmetic` reads it.
 - Numbers were compared to six decimals only, so that all small ones were equal. Here they have to agree
   relatively as well (`_far_apart`).
-- Constants are compared by their values to 50 digits, a thousand times as fast as by proof, and with an end for ``9^{9^9}`` as well. Whatever else has more than `_MAX_DIGITS` digits is equal to its own text alone.
+- Constants are compared by their values to 50 digits, which is a thousand times as fast as a proof, and ends
+  for ``9^{9^9}`` as well. Whatever else has more than `_MAX_DIGITS` digits is equal to its own text alone.
 - Its parser is run in two stages (`in_two_stages`), which is three times as fast.
 
 Nothing of gym_serve is imported, so that a worker starts quickly and stays small.
