@@ -12,7 +12,7 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
-from gym_serve.grading import answer_lines, bare_answer, last_box, undecorated
+from gym_serve.grading import answer_lines, bare_answer, last_box_text, undecorated
 
 ExtractionMode = Literal["boxed", "final_answer", "last_line", "full_response"]
 
@@ -61,7 +61,7 @@ def without_commands(text: str, token: re.Pattern[str]) -> str:
 
 
 def _boxed(text: str) -> str | None:
-    box = last_box(text)
+    box = last_box_text(text)
     return "" if box is None and _EMPTY_BOX.search(text) else box
 
 

@@ -1,6 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  answer_lines  bare_answer  undecorated  same_text  replace_surrogates  stated
+    text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
+                   replace_surrogates  stated
     reasons        shown  ending  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
@@ -13,6 +14,7 @@ from gym_serve.grading.answers import (
     bare_answer,
     ending,
     last_box,
+    last_box_text,
     replace_surrogates,
     same_text,
     shown,
@@ -31,8 +33,8 @@ from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
 
-last_closed_box = last_box
-"""Another name of `last_box`: there is one way to read a box."""
+last_closed_box = last_box_text
+"""Another name of `last_box_text`: there is one way to find a box."""
 
 __all__ = [
     "MAX_DEPTH",
@@ -47,6 +49,7 @@ __all__ = [
     "decoded_arguments",
     "ending",
     "last_box",
+    "last_box_text",
     "last_closed_box",
     "pair_up",
     "plain_numerals",

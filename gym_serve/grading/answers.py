@@ -105,12 +105,18 @@ def boxes(text: str) -> list[Span]:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last box, without space and ``\text{}`` around it; None without one.
+    r"""The content of the last box, without space around it; None without one.
 
     A box that only names its content (``\boxed{answer}``) counts if there is no other.
     """
     span = last_box_span(text)
-    return None if span is None else _unwrapped(text[span.start : span.end], _TEXT)
+    return None if span is None else text[span.start : span.end].strip()
+
+
+def last_box_text(text: str) -> str | None:
+    r"""The content of the last box as `last_box` finds it, without ``\text{}`` around it."""
+    box = last_box(text)
+    return None if box is None else _unwrapped(box, _TEXT)
 
 
 def last_box_span(text: str) -> Span | None:

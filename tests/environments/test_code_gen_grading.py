@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gym_serve.environments.code_gen.grading import extract_code, same_output, same_value
 from gym_serve.environments.code_gen.running import PRELUDE, UnitTests, decode
+from gym_serve.types.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
