@@ -7,17 +7,31 @@ start, dies, or gets no CPU time, verification fails and is tried again; it neve
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gym_serve.environments.code_gen.grading import breaks_reasoning_format, extract_code
-from gym_serve.environments.code_gen.running import MAX_INPUT, PRELUDE, UnitTests, run_tests
-from gym_serve.grading import replace_surrogates
+from gym_serve.environments.code_gen.running import (
+    MAX_INPUT,
+    PRELUDE,
+    TURN_SECONDS,
+    TestLimits,
+    TestReport,
+    UnitTests,
+    give_up,
+    run_tests,
+)
+from gym_serve.grading import ending, replace_surrogates, shown
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.context import current
+from gym_serve.workers import give_up_at
 
 
 class CodeMetadata(BaseModel):
@@ -85,6 +99,8 @@ class CodeGen(ResourcesServer):
         """Programs that are tested at the same time, each using up to one core; read at the start only."""
         unit_test_timeout_secs: PositiveFloat = 10.0
         """Seconds that one test may take (waiting for a processor not included)."""
+        answer_timeout_secs: PositiveFloat = 120.0
+        """The same for all tests of a program together; keep it below the agent's ``verify_timeout``."""
         memory_mb: PositiveInt = 2048
         """Memory of one program in MiB; read at the start only."""
         packages: tuple[str, ...] = ("numpy",)
@@ -97,6 +113,10 @@ class CodeGen(ResourcesServer):
         """Keep the end of the program's standard error in ``metadata``."""
 
     config: Config
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._rows: OrderedDict[bytes, asyncio.Future[UnitTests]] = OrderedDict()
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
@@ -130,27 +150,22 @@ class CodeGen(ResourcesServer):
         """
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
-        if not text.strip():
-            return CodeVerdict(reward=0.0, difficulty=difficulty)
         code = extract_code(text)
         if code is None:
-            return CodeVerdict(reward=0.0, extracted_model_output=text, difficulty=difficulty)
-        config, tests = self.config, request.verifier_metadata.unit_tests
-        report = await self._pool.grade(
-            lambda python: run_tests(
-                python,
-                code,
-                tests,
-                timeout=config.unit_test_timeout_secs,
-                tolerance=config.float_tolerance,
-                debug=config.debug,
-            ),
-            "program",
-        )
+            return CodeVerdict(
+                reward=0.0,
+                extracted_model_output=text if text.strip() else None,
+                difficulty=difficulty,
+                reason=f"no program between two lines with ``` found: {ending(text)}",
+            )
+        tests = await self._unpacked(request.verifier_metadata.unit_tests)
+        report = await self._tested(code, tests)
         violation = breaks_reasoning_format(request.response)
-        passed = 0.0 if report.fault else 1.0
+        reason = None if report.fault is None else _why_failed(report, len(tests.inputs))
+        if violation:
+            reason = "thinking stands in the answer, or was begun or ended twice"
         return CodeVerdict(
-            reward=config.reasoning_format_penalty if violation else passed,
+            reward=self.config.reasoning_format_penalty if violation else float(report.fault is None),
             extracted_model_output=text,
             extracted_model_code=code,
             result=report.result,
@@ -158,4 +173,64 @@ class CodeGen(ResourcesServer):
             metadata=report.fault,
             reasoning_format_violation_rate=float(violation),
             difficulty=difficulty,
+            reason=reason,
         )
+
+    async def _unpacked(self, tests: UnitTests) -> UnitTests:
+        """The tests of a row. Packed ones are unpacked in a thread, and kept for the row's other rollouts."""
+        if tests.packed is None:
+            return tests
+        key = hashlib.sha256(f"{tests.fn_name}\0{tests.packed}".encode()).digest()
+        if key not in self._rows:
+            self._rows[key] = asyncio.ensure_future(asyncio.to_thread(tests.unpacked))
+            if len(self._rows) > _KEPT_ROWS:
+                self._rows.popitem(last=False)
+        return await asyncio.shield(self._rows[key])
+
+    async def _tested(self, code: str, tests: UnitTests) -> TestReport:
+        """The report on a program, in as many turns as it takes.
+
+        A program that has had a turn, and for which the caller has no more time, has failed: it is the one
+        that took the time. One that still waits for its turn has not.
+        """
+        config, report = self.config, TestReport()
+        limits = TestLimits(
+            config.unit_test_timeout_secs, config.answer_timeout_secs, config.float_tolerance, config.debug
+        )
+        until = give_up_at(current().deadline)
+
+        async def turns() -> None:
+            while not report.done:
+                await self._pool.grade(
+                    lambda python: run_tests(
+                        python, code, tests, report, limits=limits, others_wait=lambda: self._pool.crowded
+                    ),
+                    "program",
+                    used=report.seconds,
+                )
+
+        work = asyncio.ensure_future(turns())
+        try:
+            await asyncio.wait([work], timeout=None if until is None else until - time.monotonic())
+            if not work.done() and report.seconds >= TURN_SECONDS:
+                give_up(report, tests)
+            else:
+                await work
+        finally:
+            work.cancel()
+        return report
+
+
+_KEPT_ROWS = 8
+"""Rows whose unpacked tests are kept."""
+
+
+def _why_failed(report: TestReport, count: int) -> str:
+    """What a person needs to know of the test that was not passed."""
+    fault = report.fault or {}
+    what = f"test {len(report.result)} of {count}: {str(fault['error_message']).lower()}"
+    if fault["error"]:
+        return f"{what}: {shown(str(fault['error']))}"
+    return (
+        f"{what}: expected {shown(str(fault['expected']).strip())}, got {shown(str(fault['output']).strip())}"
+    )

@@ -41,7 +41,7 @@ def _thought(item: dict[str, object]) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+_RELATIVE, _ROUNDING, _ABSOLUTE = 1e-5, 1e-9, 1e-8
 
 
 def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
@@ -65,8 +65,8 @@ def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
 def same_value(expected: Any, value: Any, tolerance: float = 0.0) -> bool:
     """Compare what a function returned; both are decoded JSON.
 
-    Two numbers, one of which is not an integer, may differ by 1e-5 (relatively) if they are the whole value,
-    and by ``tolerance`` within lists and objects.
+    A fraction may differ by 1e-5 (relatively) if it is the whole value, and by ``tolerance`` within lists and
+    objects. An integer is answered by a fraction only if that is an error of rounding (1e-9).
     """
     if _equal(expected, value, tolerance) or _close(expected, value):
         return True
@@ -133,4 +133,5 @@ def _close(expected: Any, value: Any) -> bool:
         want, number = float(expected), float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return math.isfinite(want) and abs(want - number) <= _ABSOLUTE + _RELATIVE * abs(want)
+    relative = _ROUNDING if isinstance(expected, int) else _RELATIVE
+    return math.isfinite(want) and abs(want - number) <= _ABSOLUTE + relative * abs(want)

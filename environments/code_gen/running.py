@@ -13,7 +13,8 @@ import base64
 import binascii
 import json
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -22,11 +23,17 @@ from typing_extensions import Self
 
 from gym_serve.environments.code_gen.grading import same_output, same_value
 from gym_serve.sandbox import ProgramRun, SandboxedPython
-from gym_serve.types.errors import VerifierFailed
+from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
 
 MAX_INPUT = 32 << 20
 """Characters that the input of one test may have."""
+
+MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20
+"""Characters of ``packed``, and bytes of the JSON in it."""
+
+_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20
+"""The same for tests that are unpacked when a row is read."""
 
 _LONG_INTEGER = 4_000  # digits; Python's own limit is a little higher
 
@@ -36,29 +43,32 @@ class UnitTests(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    inputs: list[str] = Field(min_length=1)
+    inputs: list[str] = []
     """Standard input of each test; for a function its arguments, a line of JSON each."""
-    outputs: list[str]
+    outputs: list[str] = []
     """Standard output of each test; for a function the value that it returns, as JSON."""
     fn_name: str | None = None
     """The function to call, which may be a method of a class ``Solution``; None for a whole program."""
+    packed: str | None = Field(None, max_length=MAX_PACKED)
+    """Base64 of a compressed object with ``inputs`` and ``outputs``, instead of these; see `unpacked`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _unpacked(cls, value: Any) -> Any:
-        # Large sets of tests come as Base64 of compressed JSON.
-        if not (isinstance(value, dict) and isinstance(value.get("packed"), str)):
+    def _small_ones_unpacked(cls, value: Any) -> Any:
+        packed = value.get("packed") if isinstance(value, dict) else None
+        if not isinstance(packed, str) or len(packed) > MAX_PACKED:
             return value
-        try:
-            tests = json.loads(zlib.decompress(base64.b64decode(value["packed"], validate=True)))
-        except (binascii.Error, zlib.error, ValueError) as error:
-            raise ValueError(f"`packed` must be Base64 of compressed JSON: {error}") from None
-        if not isinstance(tests, dict):
-            raise ValueError("`packed` must hold an object with inputs and outputs")
-        return {"fn_name": value.get("fn_name"), **tests}
+        # Large ones take too long here; of them only the beginning is read, so that no other data gets by.
+        is_small = len(packed) <= _SMALL
+        tests, is_whole = _unpack(packed if is_small else packed[:_SMALL], _SMALL_TESTS, is_part=not is_small)
+        return {"fn_name": value.get("fn_name"), **tests} if is_whole else value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.packed is not None:
+            return self
+        if not self.inputs:
+            raise ValueError("`inputs` must have at least 1 item")
         if len(self.inputs) != len(self.outputs):
             lengths = f"{len(self.inputs)} and {len(self.outputs)}"
             raise ValueError(f"`inputs` and `outputs` must be of equal length, got {lengths}")
@@ -70,6 +80,22 @@ class UnitTests(BaseModel):
                 decode(self.outputs[number])
         return self
 
+    def unpacked(self) -> UnitTests:
+        """The tests that are `packed`, or these themselves. It takes seconds for large ones.
+
+        Raises:
+            InvalidRequest: they are no Base64 of a compressed JSON object with tests, or too large.
+        """
+        if self.packed is None:
+            return self
+        try:
+            tests, is_whole = _unpack(self.packed, MAX_UNPACKED)
+            if not is_whole:
+                raise ValueError(f"`packed` must not hold more than {MAX_UNPACKED} bytes")
+            return UnitTests.model_validate({"fn_name": self.fn_name, **tests, "packed": None})
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"invalid request: {error}") from None
+
     def arguments(self, number: int) -> list[Any]:
         """What the function is called with in a test.
 
@@ -77,6 +103,26 @@ class UnitTests(BaseModel):
             ValueError: a line is no JSON.
         """
         return [json.loads(line) for line in self.inputs[number].split("\n") if line.strip()]
+
+
+def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bool]:
+    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold it.
+
+    Raises:
+        ValueError: it is no Base64 of a compressed JSON object.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(base64.b64decode(packed, validate=True), limit)
+        is_whole = unpacking.eof
+        tests = json.loads(text) if is_whole else None
+    except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
+        raise ValueError(f"`packed` must be Base64 of compressed JSON: {error}") from None
+    if not is_whole and not is_part and not unpacking.unconsumed_tail:
+        raise ValueError("`packed` must be Base64 of compressed JSON: its end is missing")
+    if not (isinstance(tests, dict) if is_whole else text.lstrip().startswith(b"{")):
+        raise ValueError("`packed` must hold an object with inputs and outputs")
+    return (tests, True) if isinstance(tests, dict) else ({}, False)
 
 
 def decode(text: str) -> Any:
@@ -125,62 +171,143 @@ _LEAST_OUTPUT, _OUTPUT_RATIO = 1 << 16, 16  # a number may have many more digits
 _LONG = 1 << 16  # bytes that take longer to compare than another thread to be called
 
 
-@dataclass(frozen=True)
+@dataclass
 class TestReport:
-    """The results of the tests.
+    """The results of the tests so far.
 
     Attributes:
         result: True for each test passed, and the code of the first one that was not.
         fault: that test: ``error_code``, ``error_message``, ``inputs``, ``expected``, ``output``, ``error``.
+        seconds: how long the program ran or slept in all tests, those that are repeated included.
+        is_long: whether the next test needs more time than `TURN_SECONDS`.
+        done: whether there is no test left to run.
     """
 
     __test__ = False  # no test case of pytest's, whatever its name
 
-    result: list[bool | int]
-    fault: JSON | None
+    result: list[bool | int] = field(default_factory=list)
+    fault: JSON | None = None
+    seconds: float = 0.0
+    is_long: bool = False
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class TestLimits:
+    """How programs are tested.
+
+    Attributes:
+        timeout: seconds for each test.
+        budget: seconds for all tests together.
+        tolerance: see `same_output` and `same_value`.
+        debug: keep the end of the program's standard error.
+    """
+
+    __test__ = False
+
+    timeout: float
+    budget: float
+    tolerance: float
+    debug: bool = False
+
+
+TURN_SECONDS = 2.0
+"""What a program may use, while others wait, before it is their turn."""
 
 
 async def run_tests(
     python: SandboxedPython,
     code: str,
     tests: UnitTests,
+    report: TestReport,
     *,
-    timeout: float,
-    tolerance: float,
-    debug: bool = False,
-) -> TestReport:
-    """Run tests until one is not passed.
+    limits: TestLimits,
+    others_wait: Callable[[], bool],
+) -> None:
+    """Run tests until one is not passed, or until others wait and this program has had its turn.
 
     Args:
         python: a fresh sandbox.
-        timeout: seconds for each test.
-        tolerance: see `same_output` and `same_value`.
-        debug: keep the end of the program's standard error.
+        report: what is known from earlier turns; it is brought up to date.
+        others_wait: whether other programs wait for their turn.
 
     Raises:
         SandboxDied: the sandbox did not survive the program.
         VerifierFailed: the machine is too busy to tell.
     """
-    result: list[bool | int] = []
-    for number, expected in enumerate(tests.outputs):
-        run = await python.run(
-            code,
-            timeout=timeout,
-            output_limit=min(MAX_INPUT, _LEAST_OUTPUT + _OUTPUT_RATIO * len(expected)),
-            stdin="" if tests.fn_name else tests.inputs[number],
-            function=tests.fn_name,
-            arguments=tests.arguments(number) if tests.fn_name else None,
-        )
-        if run.starved:
-            raise VerifierFailed("the machine is overloaded: a test got less than a tenth of a processor")
-        checked = (run, expected, tests.fn_name is not None, tolerance)
-        is_long = len(run.stdout) + len(run.value or "") > _LONG
-        error = await asyncio.to_thread(_code, *checked) if is_long else _code(*checked)
-        result.append(error or True)
+    before = report.seconds
+    for number in range(len(report.result), len(tests.outputs)):
+        left = limits.budget - report.seconds
+        if number and left <= 0:
+            report.fault = _over_budget(limits, tests, number)
+            break
+        longest = min(limits.timeout, max(left, 0.1))
+        seconds = min(longest, TURN_SECONDS) if others_wait() and not report.is_long else longest
+        run = await _run(python, code, tests, number, seconds)
+        report.seconds += min(run.seconds, seconds) if not run.timed_out else seconds
+        if run.timed_out and seconds < longest:
+            report.is_long = True
+            return
+        report.is_long = False
+        if run.timed_out and seconds < limits.timeout:
+            report.fault = _over_budget(limits, tests, number)
+            break
+        expected = tests.outputs[number]
+        checked = (run, expected, tests.fn_name is not None, limits.tolerance)
+        is_large = len(run.stdout) + len(run.value or "") > _LONG
+        error = await asyncio.to_thread(_code, *checked) if is_large else _code(*checked)
         if error is not None:
-            fault = _fault(error, run, tests.inputs[number], expected)
-            return TestReport(result, {**fault, "stderr": run.stderr} if debug else fault)
-    return TestReport(result, None)
+            report.fault = _fault(error, run, tests.inputs[number], expected)
+            if limits.debug:
+                report.fault["stderr"] = run.stderr
+            break
+        report.result.append(True)
+        if others_wait() and report.seconds - before >= TURN_SECONDS and number + 1 < len(tests.outputs):
+            return
+    if report.fault is not None:
+        report.result.append(report.fault["error_code"])
+    report.done = True
+
+
+async def _run(
+    python: SandboxedPython, code: str, tests: UnitTests, number: int, seconds: float
+) -> ProgramRun:
+    run = await python.run(
+        code,
+        timeout=seconds,
+        output_limit=min(MAX_INPUT, _LEAST_OUTPUT + _OUTPUT_RATIO * len(tests.outputs[number])),
+        stdin="" if tests.fn_name else tests.inputs[number],
+        function=tests.fn_name,
+        arguments=tests.arguments(number) if tests.fn_name else None,
+    )
+    if run.starved:
+        raise VerifierFailed("the machine is overloaded: a test got less than a tenth of a processor")
+    return run
+
+
+def give_up(report: TestReport, tests: UnitTests) -> None:
+    """End the tests of a program that has had its turn, and for which there is no more time."""
+    number = len(report.result)
+    report.fault = _unfinished(
+        tests, number, f"after {report.seconds:.1f} s there was no time for more tests"
+    )
+    report.result.append(TIMED_OUT)
+    report.done = True
+
+
+def _over_budget(limits: TestLimits, tests: UnitTests, number: int) -> JSON:
+    return _unfinished(tests, number, f"the tests took more than {limits.budget:g} s together")
+
+
+def _unfinished(tests: UnitTests, number: int, why: str) -> JSON:
+    return {
+        "error_code": TIMED_OUT,
+        "error_message": _MESSAGES[TIMED_OUT],
+        "inputs": _shortened(tests.inputs[number]),
+        "expected": _shortened(tests.outputs[number]),
+        "output": "",
+        "error": why,
+    }
 
 
 def _code(run: ProgramRun, expected: str, is_function: bool, tolerance: float) -> int | None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, PositiveFloat, PositiveInt
 
 from gym_serve.grading import (
     MathVerifyPool,
     boxed_gold,
+    ending,
     last_box,
-    plain_numerals,
     replace_surrogates,
     same_text,
+    shown,
+    stated,
+    why_unequal,
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import (
@@ -33,7 +36,9 @@ from gym_serve.sandbox import (
     sandbox_problems,
 )
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
+from gym_serve.servers.context import current
 from gym_serve.types.requests import message_text
+from gym_serve.workers import give_up_at
 
 _LOST = "variables, functions and imports are lost"
 
@@ -102,14 +107,15 @@ class PythonSession:
                 await python.stop()
 
 
-_MAX_ANSWER = 10_000
 _WORKER_MEMORY = 2 << 30
 
 
 class MathCodeRequest(VerifyRequest):
     """A mathematical problem with the response to it."""
 
-    expected_result: str = Field(validation_alias=AliasChoices("expected_result", "expected_answer"))
+    expected_result: Annotated[str, AfterValidator(stated)] = Field(
+        validation_alias=AliasChoices("expected_result", "expected_answer")
+    )
     """The right answer: LaTeX or a plain number, with or without math delimiters."""
 
 
@@ -120,8 +126,6 @@ class MathCodeVerdict(Verdict):
     r"""What the last ``\boxed{}`` holds; None if there is none."""
     accuracy: bool
     """Whether that is equal to the row's ``expected_result``."""
-    reason: str | None = None
-    """Why it could not be compared, and so is wrong; None if it was."""
 
 
 class MathWithCode(ResourcesServer):
@@ -233,24 +237,28 @@ class MathWithCode(ResourcesServer):
             VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         answer = boxed_answer(request.response)
+        expected = replace_surrogates(request.expected_result)
         if answer is None:
-            return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False)
+            wanted, said = shown(expected), ending(request.response.output_text)
+            reason = f"expected {wanted} in \\boxed{{}}, but no box found: {said}"
+            return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False, reason=reason)
         answer = replace_surrogates(answer)
-        equal, reason = await self._compared(replace_surrogates(request.expected_result), answer)
-        return MathCodeVerdict(reward=float(equal), extracted_answer=answer, accuracy=equal, reason=reason)
+        difference = await self._difference(expected, answer)
+        equal = difference is None
+        return MathCodeVerdict(
+            reward=float(equal), extracted_answer=answer, accuracy=equal, reason=difference
+        )
 
-    async def _compared(self, expected: str, answer: str) -> tuple[bool, str | None]:
-        """Whether two answers are equal; if that cannot be told, they are not, with a reason."""
+    async def _difference(self, expected: str, answer: str) -> str | None:
+        """Why an answer is not the expected one; None if it is."""
         if same_text(expected, answer):
-            return True, None
-        if not expected.strip():
-            return False, None
-        if len(answer) > _MAX_ANSWER:
-            return False, f"it is longer than {_MAX_ANSWER} characters"
-        boxed = plain_numerals(f"\\boxed{{{answer}}}")
+            return None
+        gold, boxed = boxed_gold(expected), f"\\boxed{{{answer}}}"
         timeout = self.config.library_verifier_timeout_seconds
-        comparison = await self._verifier.verify(boxed_gold(expected), boxed, timeout=timeout)
-        return comparison.equal, comparison.reason
+        comparison = await self._verifier.verify(
+            gold, boxed, timeout=timeout, until=give_up_at(current().deadline)
+        )
+        return None if comparison.equal else why_unequal(gold, boxed, comparison)
 
 
 def boxed_answer(response: Response) -> str | None:

@@ -1,8 +1,8 @@
 """`MathWithJudge`: mathematical answers, compared by math-verify and, if it sees no equality, by a judge.
 
 A reward of 0 means that the answer was compared and found different, or that it used up its CPU time or
-memory (``reason`` says so). An overloaded machine, a worker that is killed from outside and a judge that does
-not answer are failures to try again, never a 0.
+memory; ``reason`` says which. An overloaded machine, a worker that is killed from outside and a judge that
+does not answer are failures to try again, never a 0.
 
 The judge compares in both orders, because models favour an answer for its position. "Equal" counts only if
 the judge says it in both orders.
@@ -18,10 +18,12 @@ from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
 from gym_serve.grading import (
+    Comparison,
     MathVerifyPool,
     boxed_gold,
-    plain_numerals,
     replace_surrogates,
+    stated,
+    why_unequal,
 )
 from gym_serve.judging import (
     JudgeSettings,
@@ -32,6 +34,8 @@ from gym_serve.judging import (
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
+from gym_serve.servers.context import current
+from gym_serve.workers import give_up_at
 
 MAX_ANSWER_CHARS = 8_000
 """Of a longer answer the judge is shown only this many characters at its end."""
@@ -71,7 +75,7 @@ class MathRequest(VerifyRequest):
 
     question: str
     """The problem alone, as the judge sees it."""
-    expected_answer: str
+    expected_answer: Annotated[str, AfterValidator(stated)]
     """The right answer: LaTeX or a plain number, with or without math delimiters."""
 
 
@@ -84,8 +88,6 @@ class MathVerdict(Verdict):
     """The answer that math-verify found in the text, in SymPy's notation; None if it found none."""
     judge_evaluations: list[dict[str, Any]] | None
     """The judge's calls, ``{"responses_create_params", "response"}``; None if it was not asked."""
-    reason: str | None = None
-    """Why the answer could not be compared, and so is wrong; None if it was compared."""
 
 
 class MathWithJudge(ResourcesServer):
@@ -155,17 +157,15 @@ class MathWithJudge(ResourcesServer):
         """
         config = self.config
         text = replace_surrogates(request.response.output_text)[-config.max_answer_chars :]
-        text = plain_numerals(text)
+        gold = boxed_gold(replace_surrogates(request.expected_answer))
         library = await self._pool.verify(
-            boxed_gold(replace_surrogates(request.expected_answer)),
-            text,
-            timeout=config.library_verifier_timeout_seconds,
+            gold, text, timeout=config.library_verifier_timeout_seconds, until=give_up_at(current().deadline)
         )
         equal, calls = library.equal, None
         # If the answers could not be compared, the judge is not asked: it is unknown which answer counts.
         if not equal and library.reason is None and config.should_use_judge:
             # The same answer that was compared, else a text with two answers would have two chances;
-            # but as written, not as SymPy reads it: a word is a product of letters there.
+            # but as the policy wrote it, not as math-verify reads it: a word is a product of letters there.
             answer = library.written or text
             equal, calls = await self._judged(request.question, request.expected_answer, answer)
         return MathVerdict(
@@ -173,7 +173,7 @@ class MathWithJudge(ResourcesServer):
             library_reward=float(library.equal),
             extracted_answer=library.extracted,
             judge_evaluations=calls,
-            reason=library.reason,
+            reason=None if equal else _why_unequal(gold, text, library, asked=calls is not None),
         )
 
     async def _judged(self, question: str, expected: str, answer: str) -> tuple[bool, list[dict[str, Any]]]:
@@ -195,3 +195,8 @@ class MathWithJudge(ResourcesServer):
             for vote in ballot.votes
         ]
         return all(ballot.label == equal for ballot in ballots), calls
+
+
+def _why_unequal(gold: str, text: str, library: Comparison, *, asked: bool) -> str:
+    reason = why_unequal(gold, text, library)
+    return f"{reason}; nor does the judge find them equal" if asked and library.written else reason

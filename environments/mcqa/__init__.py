@@ -1,16 +1,18 @@
 """`Mcqa`: multiple-choice questions, graded by the letter that the model's text answers.
 
 A row is scored from its own fields and the response alone. A response without a readable answer scores 0. A
-row whose fields have the wrong types is `InvalidRequest`.
+row whose fields have the wrong types, or whose right letter is missing or is no option, is `InvalidRequest`.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+from typing_extensions import Self
 
 from gym_serve.environments.mcqa.grading import GradingMode, choices_of, match_letter, match_output_regex
+from gym_serve.grading import ending
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 
@@ -41,6 +43,25 @@ class McqaRequest(VerifyRequest):
     template_metadata: TemplateMetadata | None = None
     """Settings that come with the prompt's template."""
 
+    @model_validator(mode="after")
+    def _has_gold(self) -> Self:
+        expected = self.right_letter
+        letters = [letter for letter, _ in choices_of(self.options or [])]
+        if not expected:
+            raise ValueError("expected_answer is missing: the letter of the right option")
+        if letters and expected not in letters:
+            raise ValueError(
+                f"expected_answer {expected[:20]!r} is no letter of options, which has {letters[:30]}"
+            )
+        if not letters and not (self.template_metadata and self.template_metadata.patterns):
+            raise ValueError("options has no letter that could be answered")
+        return self
+
+    @property
+    def right_letter(self) -> str:
+        """``expected_answer`` in upper case."""
+        return (self.expected_answer or "").strip().upper()
+
 
 class McqaVerdict(Verdict):
     """The reward and what it was given for."""
@@ -48,7 +69,7 @@ class McqaVerdict(Verdict):
     extracted_answer: str | None
     """Letter of the option that the text answers; None if it answers none, or more than one."""
     expected_answer: str
-    """The row's letter in upper case; empty if it has none, and then nothing is right."""
+    """The row's letter in upper case."""
 
 
 class Mcqa(ResourcesServer):
@@ -86,6 +107,20 @@ class Mcqa(ResourcesServer):
         answer = match_output_regex(text, choices, template.patterns)
         if answer is None:
             answer = match_letter(text, choices, mode)
-        expected = (request.expected_answer or "").strip().upper()
-        reward = 1.0 if answer is not None and answer == expected else 0.0
-        return McqaVerdict(reward=reward, extracted_answer=answer, expected_answer=expected)
+        expected = request.right_letter
+        reason = None
+        if answer is None:
+            reason = f"expected {expected}, but {_MISSING[mode]}: {ending(text)}"
+        elif answer != expected:
+            reason = f"expected {expected}, got {answer}"
+        return McqaVerdict(
+            reward=float(reason is None), extracted_answer=answer, expected_answer=expected, reason=reason
+        )
+
+
+_MISSING: dict[GradingMode, str] = {
+    "strict_single_letter_boxed": "no \\boxed{X} with the letter of one option found",
+    "lenient_boxed": "no \\boxed{X} with the letter or the text of one option found",
+    "lenient_answer_colon": "no line 'Answer: X' with the letter or the text of one option found",
+    "lenient_answer_colon_md": "no line 'Answer: X' with the letter of one option found",
+}

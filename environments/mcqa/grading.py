@@ -24,7 +24,7 @@ from typing import Literal
 
 import regex
 
-from gym_serve.grading import last_box
+from gym_serve.grading import answer_lines, bare_answer, last_box
 
 GradingMode = Literal[
     "strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"
@@ -33,21 +33,27 @@ GradingMode = Literal[
 Choices = Sequence[tuple[str, str]]
 """The options that can be chosen: pairs of upper-case letter and option text."""
 
-_WRAPPER = r"\text{"
 _LONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")  # E, (E), [E], $E$
-_LABEL = re.compile(r"([A-Z])\s*[:).\-]")  # "E: ...", "E) ...", "E. ...", "E - ..."
-
-_ANSWER = re.compile(r"answer\s*:", re.IGNORECASE)
-_MARKDOWN_ANSWER = re.compile(r"[*_]{0,2}answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)", re.IGNORECASE)
+_LABEL = re.compile(r"\**([A-Z])\s*[:).\-]")  # "E: ...", "E) ...", "E. ...", "E - ..."
 
 _FULL_WIDTH = {ord(letter) + 0xFEE0: f" {letter}" for letter in ascii_uppercase}
 _ARABIC_BENGALI = zip("أبجدঅবডঢ", "ABCDABCD", strict=True)
 _LATIN = _FULL_WIDTH | {ord(letter): f" {latin}" for letter, latin in _ARABIC_BENGALI}
-_ANSWER_DECORATION = "*_` \t\n\r.,;:"
 _LONE_CHOICE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
-_LIST_SEPARATOR = re.compile(r"\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+", re.IGNORECASE)
-_LEADING_LETTER = re.compile(r"[A-Za-z](?![A-Za-z0-9])")
-_CAPITAL = re.compile(r"\b[A-Z]\b")
+_LIST_SEPARATOR = re.compile(
+    r"(?:[\s/|&,;.()\[\]*?]|\b(?:or|and|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
+    re.IGNORECASE,
+)
+_NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due)\b)")
+"""What follows a letter I or A that is an option, and no pronoun or article."""
+_DENIED = re.compile(
+    r"\b(?:not|isn['’]t|never|neither|nor|except|than|instead of)\s+(?:(?:the|an?|option|answer|choice)\s+)*"
+    r"[(*]*[A-Z](?![A-Za-z])"
+)
+_REASON = re.compile(
+    r"\b(?:because|since|as|due to|given|whereas|while|rather than|instead of)\b", re.IGNORECASE
+)
+_NEGATION = re.compile(r"\b(?:not|neither|nor|never|except)\b", re.IGNORECASE)
 
 
 def choices_of(options: Sequence[Mapping[str, str | None]]) -> Choices:
@@ -71,10 +77,9 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
             - ``strict_single_letter_boxed``: a capital in the last ``\boxed{}``, alone or as the
               label of an option (``E: ...``);
             - ``lenient_boxed``: the same, else the one option whose text the last box contains;
-            - ``lenient_answer_colon``: after the first ``Answer:``, the letter or option text that
-              is all the rest of the line;
-            - ``lenient_answer_colon_md``: after the last ``Answer:`` (Markdown emphasis allowed)
-              that is followed by a single letter, also within a sentence.
+            - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter
+              of an option, also within a sentence, or the text of an option;
+            - ``lenient_answer_colon_md``: the same, but letters only.
 
     Returns:
         an upper-case letter of ``choices``, or None.
@@ -85,8 +90,8 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
     if mode == "lenient_boxed":
         return _boxed_letter(text, letters) or _boxed_option(text, choices)
     if mode == "lenient_answer_colon":
-        return _answer_line(text, choices, letters)
-    return _answer_payload(text, letters)
+        return _answer_line(text, letters, choices)
+    return _answer_line(text, letters, ())
 
 
 def letter_of_option(answer: str, choices: Choices) -> str | None:
@@ -105,71 +110,99 @@ def _fold(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _unwrap(text: str) -> str:
-    # By indices: a slice per wrapper would take quadratic time on a deep nest of them.
-    start, end = 0, len(text)
-    while end - start > len(_WRAPPER) and text.startswith(_WRAPPER, start) and text[end - 1] == "}":
-        start, end = start + len(_WRAPPER), end - 1
-        while start < end and text[start].isspace():
-            start += 1
-        while start < end and text[end - 1].isspace():
-            end -= 1
-    return text[start:end]
-
-
 def _boxed_letter(text: str, letters: set[str]) -> str | None:
-    box = last_box(text)
-    if box is None:
-        return None
-    content = _unwrap(box)
-    match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content)
+    content = bare_answer(last_box(text) or "")
+    match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content) or _LABEL.match(_without_fonts(content))
     return match[1] if match and match[1] in letters else None
 
 
+def _without_fonts(content: str) -> str:
+    r"""``content`` with the label at its start bare: ``\textbf{C}: Saturn`` is ``C: Saturn``."""
+    return _FONT_AROUND_LETTER.sub(r"\1", content, count=1)
+
+
+_FONT_AROUND_LETTER = re.compile(r"^\\(?:text|math)[a-z]{0,6}\s*\{\s*([(\[]?[A-Z][)\]]?[:.]?)\s*\}")
+
+
 def _boxed_option(text: str, choices: Choices) -> str | None:
-    content = _fold(last_box(text) or "")
-    found = {letter for letter, option in choices if option.strip() and _fold(option) in content}
+    """The one option whose text the box is, or else contains as whole words or numbers."""
+    content = _fold(bare_answer(last_box(text) or ""))
+    if exact := letter_of_option(content, choices):
+        return exact
+    if _NEGATION.search(content):
+        return None
+    found = set()
+    # The longest first, each taken out, so that "Moon of Mars" does not name "Mars" as well.
+    for letter, option in sorted(choices, key=lambda choice: -len(choice[1])):
+        if wanted := _fold(option):
+            content, count = _whole(wanted).subn("\0", content)
+            if count:
+                found.add(letter)
     return found.pop() if len(found) == 1 else None
 
 
-def _answer_line(text: str, choices: Choices, letters: set[str]) -> str | None:
-    text = text.strip()
-    match = _ANSWER.search(text)
-    if match is None:
-        return None
-    line, _, _ = text[match.end() :].lstrip().partition("\n")
-    if not line:
-        return None
-    answer = _unwrap(line).strip()
-    if len(answer) == 1 and answer.upper() in letters:
-        return answer.upper()
-    return letter_of_option(answer, choices)
+def _whole(text: str) -> re.Pattern[str]:
+    """A text that is no part of a longer word or number: "1" is neither in "21" nor in "1.5"."""
+    return re.compile(
+        rf"(?<![\w.,\-]){re.escape(text)}(?![\w%]|[.,]\d)"
+        if text[0].isdigit()
+        else rf"(?<!\w){re.escape(text)}(?!\w)"
+    )
 
 
-def _answer_payload(text: str, letters: set[str]) -> str | None:
-    for payload in reversed(_MARKDOWN_ANSWER.findall(text)):
-        if letter := _named_letter(payload, letters):
+def _answer_line(text: str, letters: set[str], choices: Choices) -> str | None:
+    for line in answer_lines(text):
+        answer = latin_letters(line).strip()
+        if option := letter_of_option(answer, choices):
+            return option
+        if _lists_letters(_before_reason(answer), letters):
+            return None
+        if letter := _named_letter(answer, letters):
             return letter
     return None
 
 
-def _named_letter(payload: str, letters: set[str]) -> str | None:
-    answer = latin_letters(payload).strip().strip(_ANSWER_DECORATION)
-    if _lists_letters(answer, letters):
-        return None
+def _named_letter(answer: str, letters: set[str]) -> str | None:
+    """The option that a sentence names: "C", "(C) Saturn", "I think C", "Option B because A is wrong"."""
+    answer = _DENIED.sub(" ", bare_answer(answer))
     if len(answer) == 1:
-        letter = answer
-    elif leading := _LEADING_LETTER.match(answer):  # "B because A is wrong"
-        letter = leading[0]
-    else:  # "Option B", "the third one, C"
-        capitals = _CAPITAL.findall(answer)
-        letter = capitals[-1] if capitals else ""
-    return letter.upper() if letter.upper() in letters else None
+        return answer.upper() if answer.upper() in letters else None
+    for part in (_before_reason(answer), answer):
+        first = re.search(r"\w", part)
+        start = first.start() if first else 0
+        named = [match for match in _LONE_CHOICE.finditer(part) if _is_option(match, letters, start)]
+        if named:
+            return named[0 if named[0].start() == start else -1][0].upper()
+    return None
+
+
+def _is_option(match: re.Match[str], letters: set[str], start: int) -> bool:
+    """Whether a lone letter stands for an option: a capital one, or the first word, at ``start``."""
+    letter, text = match[0], match.string
+    if letter.upper() not in letters or (match.end() < len(text) and text[match.end()].isdigit()):
+        return False
+    if _is_pronoun(match):
+        return False
+    return letter.isupper() or match.start() == start
+
+
+def _is_pronoun(match: re.Match[str]) -> bool:
+    """Whether a lone letter is the word "I" or "a": "I think", "A planet"."""
+    return match[0] in "IAa" and not _NO_PRONOUN.match(match.string, match.end())
+
+
+def _before_reason(answer: str) -> str:
+    reason = _REASON.search(answer)
+    return answer if reason is None else answer[: reason.start()]
 
 
 def _lists_letters(answer: str, letters: set[str]) -> bool:
     """Whether two different options stand side by side: "A, B", "A or B"."""
-    found = [match for match in _LONE_CHOICE.finditer(answer) if match[0].upper() in letters]
+    found = [
+        match
+        for match in _LONE_CHOICE.finditer(answer)
+        if match[0].upper() in letters and not _is_pronoun(match)
+    ]
     return any(
         left[0].upper() != right[0].upper()
         and _LIST_SEPARATOR.fullmatch(answer, left.end(), right.start()) is not None

@@ -1,14 +1,17 @@
 """`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings.
 
 A row is scored from its own fields and the response alone. A missing answer scores 0. A row whose fields have
-the wrong types is `InvalidRequest`.
+the wrong types, or whose right answer is empty, is `InvalidRequest`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from gym_serve.environments.string_match.grading import ExtractionMode, extract, similarity
+from pydantic import AfterValidator
+
+from gym_serve.environments.string_match.grading import ExtractionMode, extract, same_letters, similarity
+from gym_serve.grading import ending, shown, stated
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
@@ -16,8 +19,8 @@ from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 class StringMatchRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_answer: str
-    """The right answer; nothing matches an empty one."""
+    expected_answer: Annotated[str, AfterValidator(stated)]
+    """The right answer."""
     extraction_mode: ExtractionMode = "final_answer"
     """Where the answer stands in the text."""
     case_sensitive: bool = False
@@ -42,15 +45,28 @@ class StringMatch(ResourcesServer):
     # Not a coroutine: it then runs in a thread, so a long text does not block the event loop.
     def verify(self, request: StringMatchRequest) -> StringMatchVerdict:
         """Compare the answer in the response with the expected one."""
-        expected = request.expected_answer
-        answer = extract(_text(request.response), request.extraction_mode)
-        if answer is None or not expected:
-            reward = 0.0
-        elif request.case_sensitive:
-            reward = float(answer.strip() == expected.strip())
+        expected, mode = request.expected_answer, request.extraction_mode
+        text = _text(request.response)
+        answer = extract(text, mode)
+        reward, reason = 0.0, None
+        if answer is None:
+            reason = f"expected {shown(expected)}, but {_MISSING[mode]}: {ending(text)}"
         else:
-            reward = similarity(expected, answer)
-        return StringMatchVerdict(reward=reward, extracted_answer=answer, expected_answer=expected)
+            same = same_letters if request.case_sensitive else similarity
+            reward = float(same(expected, answer))
+            near = ", a number near to it" if reward else ""
+            reason = None if reward == 1.0 else f"expected {shown(expected)}, got {shown(answer)}{near}"
+        return StringMatchVerdict(
+            reward=reward, extracted_answer=answer, expected_answer=expected, reason=reason
+        )
+
+
+_MISSING: dict[ExtractionMode, str] = {
+    "boxed": "no closed \\boxed{} found",
+    "final_answer": "no line 'Answer: X' and no box found",
+    "last_line": "no line of text found",
+    "full_response": "no text found",
+}
 
 
 def _text(response: Response) -> str:

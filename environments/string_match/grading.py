@@ -12,11 +12,11 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
-from gym_serve.grading import last_closed_box
+from gym_serve.grading import answer_lines, bare_answer, last_box_text, undecorated
 
 ExtractionMode = Literal["boxed", "final_answer", "last_line", "full_response"]
 
-_LABELLED = re.compile(r"answer\s*[:：]\s*(.+)", re.IGNORECASE)
+_EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")
 
 
 def extract(text: str, mode: ExtractionMode) -> str | None:
@@ -24,16 +24,14 @@ def extract(text: str, mode: ExtractionMode) -> str | None:
 
     Args:
         text: the assistant's text.
-        mode: ``boxed``: content of the last ``\boxed{}`` that is closed; ``final_answer``: what follows
-            the last ``Answer:`` on its line, else the box; ``last_line``: the last line that is not
-            blank; ``full_response``: all of it.
+        mode: ``boxed``: content of the last box; ``final_answer``: what follows the last ``Answer:``,
+            else the box; ``last_line``: the last line that is not blank; ``full_response``: all of it.
     """
     text = text.strip()
     if mode == "boxed":
-        return last_closed_box(text)
+        return _boxed(text)
     if mode == "final_answer":
-        labelled = _labelled(text)
-        return last_closed_box(text) if labelled is None else labelled
+        return next(answer_lines(text), None) or _boxed(text)
     if mode == "last_line":
         return text.splitlines()[-1].strip() if text else None
     return text or None
@@ -62,9 +60,15 @@ def without_commands(text: str, token: re.Pattern[str]) -> str:
     return "".join(pieces) + text[end:]
 
 
-def _labelled(text: str) -> str | None:
-    answers = _LABELLED.findall(text)
-    return answers[-1].strip().rstrip(". ") if answers else None
+def _boxed(text: str) -> str | None:
+    box = last_box_text(text)
+    return "" if box is None and _EMPTY_BOX.search(text) else box
+
+
+def same_letters(expected: str, answer: str) -> bool:
+    """Whether two answers are the same letter by letter, but for emphasis, fonts and quotes around."""
+    forms = (str.strip, lambda text: undecorated(bare_answer(text)))
+    return any(form(expected) == form(answer) for form in forms)
 
 
 NEAR = 0.98
@@ -125,8 +129,13 @@ def similarity(expected: str, answer: str) -> float:
     return NEAR if _near(wanted, given) else 0.0
 
 
+def _undecorated(text: str) -> str:
+    """``text`` without emphasis and quotation marks around it; full stops and white space stay."""
+    return undecorated(text) if text[:1] in "*_`“”„«‘" and len(text) > 2 else text
+
+
 def _base(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text).translate(_DASHES)
+    text = unicodedata.normalize("NFKC", _undecorated(text)).translate(_DASHES)
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
     text = text.lower()

@@ -1,19 +1,25 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  last_closed_box  same_text  replace_surrogates
-    mathematics    MathVerifyPool  boxed_gold  plain_numerals
+    text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
+                   replace_surrogates  stated
+    reasons        shown  ending  why_unequal
+    mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
 
 All functions of text take linear time, because the text comes from a model.
 """
 
 from gym_serve.grading.answers import (
-    boxed_gold,
+    answer_lines,
+    bare_answer,
+    ending,
     last_box,
-    last_closed_box,
-    plain_numerals,
+    last_box_text,
     replace_surrogates,
     same_text,
+    shown,
+    stated,
+    undecorated,
 )
 from gym_serve.grading.function_calls import (
     MAX_DEPTH,
@@ -23,22 +29,35 @@ from gym_serve.grading.function_calls import (
     pair_up,
     same_value,
 )
-from gym_serve.grading.math_pool import MathVerifyPool
+from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
+from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
+
+last_closed_box = last_box_text
+"""Another name of `last_box_text`: there is one way to find a box."""
 
 __all__ = [
     "MAX_DEPTH",
     "Comparison",
     "MathVerifyPool",
+    "answer_lines",
     "arguments_of",
+    "ask",
+    "bare_answer",
     "boxed_gold",
     "decode_arguments",
     "decoded_arguments",
+    "ending",
     "last_box",
+    "last_box_text",
     "last_closed_box",
     "pair_up",
     "plain_numerals",
     "replace_surrogates",
     "same_text",
     "same_value",
+    "shown",
+    "stated",
+    "undecorated",
+    "why_unequal",
 ]

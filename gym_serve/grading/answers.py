@@ -1,4 +1,8 @@
-r"""Finds answers in boxes, compares answers as texts, and spells them as math-verify expects them.
+r"""Finds answers in texts, in the spellings that models use, and cleans them.
+
+Every environment that reads a ``\boxed{}`` or an ``Answer:`` line reads it here, so that one spelling counts
+everywhere or nowhere. The last answer counts; a box that is empty or only names what belongs into it
+(``\boxed{answer}``) is no answer, as long as there is another one.
 
 Pure functions that take time linear in the text, which comes from a model and may be hostile.
 """
@@ -6,18 +10,62 @@ Pure functions that take time linear in the text, which comes from a model and m
 from __future__ import annotations
 
 import re
-import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
 
-_BOX = r"\boxed{"
-_TEXT = r"\text{"
-_BRACE = re.compile(r"[{}]")
-_BOX_TOKEN = re.compile(r"\\boxed\{|[{}]")
-_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-_DIGIT = re.compile(r"[^\D0-9]")
-_SPACE = r"(?:[ \u00a0\u2009\u202f]|\\[ ,]|~)"
-_BOXED_NUMERAL = re.compile(
-    rf"\\boxed\{{\s{{0,9}}([+-]?)([0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+|[0-9]+)(?:\.([0-9]*))?\s{{0,9}}\}}"
+_BRACE = re.compile(r"\\\\(?=[{}])|\\[{}]|[{}]")
+"""Braces; escaped ones are matched with their backslash, and a line break (two of them) by itself."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox|bbox)(?![A-Za-z])\s*(?:\[[^\]\n{}]{0,80}\]\s*)?")
+_BARE_NUMBER = re.compile(r"[+-]?\d{1,30}(?:,\d{3}(?!\d)){0,9}(?:\.\d{1,30})?")
+_BARE_LETTER = re.compile(r"[A-Za-z](?=\s*(?:$|[$.,;:!)\\\n]))")
+_COMMAND = re.compile(r"\\[A-Za-z]+\*?")
+_PLACEHOLDER = re.compile(
+    r"[<\[(\s]*(?:(?:your|the|final|my)\s+){0,3}(?:answer|result|solution|letter|option|choice)(?:\s+here)?[>\])\s]*"
+    r"|\s*(?:\.{2,}|…|\\[lc]?dots)\s*",
+    re.IGNORECASE,
 )
+_MAX_PLACEHOLDER = 60
+
+_FONT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md|sc)?|math(?:rm|bf|it|sf|tt|normal)|emph|mbox|hbox|boldsymbol|bm"
+    r"|underline|operatorname)\s*(?=\{)"
+)
+_SWITCH = re.compile(
+    r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bf(?:series)?|rm|it|sf|tt"
+    r"|bfseries|[bB]igg?[lr]?|limits|nolimits|[,;:! ])(?![A-Za-z])\s*"
+)
+_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+_TEXT = re.compile(r"\\text\s*(?=\{)")
+
+_LIST_GAP = re.compile(
+    r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)|[,;&])[\s$]*(?:\\[()\[\]])?[\s$]*"
+)
+
+_LABEL = re.compile(r"answer[*_`]{0,4}(?:\s{1,9}is)?\s{0,99}[:：][*_`]{0,4}", re.IGNORECASE)
+_HEADING = re.compile(
+    r"^[ \t]{0,9}(?:#{1,6}[ \t]{1,9}[*_]{0,3}|[*_]{2,3})(?:(?:the|my|final|correct)[ \t]{1,9}){0,2}answer"
+    r"[*_]{0,3}[ \t]{0,99}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_LOOK_AHEAD = 4
+"""Lines after a label in which its answer may begin: blank ones, a code fence."""
+_MAX_LABELS, _MAX_LINE = 16, 20_000
+"""Labels that are looked at from the end of a text, and characters of an answer behind one."""
+_QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "”": "”", "„": "“", "‘": "’", "«": "»", "*": "*", "_": "_"}
+
+
+class Span(NamedTuple):
+    """A part of a text.
+
+    Attributes:
+        start, end: its first character, and the one after its last.
+        outer: the first character of the command that it belongs to.
+    """
+
+    start: int
+    end: int
+    outer: int
 
 
 def replace_surrogates(text: str) -> str:
@@ -25,107 +73,224 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def last_box(text: str) -> str | None:
-    r"""The content of the last ``\boxed{}``; None if there is none, or if it is empty or not closed."""
-    start = text.rfind(_BOX)
-    if start < 0:
-        return None
-    start += len(_BOX)
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start : brace.start()].strip() or None
-    return None
+def stated(expected: str) -> str:
+    """A row's right answer; for pydantic's `AfterValidator`.
 
-
-def last_closed_box(text: str) -> str | None:
-    r"""The content of the last ``\boxed{}`` that is closed, without ``\text{}`` around it; None without one.
-
-    One pass with a stack of open braces: a search from every ``\boxed{`` would take quadratic time.
+    Raises:
+        ValueError: it is blank. Such a row would score 0 whatever the model says.
     """
-    starts: list[int | None] = []
-    found: tuple[int, int] | None = None
-    for match in _BOX_TOKEN.finditer(text):
-        if match[0] == "{":
-            starts.append(None)
-        elif match[0] != "}":
-            starts.append(match.end())
-        elif starts:
-            start = starts.pop()
-            if start is not None and (found is None or start > found[0]):
-                found = start, match.start()
-    return None if found is None else _unwrapped(text[found[0] : found[1]])
+    if not expected.strip():
+        raise ValueError("the right answer is missing: this text is empty")
+    return expected
+
+
+def boxes(text: str) -> list[Span]:
+    r"""The contents of the boxes in a text, in the order in which they begin.
+
+    A box is ``\boxed{}``, ``\fbox{}``, ``\framebox{}`` or ``\bbox{}``, with space or line breaks before its
+    brace, or without a brace: ``\boxed C``, ``\boxed 23``, ``\boxed\frac{1}{2}``. One that is not closed, or
+    is empty, is none.
+    """
+    closing = _closing_braces(text)
+    found = []
+    for box in _BOX.finditer(text):
+        start = box.end()
+        if text.startswith("{", start):
+            start, end = start + 1, closing.get(start, -1)
+        else:
+            end = _bare_end(text, start, closing)
+        if start < end and _trimmed(text, start, end) != (end, end):
+            found.append(Span(start, end, box.start()))
+    return found
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last box, without space around it; None without one.
+
+    A box that only names its content (``\boxed{answer}``) counts if there is no other.
+    """
+    span = last_box_span(text)
+    return None if span is None else text[span.start : span.end].strip()
+
+
+def last_box_text(text: str) -> str | None:
+    r"""The content of the last box as `last_box` finds it, without ``\text{}`` around it."""
+    box = last_box(text)
+    return None if box is None else _unwrapped(box, _TEXT)
+
+
+def last_box_span(text: str) -> Span | None:
+    """Where `last_box` finds it."""
+    found = boxes(text)
+    return next(
+        (span for span in reversed(found) if not _is_placeholder(text, span)), found[-1] if found else None
+    )
+
+
+def last_boxes(text: str) -> list[str]:
+    r"""The last boxes' contents, if only commas, "and" or "or" separate them: ``\boxed{1} and \boxed{2}``."""
+    last = last_box_span(text)
+    if last is None:
+        return []
+    chain = [last]
+    for span in reversed(boxes(text)):
+        between = text[span.end : chain[-1].outer]
+        if span.end < chain[-1].outer and len(between) < 40:
+            if not _LIST_GAP.fullmatch(between):
+                break
+            chain.append(span)
+        elif span.end < chain[-1].outer:
+            break
+    return [text[span.start : span.end].strip() for span in reversed(chain)]
+
+
+def answer_lines(text: str) -> Iterator[str]:
+    """The answers after ``Answer:``, the last one first.
+
+    Such an answer is the rest of the label's line, or the first line after it that is not blank. The label
+    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis,
+    quotation marks, a box and a full stop around the answer are removed.
+    """
+    labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
+    for start in sorted(labels, reverse=True)[:_MAX_LABELS]:
+        if answer := _answer_at(text, start):
+            yield answer
+
+
+def undecorated(text: str) -> str:
+    """``text`` without Markdown emphasis, code marks, quotation marks and a full stop around it."""
+    while True:
+        bare = text.strip().rstrip(". ")
+        for mark in ("**", "__", "~~", "```"):
+            if bare.startswith(mark):
+                bare = bare.lstrip(mark[0])
+            if bare.endswith(mark):
+                bare = bare.rstrip(mark[0])
+        bare = bare.strip()
+        if len(bare) > 2 and _QUOTES.get(bare[0]) == bare[-1] and bare[0] not in bare[1:-1]:
+            bare = bare[1:-1].strip()
+        if bare == text:
+            return text
+        text = bare
+
+
+def bare_answer(text: str) -> str:
+    r"""``text`` without what LaTeX may put around all of it: space, math delimiters, fonts, sizes, braces.
+
+    ``$\textbf{(C)}$`` is ``(C)``, ``\large 23`` is ``23``.
+    """
+    return _unwrapped(text, _FONT, everything=True)
 
 
 def same_text(expected: str, answer: str) -> bool:
-    """Whether two answers are the same except for white space and math delimiters around them."""
-    return bool(_bare(expected)) and _bare(expected) == _bare(answer)
+    """Whether two answers are the same except for white space, fonts and math delimiters around them."""
+    first, second = (" ".join(bare_answer(text).split()) for text in (expected, answer))
+    return bool(first) and first == second
 
 
-def boxed_gold(expected_answer: str) -> str:
-    r"""``expected_answer`` as math-verify expects it: without math delimiters around it, in ``\boxed{}``."""
-    gold = expected_answer.strip()
-    for left, right in _DELIMITERS:
-        if len(gold) > len(left + right) and gold.startswith(left) and gold.endswith(right):
-            inner = gold[len(left) : -len(right)]
-            if left not in inner:  # else several formulas: "$1$ and $2$"
-                gold = inner.strip()
-                break
-    return plain_numerals(f"{_BOX}{gold}}}")
+def excerpt(text: str, length: int = 80) -> str:
+    """The end of a text for a message: in one line, without control characters, at most ``length``."""
+    tail = "".join(c if c.isprintable() else " " for c in replace_surrogates(text[-4 * length :]))
+    tail = " ".join(tail.split())
+    return tail if len(tail) <= length and len(text) <= 4 * length else f"…{tail[-length + 1 :]}"
 
 
-def plain_numerals(text: str) -> str:
-    r"""``text`` with its numerals spelled as math-verify reads them; values do not change.
-
-    - Decimal digits of any script become 0 to 9.
-    - In a box that holds a numeral and nothing else, spaces between groups of three digits are removed, and
-      so is a full stop at its end: ``\boxed{1 000 000}``, ``\boxed{32.}``.
-    """
-    if not text.isascii():
-        text = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text)
-    return _BOXED_NUMERAL.sub(_plain, text)
+def shown(value: str, length: int = 80) -> str:
+    """The beginning of a value for a message, in quotation marks; see `excerpt`."""
+    head = "".join(c if c.isprintable() else " " for c in replace_surrogates(value[: 4 * length]))
+    head = " ".join(head.split())
+    return f"'{head}'" if len(head) <= length and len(value) <= 4 * length else f"'{head[: length - 1]}…'"
 
 
-def _plain(numeral: re.Match[str]) -> str:
-    sign, whole, fraction = numeral.groups()
-    digits = re.sub("[^0-9]", "", whole)
-    return f"{_BOX}{sign}{digits}{'.' + fraction if fraction else ''}}}"
+def ending(text: str) -> str:
+    """How a text ends, as a part of a sentence: "the text ends 'C: Shakespeare'", or that it is empty."""
+    return f"the text ends '{excerpt(text)}'" if text.strip() else "the response has no text"
 
 
-def _bare(text: str) -> str:
-    text = " ".join(text.split())
-    for left, right in (*_DELIMITERS, (_TEXT, "}")):
-        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-            inner = text[len(left) : -len(right)]
-            # Else these are several formulas: "$1$ and $2$".
-            if _is_balanced(inner) if right == "}" else left not in inner and right not in inner:
-                text = inner.strip()
-    return text
-
-
-def _is_balanced(text: str) -> bool:
-    depth = 0
-    for brace in _BRACE.finditer(text):
-        depth += 1 if brace.group() == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def _unwrapped(content: str) -> str:
-    r"""``content`` without ``\text{}`` around all of it, however often."""
-    ends: dict[int, int] = {}
+def _closing_braces(text: str) -> dict[int, int]:
+    """Of each opening brace that is closed: where. Escaped braces are none, unless nothing else would fit."""
     opened: list[int] = []
-    for match in _BRACE.finditer(content):
+    closing = {}
+    for match in _BRACE.finditer(text):
         if match[0] == "{":
             opened.append(match.start())
-        elif opened:
-            ends[opened.pop()] = match.start()
+        elif match[0] == "}" and opened:
+            closing[opened.pop()] = match.start()
+    return closing
+
+
+def _bare_end(text: str, start: int, closing: dict[int, int]) -> int:
+    """The end of the first token at ``start``: what a box without a brace holds."""
+    for pattern in (_BARE_NUMBER, _BARE_LETTER):
+        if token := pattern.match(text, start):
+            return token.end()
+    command = _COMMAND.match(text, start)
+    if command is None:
+        return -1
+    end = command.end()
+    while text.startswith("{", end) and end in closing:
+        end = closing[end] + 1
+    return end
+
+
+def _is_placeholder(text: str, span: Span) -> bool:
+    if span.end - span.start > _MAX_PLACEHOLDER:
+        return False
+    return _PLACEHOLDER.fullmatch(bare_answer(text[span.start : span.end])) is not None
+
+
+def _answer_at(text: str, start: int) -> str:
+    for _ in range(_LOOK_AHEAD):
+        end = text.find("\n", start)
+        line = text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE]
+        box = _BOX.match(undecorated(line).lstrip("$ "))
+        answer = (last_box(line) if box else None) or undecorated(line)
+        if answer and not line.startswith("```") and not _is_rule(answer):
+            return answer
+        if end < 0:
+            break
+        start = end + 1
+    return ""
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("*_`#-= \t>")
+
+
+def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:
+    """``content`` without ``font{}`` around all of it, however often; see `bare_answer` for ``everything``.
+
+    By indices: a slice per wrapper would take quadratic time on a deep nest of them.
+    """
+    closing = _closing_braces(content)
     start, end = _trimmed(content, 0, len(content))
-    while content.startswith(_TEXT, start) and ends.get(start + len(_TEXT) - 1) == end - 1:
-        start, end = _trimmed(content, start + len(_TEXT), end - 1)
+    while start < end:
+        inner = start, end
+        command = font.match(content, start, end)
+        brace = command.end() if command else start if everything else -1
+        if brace >= 0 and content.startswith("{", brace) and closing.get(brace) == end - 1:
+            inner = brace + 1, end - 1
+        elif everything and (switch := _SWITCH.match(content, start, end)):
+            inner = switch.end(), end
+        elif everything:
+            inner = _without_delimiters(content, start, end)
+        if inner == (start, end):
+            break
+        start, end = _trimmed(content, *inner)
     return content[start:end]
+
+
+def _without_delimiters(text: str, start: int, end: int) -> tuple[int, int]:
+    for left, right in _DELIMITERS:
+        if (
+            end - start > len(left + right)
+            and text.startswith(left, start)
+            and text.endswith(right, start, end)
+        ):
+            inner = start + len(left), end - len(right)
+            if text.find(left, *inner) < 0 and text.find(right, *inner) < 0:  # else several: "$1$ and $2$"
+                return inner
+    return start, end
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

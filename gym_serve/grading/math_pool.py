@@ -6,15 +6,30 @@ says why. A row whose right answer cannot even be compared with itself is `Inval
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gym_serve.grading.answers import ending, shown
+from gym_serve.grading.math_text import ask
 from gym_serve.grading.math_worker import Comparison
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
 
 _WORK = Path(__file__).with_name("math_worker.py")
 _KEPT = 1024
+_LONG = 10_000  # characters that take longer to read than another thread to be called
+
+
+@dataclass
+class _Flight:
+    """A comparison, and how many wait for it."""
+
+    work: asyncio.Future[Any]
+    passengers: int = 0
 
 
 class MathVerifyPool(WorkerPool):
@@ -29,6 +44,10 @@ class MathVerifyPool(WorkerPool):
         super().__init__("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
         self._sound: OrderedDict[str, None] = OrderedDict()
         """Right answers that can be compared with themselves, the latest ones last."""
+        self._failed: OrderedDict[str, str] = OrderedDict()
+        """Comparisons that failed, with the reason."""
+        self._flights: dict[str, _Flight] = {}
+        """Comparisons that are waited for."""
 
     async def start(self) -> None:
         """Start the workers; returns when all are warm, after one to three seconds.
@@ -43,34 +62,90 @@ class MathVerifyPool(WorkerPool):
                 raise
             raise VerifierFailed(f"{error.message}; pip install 'gym-serve[math]'") from None
 
-    async def verify(self, gold: str, answer: str, *, timeout: float) -> Comparison:
+    async def verify(
+        self, gold: str, answer: str, *, timeout: float, until: float | None = None
+    ) -> Comparison:
         r"""Compare an answer with the right one in the next free worker.
 
         Args:
             gold: the right answer, in ``\\boxed{}``.
             answer: text with the answer in it.
             timeout: seconds of CPU time that the comparison may take.
+            until: the `time.monotonic()` moment at which an answer that takes long is given up; see `run`.
 
         Raises:
             InvalidRequest: the right answer cannot be compared, not even with itself.
             VerifierFailed: a worker was killed from outside, or got almost no CPU time.
             Unavailable: the pool is not running.
         """
-        try:
-            return Comparison(**await self.run([gold, answer], cpu_seconds=timeout))
-        except WorkFailed as failure:
+        question = await asyncio.to_thread(ask, gold, answer) if len(answer) > _LONG else ask(gold, answer)
+        written = question.written
+        if gold not in self._sound:
             await self._check(gold, timeout)
+            self._sound[gold] = None
+            while len(self._sound) > _KEPT:
+                self._sound.popitem(last=False)
+        else:
+            self._sound.move_to_end(gold)
+        if not question.pairs:
+            return Comparison(question.difference is None, written, written)
+        try:
+            done = Comparison(**await self._shared(question.pairs, timeout, until))
+        except WorkFailed as failure:
             return Comparison(False, None, None, str(failure))
+        return done if written is None or done.reason else done._replace(written=written)
 
     async def _check(self, gold: str, timeout: float) -> None:
-        if gold not in self._sound:
-            try:
-                await self.run([gold, gold], cpu_seconds=timeout)
-            except WorkFailed as failure:
-                raise InvalidRequest(
-                    f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
-                ) from None
-        self._sound[gold] = None
-        self._sound.move_to_end(gold)
-        if len(self._sound) > _KEPT:
-            self._sound.popitem(last=False)
+        """Compare a right answer with itself, before all answers that wait: they depend on it."""
+        try:
+            if pairs := ask(gold, gold).pairs:
+                await self.run(pairs, cpu_seconds=timeout, urgent=True)
+        except WorkFailed as failure:
+            raise InvalidRequest(
+                f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
+            ) from None
+
+    async def _shared(self, pairs: list[tuple[str, str]], timeout: float, until: float | None) -> Any:
+        """The result of a comparison, which all who ask for the same at the same time wait for together.
+
+        Verdicts on answers that took long are kept, so that an answer that many rollouts give is paid once.
+        """
+        key = json.dumps([pairs, timeout])
+        if key in self._failed:
+            raise WorkFailed(self._failed[key])
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(self.run(pairs, cpu_seconds=timeout, until=until)))
+            self._flights[key] = flight
+        flight.passengers += 1
+        try:
+            return await asyncio.shield(flight.work)
+        except WorkFailed as failure:
+            self._failed[key] = str(failure)
+            if len(self._failed) > _KEPT:
+                self._failed.popitem(last=False)
+            raise
+        finally:
+            flight.passengers -= 1
+            if flight.passengers == 0 or flight.work.done():
+                flight.work.cancel()
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+
+
+def why_unequal(gold: str, answer: str, comparison: Comparison) -> str:
+    r"""Why an answer was not found equal, in a sentence for people.
+
+    Args:
+        gold: the right answer, in ``\\boxed{}``.
+        answer: the text with the answer in it.
+        comparison: what `MathVerifyPool.verify` said of them.
+    """
+    if comparison.reason is not None:
+        return comparison.reason
+    question = ask(gold, answer)
+    expected = shown(gold.removeprefix(r"\boxed{").removesuffix("}"))
+    if comparison.written is None:
+        return f"expected {expected}, but no box, no line 'Answer: X' and no formula found: {ending(answer)}"
+    detail = f" ({question.difference})" if question.difference else ""
+    return f"expected {expected}, got {shown(comparison.written)}{detail}"

@@ -4,16 +4,39 @@ SymPy's time and memory have no bound on hostile input, and neither a thread nor
 inside C code. A process can be killed. Hence math-verify's own time limits are off here (they would
 turn a slow machine into wrong answers), and the worker's limit of CPU time is the only clock.
 
+math-verify is mended where it is wrong:
+
+- A line of arithmetic went to SymPy's `parse_expr`, which is `eval`. Here `arithmetic` reads it.
+- Numbers were compared to six decimals only, so that all small ones were equal. Here they have to agree
+  relatively as well (`_far_apart`).
+- Constants are compared by their values to 50 digits, which is a thousand times as fast as a proof, and ends
+  for ``9^{9^9}`` as well. Whatever else has more than `_MAX_DIGITS` digits is equal to its own text alone.
+- Its parser is run in two stages (`in_two_stages`), which is three times as fast.
+
 Nothing of gym_serve is imported, so that a worker starts quickly and stays small.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
 _MAX_TEXT = 10_000
+_MAX_DIGITS = 100_000.0
+"""Digits of a number that are calculated with, and that a number may have whose value only is estimated."""
+_MAX_EXPONENT = 1e10
+_MAX_ARGUMENT, _MAX_DEGREE, _MAX_TERMS = 1_000.0, 1_000.0, 10_000.0
+"""Digits of a function's argument, degree of a sum's power, and terms of a sum, that are calculated with."""
+_DIGITS = 50
+_SAME, _DIFFERENT = 1e-40, 1e-15
+"""Relative distance of two exact numbers that are surely equal, and surely not."""
+_ROUNDED = 2e-6
+"""Distance of a decimal from every number that agrees with it to six places."""
+_FRACTION, _EXACT, _NOTHING = 1e-4, 1e-12, 1e-9
+"""Relative distance of two equal numbers, one of which is a decimal, or none; what a decimal 0 may be."""
 
 
 class Comparison(NamedTuple):
@@ -40,29 +63,234 @@ def compare(gold: str, answer: str) -> Comparison:
         answer: text with the answer in it, ideally in ``\boxed{}``.
     """
     library = _library()
-    latex, plain = library.LatexExtractionConfig(), library.ExprExtractionConfig()
-    golds = library.parse(gold, (latex,), parsing_timeout=None)
-    answers = library.parse(answer, (plain, latex), parsing_timeout=None)
-    # A set may be given by the inequality that describes it, whichever side the gold is on.
-    equal = library.verify(golds, answers, allow_set_relation_comp=True, timeout_seconds=None)
+    _treat_alike(gold, answer)
+    formula = _without_units(library)
+    golds = library.parse(gold, (formula,), parsing_timeout=None)
+    plain = library.ExprExtractionConfig()
+    answers = library.parse(answer, (plain, formula), parsing_timeout=None)
     # Both lists hold a SymPy form and the text that it was read from; show the form that agrees.
-    gold_texts, texts = _texts(golds), _texts(answers)
+    texts = _texts(answers)
+    written = next(
+        (form[:_MAX_TEXT] for form in answers if isinstance(form, str)), texts[0] if texts else None
+    )
+    if gold == answer and golds:
+        return Comparison(True, texts[0] if texts else None, written)
+    equal = _equal_constants(golds, answers)
+    if not equal and (reason := _too_large(golds) or _too_large(answers)):
+        return Comparison(False, None, None, reason)
+    if equal is None:
+        # A set may be given by the inequality that describes it, whichever side the gold is on.
+        equal = library.verify(golds, answers, allow_set_relation_comp=True, timeout_seconds=None)
+    gold_texts = _texts(golds)
     extracted = next((text for text in texts if text in gold_texts), texts[0] if texts else None)
-    written = next((form[:_MAX_TEXT] for form in answers if isinstance(form, str)), extracted)
     return Comparison(bool(equal), extracted, written)
+
+
+def arithmetic(text: str) -> Any:
+    """A SymPy expression, not evaluated, of numbers, ``+ - * / **`` and brackets.
+
+    Raises:
+        ValueError: there is anything else in it.
+        SyntaxError: it is no expression.
+    """
+    import sympy  # type: ignore[import-untyped]
+
+    def convert(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return sympy.Integer(node.value) if type(node.value) is int else sympy.Float(str(node.value))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+            value = convert(node.operand)
+            return value if isinstance(node.op, ast.UAdd) else sympy.Mul(-1, value, evaluate=False)
+        if not isinstance(node, ast.BinOp):
+            raise ValueError("no arithmetic")
+        left, right = convert(node.left), convert(node.right)
+        if isinstance(node.op, ast.Add):
+            return sympy.Add(left, right, evaluate=False)
+        if isinstance(node.op, ast.Sub):
+            return sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+        if isinstance(node.op, ast.Mult):
+            return sympy.Mul(left, right, evaluate=False)
+        if isinstance(node.op, ast.Div):
+            return sympy.Mul(left, sympy.Pow(right, -1, evaluate=False), evaluate=False)
+        if isinstance(node.op, ast.Pow):
+            return sympy.Pow(left, right, evaluate=False)
+        raise ValueError("no arithmetic")
+
+    if not text.isascii() or any(letter.isalpha() or letter == "_" for letter in text):
+        raise ValueError("no arithmetic")
+    return convert(ast.parse(text.strip(), mode="eval").body)
 
 
 @cache
 def _library() -> Any:
-    """math-verify, with its LaTeX parser in two stages."""
+    """math-verify, mended."""
     # Not at the top: the parent imports `Comparison` from here, and needs no SymPy.
     import math_verify  # type: ignore[import-untyped]
     from latex2sympy2_extended import latex2sympy2  # type: ignore[import-untyped]
+    from math_verify import grader, parser
 
+    parser.parse_expr = lambda text, **_: arithmetic(text)
+    grader.sympy_numeric_eq = _compared_relatively(grader.sympy_numeric_eq)
     converter: Any = getattr(latex2sympy2, "_Latex2Sympy", None)
     if hasattr(converter, "create_parser"):  # private; a version without it is only slower
         converter.create_parser = in_two_stages(converter.create_parser)
     return math_verify
+
+
+def _treat_alike(*texts: str) -> None:
+    """Take the variables of both texts for real ones, or those of both for complex ones.
+
+    math-verify decides for each text alone, and a real ``i`` is not a complex one to SymPy.
+    """
+    from math_verify import grader, parser
+
+    are_complex = any(map(grader.should_treat_as_complex, texts))
+    parser.should_treat_as_complex = lambda _: are_complex
+    parser.parse_latex_cached.cache_clear()
+
+
+def _without_units(library: Any) -> Any:
+    """How math-verify reads formulas: units are read before, and not by dropping what follows."""
+    from dataclasses import replace
+
+    config = library.LatexExtractionConfig()
+    return replace(config, normalization_config=replace(config.normalization_config, units=False))
+
+
+def _compared_relatively(equal: Callable[..., bool]) -> Callable[..., bool]:
+    @wraps(equal)
+    def numeric_eq(a: Any, b: Any, *precision: Any, **options: Any) -> bool:
+        return equal(a, b, *precision, **options) and not _far_apart(a, b)
+
+    return numeric_eq
+
+
+def _far_apart(a: Any, b: Any) -> bool:
+    """Whether two expressions are surely different, although they agree to six decimals."""
+    from sympy import Float, MatrixBase
+
+    if isinstance(a, MatrixBase) or _is_percentage(a) or _is_percentage(b):
+        return False
+    try:
+        loose = a.has(Float) or b.has(Float)
+        first, second = _value(a), _value(b)
+        if first is not None and second is not None:
+            return _distant(first, second, loose)
+        terms, others = (form.expand().as_coefficients_dict() for form in (a, b))
+        pairs = [(terms.get(key, 0), others.get(key, 0)) for key in {*terms, *others}]
+        return any(_distant(complex(x), complex(y), loose) for x, y in pairs)
+    except Exception:  # whatever SymPy cannot evaluate, math-verify has decided
+        return False
+
+
+def _distant(first: Any, second: Any, loose: bool) -> bool:
+    size = max(abs(first), abs(second))
+    if not first or not second:
+        return bool(size > (_NOTHING if loose else 0))
+    return bool(abs(first - second) > size * (_FRACTION if loose else _EXACT))
+
+
+def _is_percentage(form: Any) -> bool:
+    from sympy import Rational, UnevaluatedExpr
+
+    return hasattr(form, "has") and form.has(UnevaluatedExpr(Rational(1, 100)))
+
+
+def _value(form: Any, digits: int = 30) -> Any:
+    """The value of a real constant, to so many digits; None if it has none, or SymPy does not find it."""
+    from sympy import Expr
+
+    if not isinstance(form, Expr) or form.free_symbols:
+        return None
+    value = form.evalf(digits)
+    return value if value.is_Float and value._prec > digits else None
+
+
+def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
+    """Whether two constants are equal by their values; None if that does not decide."""
+    from sympy import Expr, Float
+
+    forms: list[Any] = [
+        next((form for form in given if not isinstance(form, str)), None) for given in (golds, answers)
+    ]
+    if any(not isinstance(form, Expr) or form.free_symbols or _is_percentage(form) for form in forms):
+        return None
+    if max(map(_digits, forms)) > _MAX_EXPONENT:
+        return None
+    try:
+        gold, answer = (_value(form, _DIGITS) for form in forms)
+        if not gold or not answer:
+            return None
+        apart = abs(gold - answer)
+        if any(form.has(Float) for form in forms):
+            return False if apart > _ROUNDED else None
+        near = apart / max(abs(gold), abs(answer))
+    except Exception:
+        return None
+    return True if near < _SAME else False if near > _DIFFERENT else None
+
+
+def _too_large(forms: list[Any]) -> str | None:
+    """Why forms cannot be compared: a number in them is too long, or a sum has too many terms."""
+    for form in forms:
+        if not isinstance(form, str) and _digits(form) > _MAX_DIGITS:
+            return f"it has a number of more than {_MAX_DIGITS:,.0f} digits or terms"
+    return None
+
+
+def _digits(form: Any) -> float:
+    """An upper estimate of the digits of the longest number in an expression; found without evaluating it."""
+    try:
+        return _estimated(form)
+    except (RecursionError, OverflowError):
+        return math.inf
+
+
+def _estimated(form: Any) -> float:
+    import sympy
+
+    if isinstance(form, sympy.Rational):
+        return 0.302 * float(max(abs(form.p).bit_length(), form.q.bit_length()))
+    arguments = getattr(form, "args", ())
+    if not arguments or isinstance(form, sympy.Float):
+        return (
+            abs(math.log10(abs(form))) if isinstance(form, sympy.Float) and form.is_finite and form else 0.5
+        )
+    if isinstance(form, sympy.Tuple) and not all(hasattr(part, "args") for part in arguments):
+        return 0.5
+    sizes = [_estimated(part) for part in arguments if hasattr(part, "args")]
+    largest = max(sizes, default=0.5)
+    if isinstance(form, sympy.Pow | sympy.exp):
+        base = form.base if isinstance(form, sympy.Pow) else sympy.E
+        exponent = _rough(form.exp, _estimated(form.exp))
+        if base.free_symbols and not base.is_Symbol and exponent > _MAX_DEGREE:
+            return math.inf
+        return max(largest, exponent * (1.0 if base.free_symbols else max(_estimated(base), 0.5)))
+    if isinstance(form, sympy.factorial | sympy.gamma | sympy.binomial | sympy.factorial2):
+        number = _rough(arguments[0], sizes[0])
+        return max(largest, number * (0.302 if isinstance(form, sympy.binomial) else math.log10(number + 10)))
+    if isinstance(form, sympy.Sum | sympy.Product):
+        terms = max(_rough(bound, _estimated(bound)) for limit in form.limits for bound in limit[1:] or (0,))
+        return max(largest, terms * _MAX_DIGITS / _MAX_TERMS)
+    if isinstance(form, sympy.Add):
+        return largest + math.log10(len(sizes))
+    if isinstance(form, sympy.Mul):
+        return sum(sizes)
+    if isinstance(form, sympy.Function) and largest > _MAX_ARGUMENT:
+        return math.inf
+    return largest
+
+
+def _rough(form: Any, digits: float) -> float:
+    """The size of a number of so many digits, as a float; infinite if it has too many, 1 if it is none."""
+    from sympy import Expr
+
+    if digits > 15:
+        return math.inf
+    if not isinstance(form, Expr) or form.free_symbols:
+        return 1.0
+    value = form.evalf(15)
+    return abs(float(value)) if value.is_Float or value.is_Integer or value.is_Rational else 1.0
 
 
 def in_two_stages(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +336,11 @@ def warm_up() -> None:
     compare(r"\boxed{\frac{1}{2}}", r"So $x = \frac{1}{2}$, that is \boxed{0.5}.")
 
 
-def work(request: list[str]) -> dict[str, Any]:
-    """`compare` of ``[gold, answer]``, as JSON."""
-    gold, answer = request
-    return compare(gold, answer)._asdict()
+def work(request: list[list[str]]) -> dict[str, Any]:
+    """`compare` of each pair ``[gold, answer]`` up to the first that is not equal, as JSON of the last."""
+    done = Comparison(False, None, None)
+    for gold, answer in request:
+        done = compare(gold, answer)
+        if not done.equal:
+            break
+    return done._asdict()

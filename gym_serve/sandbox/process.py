@@ -10,6 +10,8 @@ While one is taken the next one starts, so a caller waits only if calls come fas
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import json
 import os
 import shlex
@@ -17,11 +19,12 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_serve.observe.catalogue import SANDBOX_RUNNING
 from gym_serve.sandbox.providers import VARIABLES, Limits, Sandbox, configuration
@@ -75,6 +78,8 @@ class ProgramRun(BaseModel):
     """JSON of the function's result; None if JSON cannot hold it, or for a whole program."""
     cut: bool
     """The output or the value was longer than ``output_limit``."""
+    seconds: float = Field(0.0, ge=0.0, allow_inf_nan=False)
+    """How long it ran or slept, at least: until the last look at it."""
 
 
 _Form = TypeVar("_Form", Execution, ProgramRun)
@@ -340,6 +345,48 @@ async def _decoded(texts: list[bytes]) -> list[str]:
     return decode() if sum(map(len, texts)) < _LONG else await asyncio.to_thread(decode)
 
 
+class _Turns:
+    """A semaphore that lets those in first who have used least.
+
+    Args:
+        count: how many are in at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._order = itertools.count()
+        self.waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, used: float) -> AsyncIterator[None]:
+        if self._free and not self.waiting:
+            self._free -= 1
+        else:
+            entry = (used, next(self._order), asyncio.get_running_loop().create_future())
+            heapq.heappush(self.waiting, entry)
+            try:
+                await entry[2]
+            except asyncio.CancelledError:
+                if entry in self.waiting:
+                    self.waiting.remove(entry)
+                    heapq.heapify(self.waiting)
+                else:  # it was let in at the same moment
+                    self._leave()
+                raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._free += 1
+        while self._free and self.waiting:
+            _, _, entered = heapq.heappop(self.waiting)
+            if not entered.done():
+                self._free -= 1
+                entered.set_result(None)
+
+
 class SandboxPool:
     """Warm sandboxes of one kind.
 
@@ -358,7 +405,12 @@ class SandboxPool:
         self._ready: deque[SandboxedPython] = deque()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = False
-        self._turns = asyncio.Semaphore(size)
+        self._turns = _Turns(size)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether work waits for its turn."""
+        return bool(self._turns.waiting)
 
     async def start(self) -> None:
         """Start all of them; returns when they are ready.
@@ -397,20 +449,26 @@ class SandboxPool:
         self._refill()
         return python
 
-    async def grade(self, work: Callable[[SandboxedPython], Awaitable[_T]], what: str) -> _T:
+    async def grade(
+        self, work: Callable[[SandboxedPython], Awaitable[_T]], what: str, *, used: float = 0.0
+    ) -> _T:
         """Run ``work`` with a fresh process; as many at the same time as the pool keeps ready.
+
+        Work that has used least goes first. So long work should be done in several turns, at whose ends it
+        asks whether others wait (`crowded`).
 
         Nothing that runs in a sandbox can end its first process, so if that dies, the work is repeated once.
 
         Args:
             work: what to do with the process; it does not stop it.
             what: what is graded, for messages: ``"program"``.
+            used: seconds that were used for it in earlier turns.
 
         Raises:
             VerifierFailed: both processes died.
             Unavailable: see `take`.
         """
-        async with self._turns:
+        async with self._turns.turn(used):
             for _ in range(2):
                 python = await self.take()
                 try:

@@ -12,6 +12,6 @@ does not confine code: programs that a model wrote run in `gym_serve.sandbox`, w
 `ChildProcess`.
 """
 
-from gym_serve.workers.pool import WorkerPool, WorkFailed
+from gym_serve.workers.pool import WorkerPool, WorkFailed, give_up_at
 
-__all__ = ["WorkFailed", "WorkerPool"]
+__all__ = ["WorkFailed", "WorkerPool", "give_up_at"]

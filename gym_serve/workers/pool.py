@@ -6,7 +6,12 @@ Invariants:
   that exceeds it, crashes its worker or fills its memory is at fault: `WorkFailed`.
 - The machine's faults are never blamed on a request: a worker that is killed from outside, or gets no CPU
   time, raises `VerifierFailed`. A request whose worker died is tried once more in a new one before either.
-- Requests are served first in, first out. One that fails costs its worker, and no other request.
+- No request waits for a long one. Each runs for `SLICE_SECONDS` at first, first in, first out. One that needs
+  more starts again behind them, with all of its CPU time, and never in the first worker; a pool of one worker
+  starts a second one for it.
+- A request that has used up its slice may be given up when its caller has no more time (``until``): it is at
+  fault, as others are served in a hundredth of a slice. One that still waits for its slice is not.
+- One that fails costs its worker, and no other request.
 - Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
 
 A worker (`WorkerProcess`) gets no environment variables except those that Python needs: hostile input comes
@@ -19,6 +24,8 @@ import asyncio
 import json
 import os
 import sys
+import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +42,12 @@ _ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "T
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """One thread each: every further one reserves memory for its stack."""
 
+
+SLICE_SECONDS = 0.5
+"""CPU time of a request that others wait for."""
+
+_SHARE = 0.8
+"""Of the time until a caller's deadline, for work that takes long."""
 
 _PATIENCE = 20
 """Allowed wall time as a multiple of the CPU time; a worker that needs more gets too little of the
@@ -138,15 +151,43 @@ class WorkFailed(Exception):
     """
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Task:
-    request: bytes
+    request: Any
     cpu_seconds: float
     outcome: asyncio.Future[Any]
+    is_long: bool = False
+
+    @property
+    def limit(self) -> float:
+        """Seconds of CPU time that it may take this time."""
+        return self.cpu_seconds if self.is_long else min(self.cpu_seconds, SLICE_SECONDS)
+
+    def line(self) -> bytes:
+        """The request as the worker reads it."""
+        return json.dumps({"cpu_seconds": self.limit, "request": self.request}).encode() + b"\n"
+
+
+class _OutOfTime(Exception):
+    """The CPU time of this run is used up."""
+
+
+def give_up_at(deadline: float | None) -> float | None:
+    """When to give up work that has had its share, so that its caller still hears of it by its deadline.
+
+    Args:
+        deadline: the `time.monotonic()` moment at which the caller stops waiting; None if it never does.
+    """
+    now = time.monotonic()
+    return None if deadline is None else now + _SHARE * (deadline - now)
+
+
+def _too_long(seconds: float) -> str:
+    return f"it takes more than {seconds:g} s of CPU time"
 
 
 class WorkerPool:
-    """A fixed number of workers that share one queue.
+    """A fixed number of workers that share two queues: one for requests, one for those that take long.
 
     Args:
         name: name of the work for messages: ``"math-verify"``.
@@ -158,9 +199,13 @@ class WorkerPool:
     def __init__(self, name: str, path: Path, num_workers: int, *, memory_bytes: int) -> None:
         self._name = name
         self._memory_bytes = memory_bytes
-        self._queue: asyncio.Queue[_Task]
+        self._short: deque[_Task] = deque()
+        self._long: deque[_Task] = deque()
+        self._changed: asyncio.Condition
         self._outcomes: set[asyncio.Future[Any]] = set()
-        self._workers = [WorkerProcess(name, path, memory_bytes) for _ in range(num_workers)]
+        # The first worker takes no long request, so there is another one in any case.
+        self._workers = [WorkerProcess(name, path, memory_bytes) for _ in range(max(2, num_workers))]
+        self._num_workers = num_workers
         self._slots: list[asyncio.Task[None]] = []
         self._running = False
 
@@ -171,15 +216,18 @@ class WorkerPool:
             VerifierFailed: a worker did not start; gives the reason, such as a missing package.
         """
         try:
-            starts = (worker.start() for worker in self._workers)
+            starts = (worker.start() for worker in self._workers[: self._num_workers])
             for error in filter(None, await asyncio.gather(*starts, return_exceptions=True)):
                 raise error
         except BaseException:
             await self.stop()
             raise
-        self._queue = asyncio.Queue()
+        self._changed = asyncio.Condition()
         self._running = True
-        self._slots = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+        self._slots = [
+            asyncio.create_task(self._serve(worker, short=n < self._num_workers, long=n > 0))
+            for n, worker in enumerate(self._workers)
+        ]
 
     async def stop(self) -> None:
         """End the workers; waiting calls raise `Unavailable`. Safe to call twice."""
@@ -192,7 +240,9 @@ class WorkerPool:
             if not outcome.done():
                 outcome.set_exception(Unavailable("the verifier was stopped"))
 
-    async def run(self, request: Any, *, cpu_seconds: float) -> Any:
+    async def run(
+        self, request: Any, *, cpu_seconds: float, until: float | None = None, urgent: bool = False
+    ) -> Any:
         """Run ``work(request)`` in the next free worker and return its result.
 
         A cancelled call leaves the queue. If a worker has begun it, the worker finishes it (or is killed at
@@ -201,6 +251,8 @@ class WorkerPool:
         Args:
             request: a value that JSON can hold.
             cpu_seconds: limit of CPU time; waiting for a worker or a processor does not count.
+            until: the `time.monotonic()` moment at which a request is given up that has used up its slice.
+            urgent: serve it before those that wait: others depend on it.
 
         Raises:
             WorkFailed: the request is at fault.
@@ -209,30 +261,52 @@ class WorkerPool:
         """
         if not self._running:
             raise Unavailable("the verifier is not running")
-        line = json.dumps({"cpu_seconds": cpu_seconds, "request": request}).encode() + b"\n"
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._outcomes.add(outcome)
+        loop = asyncio.get_running_loop()
+        task = _Task(request, cpu_seconds, loop.create_future())
+        self._outcomes.add(task.outcome)
+        timer = None if until is None else loop.call_later(until - time.monotonic(), self._give_up, task)
         try:
-            self._queue.put_nowait(_Task(line, cpu_seconds, outcome))
-            return await outcome
+            async with self._changed:
+                self._short.insert(0 if urgent else len(self._short), task)
+                self._changed.notify_all()
+            return await task.outcome
         finally:
-            self._outcomes.discard(outcome)
+            self._outcomes.discard(task.outcome)
+            if timer is not None:
+                timer.cancel()
 
-    async def _serve(self, worker: WorkerProcess) -> None:
+    def _give_up(self, task: _Task) -> None:
+        if task.is_long and not task.outcome.done():
+            task.outcome.set_exception(
+                WorkFailed(f"{_too_long(SLICE_SECONDS)}, and there was no time for more")
+            )
+        task.cpu_seconds = min(task.cpu_seconds, SLICE_SECONDS)  # if it has not begun yet
+
+    async def _serve(self, worker: WorkerProcess, *, short: bool, long: bool) -> None:
         # Not `while True`: before Python 3.12, `wait_for` may lose a cancellation.
         while self._running:
-            task = await self._queue.get()
+            async with self._changed:
+                await self._changed.wait_for(lambda: (short and self._short) or (long and self._long))
+                task = self._short.popleft() if short and self._short else self._long.popleft()
             if task.outcome.done():  # cancelled in the queue
                 continue
             try:
                 result = await self._run(worker, task)
+            except _OutOfTime:
+                async with self._changed:
+                    if task.limit < task.cpu_seconds:
+                        task.is_long = True
+                        self._long.append(task)
+                        self._changed.notify_all()
+                    elif not task.outcome.done():
+                        task.outcome.set_exception(WorkFailed(_too_long(task.limit)))
             except Exception as error:
                 if not task.outcome.done():
                     task.outcome.set_exception(error)
             else:
                 if not task.outcome.done():
                     task.outcome.set_result(result)
-            if not worker.running:
+            if short and not worker.running:
                 # Replace it now, so that the next task finds it warm. If that fails, the next task tries
                 # again and reports it.
                 with suppress(VerifierFailed):
@@ -243,20 +317,20 @@ class WorkerPool:
         for _ in range(2):
             if not worker.running:
                 await worker.start()
-            patience = 60 + _PATIENCE * task.cpu_seconds
+            patience = 60 + _PATIENCE * task.limit
             try:
-                reply = await asyncio.wait_for(worker.ask(task.request), patience)
+                reply = await asyncio.wait_for(worker.ask(task.line()), patience)
             except asyncio.TimeoutError:
                 await worker.stop()
                 raise VerifierFailed(
-                    f"the machine is overloaded: a {self._name} worker did not get {task.cpu_seconds:g} s of "
+                    f"the machine is overloaded: a {self._name} worker did not get {task.limit:g} s of "
                     f"CPU time in {patience:g} s"
                 ) from None
             except ConnectionError:
                 end = await worker.collect()
                 assert end is not None  # it was running
                 if end.out_of_time:
-                    raise WorkFailed(f"it takes more than {task.cpu_seconds:g} s of CPU time") from None
+                    raise _OutOfTime from None
                 ends.append(end)
                 continue
             if reply["spent"]:

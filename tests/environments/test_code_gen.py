@@ -302,3 +302,44 @@ async def test_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_stored_response_can_be_scored_again(bench: Bench) -> None:
     assert await bench.call("reverify_mode") == "stateless"
+
+
+async def test_all_tests_together_have_a_budget() -> None:
+    server = CodeGen(sandbox=AVAILABLE, num_processes=1, answer_timeout_secs=1)
+    await server.start()
+    try:
+        sleepy = program("import time\ntime.sleep(0.4)\nprint(1)")
+        verdict = await Bench(server).verify(row(*[("", "1")] * 5), sleepy)
+        assert (verdict["reward"], verdict["error_code"]) == (0.0, -3)
+        assert "the tests took more than 1 s together" in verdict["reason"]
+        assert (await Bench(server).verify(row(*[("", "1")] * 2), sleepy))["reward"] == 1.0
+    finally:
+        await server.stop()
+
+
+async def test_long_programs_hold_up_nobody() -> None:
+    server = CodeGen(sandbox=AVAILABLE, num_processes=1, unit_test_timeout_secs=4)
+    await server.start()
+    done: list[str] = []
+
+    async def verify(name: str, code: str) -> dict[str, Any]:
+        verdict = await Bench(server).verify(SUMS, program(code))
+        done.append(name)
+        return verdict
+
+    try:
+        burners = [verify("burner", f"while True: pass  # {n}") for n in range(3)]
+        verdicts = await asyncio.gather(*burners, verify("honest", SUM), verify("wrong", "print(1)"))
+        assert [verdict["reward"] for verdict in verdicts] == [0.0, 0.0, 0.0, 1.0, 0.0]
+        assert done[1:3] == ["honest", "wrong"]  # the first one began when nobody waited
+        assert verdicts[0]["reason"].startswith("test 1 of 2: time limit exceeded")
+    finally:
+        await server.stop()
+
+
+async def test_reasons(bench: Bench) -> None:
+    verdict = await bench.verify(SUMS, program(SUM.replace("a + b", "a - b")))
+    assert verdict["reason"] == "test 1 of 2: wrong answer: expected '3', got '-1'"
+    assert (await bench.verify(SUMS, said("No idea.")))["reason"] == (
+        "no program between two lines with ``` found: the text ends 'No idea.'"
+    )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gym_serve.environments.code_gen.grading import extract_code, same_output, same_value
 from gym_serve.environments.code_gen.running import PRELUDE, UnitTests, decode
+from gym_serve.types.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -199,3 +200,19 @@ def test_prelude_hides_no_builtin() -> None:
     for name in ("open", "pow", "print", "input", "abs", "sum", "min"):
         assert names[name] is getattr(builtins, name)
     assert {"List", "Counter", "deque", "heappush", "gcd", "inf", "accumulate", "lru_cache"} <= names.keys()
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "same"),
+    [(123457000, 123456789.4, False), (2, 1.9999, False), (3, 3.0, True), (0.333333, 1 / 3, True)],
+)
+def test_an_integer_is_answered_by_a_fraction_only_within_rounding(
+    expected: float, value: float, same: bool
+) -> None:
+    assert same_value(expected, value) is same
+
+
+def test_packed_tests_have_limits() -> None:
+    bomb = base64.b64encode(zlib.compress(b'{"inputs": ["' + b"0" * (80 << 20) + b'"]}', 9)).decode()
+    with pytest.raises(InvalidRequest, match="must not hold more than"):
+        UnitTests(packed=bomb).unpacked()

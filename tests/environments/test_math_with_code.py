@@ -283,7 +283,7 @@ async def test_a_sandbox_that_does_not_start(monkeypatch: pytest.MonkeyPatch) ->
         ("\\boxed{\\frac{1}{2}} }", "\\frac{1}{2}"),
         ("\\boxed{1", None),
         ("\\boxed{ }", None),
-        ("\\boxed {1}", None),
+        ("\\boxed {1}", "1"),
         ("}{\\boxed{a{}b}", "a{}b"),
     ],
 )

@@ -96,7 +96,6 @@ async def test_verdict_of_the_library(bench: Bench) -> None:
         "library_reward": 1.0,
         "extracted_answer": "0.750000000000000",
         "judge_evaluations": None,
-        "reason": None,
     }
     assert not bench.judge.asked
 
@@ -108,7 +107,7 @@ async def test_without_judge(bench: Bench) -> None:
         "library_reward": 0.0,
         "extracted_answer": "8",
         "judge_evaluations": None,
-        "reason": None,
+        "reason": "expected '7', got '8'",
     }
 
 
@@ -229,7 +228,7 @@ async def test_lone_surrogates(bench: Bench) -> None:
 
 
 async def test_an_answer_that_uses_up_its_cpu_time_is_wrong(bench: Bench) -> None:
-    verdict = await bench.score("42", "\\boxed{9^{9^9}}", library_verifier_timeout_seconds=0.2)
+    verdict = await bench.score("42", "\\boxed{\\gcd(9^{9^9},3)}", library_verifier_timeout_seconds=0.2)
     assert verdict == {
         "reward": 0.0,
         "library_reward": 0.0,
@@ -253,7 +252,7 @@ async def test_a_slow_right_answer_is_right(bench: Bench) -> None:
     verdict = await bench.verify(
         {"question": "Q?", "expected_answer": SLOW[0]}, said(f"\\boxed{{{SLOW[1]}}}")
     )
-    assert (verdict["reward"], verdict["reason"]) == (1.0, None)
+    assert (verdict["reward"], verdict.get("reason")) == (1.0, None)
 
 
 async def test_no_false_zeros_under_load() -> None:

@@ -30,7 +30,9 @@ def test_fixture(case: dict[str, Any]) -> None:
             verify(case["row"], case["output"])
         assert caught.value.code == case["error"]
     else:
-        assert verify(case["row"], case["output"]) == {"reward": case["reward"], **case["fields"]}
+        verdict = verify(case["row"], case["output"])
+        assert bool(verdict.pop("reason")) == (case["reward"] < 1)
+        assert verdict == {"reward": case["reward"], **case["fields"]}
 
 
 @pytest.mark.parametrize("row", lines("data/example.jsonl"), ids=lambda row: row["expected_answer"])
@@ -85,7 +87,7 @@ def test_all_messages_make_up_the_text() -> None:
 @pytest.mark.parametrize("expected", [" b ", "B"])
 def test_the_expected_letter_is_normalized(expected: str) -> None:
     verdict = verify({**ROW, "expected_answer": expected}, said(r"\boxed{B}"))
-    assert verdict == {"reward": 1.0, "extracted_answer": "B", "expected_answer": "B"}
+    assert verdict == {"reward": 1.0, "extracted_answer": "B", "expected_answer": "B", "reason": None}
 
 
 def test_a_stored_response_can_be_scored_again() -> None:
@@ -96,3 +98,33 @@ def test_a_stored_response_can_be_scored_again() -> None:
 def test_an_unknown_mode_in_the_config_is_an_error() -> None:
     with pytest.raises(pydantic.ValidationError, match="grading_mode"):
         Mcqa(grading_mode="psychic")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"expected_answer": None}, "expected_answer is missing"),
+        ({"expected_answer": " "}, "expected_answer is missing"),
+        ({"expected_answer": "C"}, "'C' is no letter of options"),
+        ({"options": None}, "no letter that could be answered"),
+    ],
+)
+def test_rows_without_the_right_answer_are_invalid(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(GymError, match=message) as caught:
+        verify({**ROW, **fields}, said(r"\boxed{B}"))
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (r"\boxed{A}", "expected B, got A"),
+        (
+            "C: yes",
+            r"expected B, but no \boxed{X} with the letter of one option found: the text ends 'C: yes'",
+        ),
+        ("", r"expected B, but no \boxed{X} with the letter of one option found: the response has no text"),
+    ],
+)
+def test_a_verdict_below_the_full_reward_says_why(text: str, reason: str) -> None:
+    assert verify(ROW, said(text))["reason"] == reason

@@ -53,9 +53,18 @@ texts = st.lists(pieces, max_size=20).map("".join) | st.text()
         (r"\boxed{B Venus}", None),
         (r"\boxed{E}", None),
         (r"\boxed{}", None),
-        (r"\boxed{\mathbf{B}}", None),
-        (r"\boxed{B} \boxed{B", None),
-        (r"\boxed {B}", None),
+        (r"\boxed{\mathbf{B}}", "B"),
+        (r"\boxed{B} \boxed{B", "B"),
+        (r"\boxed {B}", "B"),
+        ("\\boxed\n{B}", "B"),
+        (r"\fbox{B}", "B"),
+        (r"$\boxed B$", "B"),
+        (r"\boxed{\textbf{(B)}}", "B"),
+        (r"\boxed{\mathrm{B}}", "B"),
+        (r"\boxed{\Large B}", "B"),
+        (r"\boxed{\textbf{B: Venus}}", "B"),
+        (r"\boxed{B}. I put it in \boxed{} as asked.", "B"),
+        (r"\boxed{B}, in \boxed{answer} as asked.", "B"),
         ("B", None),
         ("", None),
     ],
@@ -72,7 +81,10 @@ def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None)
         (r"\boxed{the planet  VENUS, of course}", "B"),
         (r"\boxed{\text{Saturn}}", "C"),
         (r"\boxed{Mars}", "A"),
-        (r"\boxed{Moon of Mars}", None),  # holds the text of A as well
+        (r"\boxed{Moon of Mars}", "D"),  # an exact text wins
+        (r"\boxed{the Moon of Mars}", "D"),
+        (r"\boxed{Marsupial}", None),
+        (r"\boxed{not Venus}", None),
         (r"\boxed{Venus or Saturn}", None),
         (r"\boxed{Venus} \boxed{Pluto}", None),
         ("Venus", None),
@@ -91,17 +103,18 @@ def test_lenient_boxed_takes_an_option_text_too(text: str, letter: str | None) -
         ("Answer:\n\n  B\nBecause", "B"),
         ("Answer: \\text{B}", "B"),
         ("Answer:  moon  OF mars  \n", "D"),
-        ("Answer: B\nAnswer: C", "B"),
-        ("Answer: B.", None),
-        ("Answer: (B)", None),
+        ("Answer: B\nAnswer: C", "C"),
+        ("Answer: B.", "B"),
+        ("Answer: (B)", "B"),
         ("Answer: Venus, I think", None),
-        ("**Answer:** B", None),
+        ("**Answer:** B", "B"),
+        ("### Answer\n\n**Venus**", "B"),
         ("Answer: E", None),
         ("Answer:", None),
         ("answer B", None),
     ],
 )
-def test_answer_colon_takes_the_whole_rest_of_the_first_line(text: str, letter: str | None) -> None:
+def test_answer_colon_takes_a_letter_or_an_option(text: str, letter: str | None) -> None:
     assert match_letter(text, PLANETS, COLON) == letter
 
 
@@ -124,7 +137,14 @@ def test_answer_colon_takes_the_whole_rest_of_the_first_line(text: str, letter: 
         ("Answer: both A and b", None),
         ("Answer: A, A", "A"),
         ("Answer: E", None),
-        ("Answer: I say B", None),
+        ("Answer: I say B", "B"),
+        ("Answer: not A", None),
+        ("Answer: not A but B", "B"),
+        ("Answer: B (or A)", None),
+        ("Answer: B, maybe A", None),
+        ("Answer: The answer is B because A is too small", "B"),
+        (r"Answer: \boxed{B}", "B"),
+        (r"**Answer: $\textbf{B}$**", "B"),
         ("Answer: Venus", None),
         ("Answer: option b", None),
         ("Answer: B2", None),
@@ -192,7 +212,7 @@ def test_strict_implies_lenient(text: str) -> None:
         ("answer" + " " * 1_000_000, {}),
         ("answer" * 200_000, {}),
         ("Answer: " + "I x " * 250_000, {}),
-        ("Answer: " + "A" + " " * 1_000_000 + "x A", {MARKDOWN: "A"}),
+        ("Answer: " + "A" + " " * 1_000_000 + "x A", {COLON: "A", MARKDOWN: "A"}),
         ("Answer:\n" * 100_000, {}),
         ("*_" * 500_000, {}),
     ],
@@ -205,3 +225,34 @@ def test_long_hostile_texts_take_linear_time(text: str, letters: dict[GradingMod
 
 def test_latin_letters_keep_everything_else() -> None:
     assert latin_letters("Ü\N{ARABIC LETTER ALEF}z") == "Ü\N{ARABIC LETTER ALEF}z"
+
+
+TEN = choices_of([{letter: f"option {letter}"} for letter in "ABCDEFGHIJ"])
+NUMBERS = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}, {"D": "7"}])
+
+
+@pytest.mark.parametrize("mode", [COLON, MARKDOWN])
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("Answer: I think C", "C"),
+        ("Answer: The answer is C because I computed", "C"),
+        ("Answer: I would pick B - a safe choice.", "B"),
+        ("Answer: not A", None),
+        ("Answer: I", "I"),
+        ("Answer: I, because A to H are wrong", "I"),
+        ("Answer: A planet like C", "C"),
+        ("Answer: A", "A"),
+        ("Answer: C. I am sure.", "C"),
+    ],
+)
+def test_pronouns_and_articles_are_no_options(text: str, letter: str | None, mode: GradingMode) -> None:
+    assert match_letter(text, TEN, mode) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [(r"\boxed{21}", None), (r"\boxed{10}", "B"), (r"\boxed{1.5}", None), (r"\boxed{it is 7}", "D")],
+)
+def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None) -> None:
+    assert match_letter(text, NUMBERS, BOXED) == letter

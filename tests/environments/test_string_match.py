@@ -116,6 +116,19 @@ def test_different_answers(expected: str, answer: str) -> None:
         ("boxed", "Answer: 5", None),
         ("final_answer", "Answer: 1\nanswer : 2.\nDone", "2"),
         ("final_answer", "\\boxed{3}", "3"),
+        ("final_answer", "**Answer:** 18", "18"),
+        ("final_answer", "**Answer: 18**", "18"),
+        ("final_answer", "Answer: **Paris**", "Paris"),
+        ("final_answer", "Answer: `Paris`", "Paris"),
+        ("final_answer", "Answer: “Paris”", "Paris"),
+        ("final_answer", "### Answer:\n\n**Paris**", "Paris"),
+        ("final_answer", "### Final answer\n\nParis", "Paris"),
+        ("final_answer", "Answer:\n```\nParis\n```", "Paris"),
+        ("final_answer", "Answer: \\boxed{Paris}", "Paris"),
+        ("boxed", "\\boxed {23}", "23"),
+        ("boxed", "\\fbox{23}", "23"),
+        ("boxed", "\\boxed{23}, in \\boxed{} as asked", "23"),
+        ("boxed", "in \\boxed{answer}: \\boxed{5}", "5"),
         ("final_answer", "Answer:", None),
         ("last_line", " a \n b \n\n ", "b"),
         ("last_line", " \n ", None),
@@ -157,3 +170,13 @@ def test_a_long_text_is_no_burden(piece: str) -> None:
 
 async def test_a_stored_response_can_be_scored_again() -> None:
     assert await Bench(StringMatch()).call("reverify_mode") == "stateless"
+
+
+async def test_reasons() -> None:
+    row = {"expected_answer": "Paris"}
+    bench = Bench(StringMatch())
+    assert (await bench.verify(row, said("C: William Shakespeare")))["reason"] == (
+        "expected 'Paris', but no line 'Answer: X' and no box found: the text ends 'C: William Shakespeare'"
+    )
+    assert (await bench.verify(row, said("Answer: Rome")))["reason"] == "expected 'Paris', got 'Rome'"
+    assert "reason" not in await bench.verify(row, said("Answer: *Paris*"))

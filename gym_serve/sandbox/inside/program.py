@@ -98,7 +98,7 @@ class Program:
         self._output.close()
         self._result.close()
         self._stdin.close()
-        return {**ending, "cut": cut}, texts
+        return {**ending, "cut": cut, "seconds": self._watch.used}, texts
 
     def _wait(self) -> tuple[dict[str, Any], bytes]:
         """Wait for the process, and kill it if it takes too much; also the reason in that case."""

@@ -48,6 +48,8 @@ class Watch:
         self._ran = _processor_seconds(process)
         self._times = {thread: _times(process, thread) for thread in _threads(process)}
         self._held: set[int] = set()
+        self.used = 0.0
+        """Seconds that it ran or slept until the last look."""
 
     @property
     def elapsed(self) -> float:
@@ -72,7 +74,8 @@ class Watch:
             system = os.statvfs(self._folder)
             if system.f_files - system.f_ffree > _MAX_FILES:
                 return "files"
-        if ran > seconds or (elapsed > seconds and elapsed - self._waited(ran) > seconds):
+        self.used = max(ran, elapsed - self._waited(ran))
+        if self.used > seconds:
             return "time"
         return "machine" if elapsed > _PATIENCE * seconds else None
 

@@ -1,0 +1,461 @@
+r"""Reads mathematical answers in the spellings of people and models, before math-verify does.
+
+math-verify drops what it takes for a unit, and all that follows: ``2 \text{ hours } 30 \text{ minutes}`` is 2
+to it, and ``3+4\mathrm{i}`` is 3. Here an answer is taken apart first: a relation in front (``\ne 5``), parts
+of formulas and words, a unit at the end. Two answers are equal if all their parts are, so that what is not
+read whole is equal to nothing but itself. Formulas are spelled as math-verify reads them: upright constants,
+mixed numbers, ``1.5e-4``, signs of Unicode.
+
+Pure functions that take time linear in the text, which comes from a model and may be hostile.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from decimal import Decimal
+from typing import NamedTuple
+
+from gym_serve.grading.answers import answer_lines, bare_answer, last_boxes
+
+MAX_ANSWER = 10_000
+"""Characters of an answer that are read; a longer one is equal to nothing."""
+
+_BOX = r"\boxed{"
+_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+_DIGIT = re.compile(r"[^\D0-9]")
+_SPACE = r"(?:[ \u00a0\u2009\u202f]|\\[ ,]|~)"
+_BOXED_NUMERAL = re.compile(
+    rf"\\boxed\{{\s{{0,9}}([+-]?)([0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+|[0-9]+)(?:\.([0-9]*))?\s{{0,9}}\}}"
+)
+
+
+class Question(NamedTuple):
+    """What there is to compare.
+
+    Attributes:
+        pairs: formulas of the gold, and texts with the formulas that they have to be equal to.
+        written: the answer as the text has it; None if it is not clear where it stands.
+        difference: why the answers differ, whatever the formulas are; None if the formulas decide.
+    """
+
+    pairs: list[tuple[str, str]]
+    written: str | None
+    difference: str | None
+
+
+class Reading(NamedTuple):
+    """An answer taken apart.
+
+    Attributes:
+        relation: what stands in front: ``\\ne``, ``\\le``, ...; empty for none and for "=".
+        parts: formulas and words in turn; a formula is LaTeX, words are in lower case behind a ``"``.
+        unit: the unit at the end, in its canonical spelling; empty if there is none.
+    """
+
+    relation: str
+    parts: tuple[str, ...]
+    unit: str
+
+
+def boxed_gold(expected_answer: str) -> str:
+    r"""``expected_answer`` as math-verify expects it: without math delimiters around it, in ``\boxed{}``."""
+    gold = expected_answer.strip()
+    for left, right in _DELIMITERS:
+        if len(gold) > len(left + right) and gold.startswith(left) and gold.endswith(right):
+            inner = gold[len(left) : -len(right)]
+            if left not in inner:  # else several formulas: "$1$ and $2$"
+                gold = inner.strip()
+                break
+    return plain_numerals(f"{_BOX}{gold}}}")
+
+
+def plain_numerals(text: str) -> str:
+    r"""``text`` with its numerals spelled as math-verify reads them; values do not change.
+
+    - Decimal digits of any script become 0 to 9.
+    - In a box that holds a numeral and nothing else, spaces between groups of three digits are removed, and
+      so is a full stop at its end: ``\boxed{1 000 000}``, ``\boxed{32.}``.
+    """
+    if not text.isascii():
+        text = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text)
+    return _BOXED_NUMERAL.sub(_plain, text)
+
+
+def _plain(numeral: re.Match[str]) -> str:
+    sign, whole, fraction = numeral.groups()
+    digits = re.sub("[^0-9]", "", whole)
+    return f"{_BOX}{sign}{digits}{'.' + fraction if fraction else ''}}}"
+
+
+_FORMULA = re.compile(
+    r"\$\$(?P<a>[^$]{1,500})\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,500})\\\]"
+    r"|\\\((?P<c>(?:[^\\\n]|\\(?!\))){1,500})\\\)|(?<![\\\d$])\$(?P<d>[^$\n]{1,500})\$"
+)
+_EXPLICIT = re.compile(r"final answer is:?\s{0,9}\$([^$\n]{1,300})\$\.?\s?I hope", re.IGNORECASE)
+_ANSWER_WORD = re.compile(r"answer", re.IGNORECASE)
+_NEAR = 100
+_MAX_FORMULA = 300
+
+
+def written_answer(text: str) -> str | None:
+    r"""The answer of a text as it is written, or None if no part of it is clearly the answer.
+
+    That is: what stands in "The final answer is $4$. I hope it is correct.", which some prompts ask for;
+    else the content of the last box (of several with nothing but commas, "and" or "or" between them, all);
+    else what stands after the last ``Answer:``, or the whole text, if it is a formula; else the formula after
+    the last "answer", or the last formula if no number follows.
+    """
+    if explicit := _EXPLICIT.findall(text):
+        return str(explicit[-1]).strip()
+    if boxes := last_boxes(text):
+        return ", ".join(boxes)
+    line = next(answer_lines(text), None)
+    for candidate, longest_word in ((line, 2), (text, 1)):
+        if candidate is not None and _is_formula(candidate, longest_word):
+            return candidate.strip()
+    formulas = list(_FORMULA.finditer(text))
+    if not formulas:
+        return None
+    answers = [match.end() for match in _ANSWER_WORD.finditer(text)]
+    if answers:
+        following = (f for f in formulas if answers[-1] <= f.start() <= answers[-1] + _NEAR)
+        chosen = next(following, None)
+        if chosen is not None and re.search(r"\d", text[answers[-1] : chosen.start()]):
+            chosen = None
+    else:
+        chosen = None if re.search(r"\d", text[formulas[-1].end() :]) else formulas[-1]
+    if chosen is None or _connected(text, chosen):
+        return None
+    return next(group for group in chosen.groups() if group is not None).strip()
+
+
+def _is_formula(text: str, longest_word: int) -> bool:
+    """Whether a line is an answer without prose around it: it has no long words but units."""
+    if not 0 < len(text.strip()) <= _MAX_FORMULA or "\n" in text.strip():
+        return False
+    bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT_COMMAND.sub(" ", text))
+    words = re.findall(rf"[A-Za-z]{{{longest_word + 1},}}", bare)
+    return all(word in _UNITS or word.lower() in _UNITS for word in words)
+
+
+def _connected(text: str, formula: re.Match[str]) -> bool:
+    """Whether the formula is one of a list: "$1$, $2$ and $3$". math-verify reads those."""
+    before, after = (
+        text[max(0, formula.start() - 8) : formula.start()],
+        text[formula.end() : formula.end() + 8],
+    )
+    gap = r"\s*(?:,?\s*and|,?\s*or|,)\s*"
+    return bool(re.search(rf"(?:\$|\\[)\]]){gap}$", before) or re.match(rf"{gap}(?:\$|\\[(\[])", after))
+
+
+_TEXT_COMMAND = re.compile(
+    r"\\(text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|operatorname\*?|boldsymbol|bm)"
+    r"\s*\{((?:[^{}\\]|\\[^A-Za-z]|\\(?:pi|circ|frac|sqrt|cdot|times)(?![A-Za-z]))*)\}"
+)
+_SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
+_OPERATORS = frozenset(
+    re.findall(
+        r"\S+",
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim"
+        " sup inf arg tr rank dim ker deg mod re im sgn"
+        " floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
+    )
+)
+_FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))
+_WORD = re.compile("\0(\\d+)\0")
+_NAMED = {"infinity": r"\infty", "pi": r"\pi", "percent": r"\%", "percentage": r"\%", "pct": r"\%"}
+
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("−‐‒–", "-"),
+        **dict.fromkeys("÷⁄∕", "/"),
+        **dict.fromkeys("·⋅∙", r"\cdot "),
+        **dict.fromkeys("≤⩽", r"\le "),
+        **dict.fromkeys("≥⩾", r"\ge "),
+        **dict.fromkeys("\u00a0\u2009\u202f", " "),
+        **{"×": r"\times ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∞": r"\infty ", "∪": r"\cup "},
+        **{"∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ", "∅": r"\emptyset ", "ⅈ": "i", "ⅇ": "e", "µ": "u"},
+        "μ": r"\mu ",
+    }
+)
+_VULGAR = re.compile("(\\d?)\\s?([¼-¾⅐-⅞])")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ]+")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SUBSCRIPT = re.compile("[₀-₉]+")
+
+_STYLES = re.compile(
+    r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|[bB]igg?[lrm]?|limits"
+    r"|nolimits)(?![A-Za-z])\s*"
+)
+_NEGATIVE_SPACE = re.compile(r"\\!")
+_SPACES = re.compile(r"\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
+_LONG_EXPONENT = re.compile(r"\^\s?(-\d+|\d{2,})")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d{1,400}(?:\.\d{0,400})?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*10\s*\^")
+_MIXED = re.compile(r"(?<![\w.,/^}])(\d{1,30})\s+(\d{1,30})\s*/\s*(\d{1,30})(?![\w/]|[.,]\d)")
+_BASED = re.compile(r"(?<![\w.}\\])(\d[0-9A-Fa-f]*)_\s*(?:\{\s*(\d+)\s*\}|(\d+))(?![\w^])")
+_RELATION = re.compile(
+    r"(\\(?:neq?|le|leq|leqslant|ge|geq|geqslant|lt|gt|not\s?=|approx|sim|simeq|equiv|pm|mp)(?![A-Za-z])|!=|[<>]=?|=)\s*"
+)
+_RELATIONS = {
+    r"\neq": r"\ne", "!=": r"\ne", r"\not=": r"\ne", r"\not =": r"\ne", r"\leq": r"\le", r"\leqslant": r"\le",
+    "<=": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", ">=": r"\ge", r"\lt": "<", r"\gt": ">", "=": "",
+    r"\approx": "", r"\sim": "", r"\simeq": "",
+}  # fmt: skip
+
+_UNIT_NAMES = """
+mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
+km kilometer kilometre; in inch inches; ft foot feet; yd yard; mi mile; mg milligram; g gram gm;
+kg kilogram; lb pound lbs; oz ounce; ton tonne; ml milliliter millilitre mL; l liter litre L;
+gal gallon; ms millisecond; s second sec secs; min minute mins; h hour hr hrs; day; week; month;
+year yr yrs; degree deg degrees; radian rad; mph; kmh; hz hertz Hz; n newton N; j joule J;
+kj kilojoule kJ; w watt W; kw kilowatt kW; v volt V; a ampere amp A; k kelvin K; pa pascal Pa;
+mol mole; $ dollar usd USD; cent; € euro eur EUR; £ gbp GBP; ¥ yen; unit; am; pm;
+square unit sq unit; cubic unit
+"""
+_UNITS = {
+    spelling + plural: names[0]
+    for names in (
+        re.findall(r"(?:square |cubic |sq )?\S+", line) for line in _UNIT_NAMES.replace("\n", " ").split(";")
+    )
+    for spelling in names
+    for plural in ("", "s")
+}
+_ONE_LETTER_UNITS = frozenset("mgslhLNJWVAK")
+_PLAIN_UNIT = re.compile(
+    r"(?<=[\d)}.])(\s*)((?:[A-Za-z]{1,20}\.?(?:\s[A-Za-z]{1,20}){0,3})(?:\s?/\s?[A-Za-z]{1,12})?)"
+    r"((?:\^\{?[-\d]{1,3}\}?)?)\.?$"
+)
+_HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
+_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
+_CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
+_NO_UNITS = _OPERATORS | {
+    "and",
+    "or",
+    "if",
+    "for",
+    "where",
+    "when",
+    "with",
+    "the",
+    "not",
+    "is",
+    "are",
+    "to",
+    "then",
+}
+_WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
+_LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be)|[:=])$")
+_SYMBOL = r"\psi_{{{}}}"
+
+
+def read(content: str) -> Reading:
+    r"""An answer taken apart, its formulas spelled as math-verify reads them.
+
+    Args:
+        content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
+    """
+    content = bare_answer(content.replace("\0", ""))
+    text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
+    text, words = _marked(text)
+    text = " ".join(text.split())
+    relation = ""
+    while found := _RELATION.match(text):
+        relation += _RELATIONS.get(found[1], found[1])
+        text = text[found.end() :]
+    if _WORDS_ONLY.fullmatch(text) and re.search("[A-Za-z]{4}", text) and text.lower() not in _NAMED:
+        return Reading(relation, ('"' + _folded(text),), "")
+    text, unit = _without_unit(text, words)
+    return Reading(relation, _parts(text, words), unit)
+
+
+def spelled_prose(text: str) -> str:
+    """Prose with its mixed and scientific numbers spelled as math-verify reads them."""
+    return _SCIENTIFIC.sub(_decimal, _MIXED.sub(_improper, text.translate(_SIGNS)))
+
+
+def ask(gold: str, answer: str) -> Question:
+    r"""What there is to compare.
+
+    Args:
+        gold: the right answer, in ``\boxed{}``.
+        answer: a text with the answer in it.
+    """
+    wanted = read(written_answer(gold) or "")
+    written = written_answer(answer)
+    if written is None:
+        if wanted.relation or len(wanted.parts) != 1 or wanted.parts[0].startswith('"'):
+            return Question([], None, "no box, no line 'Answer: X' and no formula found")
+        return Question([(_boxed(wanted.parts[0]), spelled_prose(plain_numerals(answer)))], None, None)
+    if len(written) > MAX_ANSWER:
+        return Question([], written, f"it is longer than {MAX_ANSWER} characters")
+    given = read(written)
+    different = _difference(wanted, given)
+    pairs = [] if different else list(zip(wanted.parts, given.parts, strict=True))
+    formulas = [(_boxed(a), _boxed(b)) for a, b in pairs if '"' not in (a[:1], b[:1])]
+    return Question(formulas, written, different)
+
+
+def _boxed(formula: str) -> str:
+    return f"{_BOX}{formula}}}"
+
+
+def _difference(gold: Reading, answer: Reading) -> str | None:
+    """Why two answers differ whatever their formulas are; None if only the formulas decide."""
+    if gold.relation != answer.relation:
+        return f"one is a relation: '{gold.relation or '='}' is expected, not '{answer.relation or '='}'"
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return f"the units differ: {gold.unit} is expected, not {answer.unit}"
+    if {gold.unit, answer.unit} & {"am", "pm"} and _clock(gold) != _clock(answer):
+        return "the times differ"
+    if not gold.parts or len(gold.parts) != len(answer.parts):
+        return "they have different parts"
+    for first, second in zip(gold.parts, answer.parts, strict=True):
+        if '"' in (first[:1], second[:1]) and _folded(first) != _folded(second):
+            return "the words differ"
+    return None
+
+
+def _clock(reading: Reading) -> str:
+    return re.sub(r"\s|(?:^|(?<=:))0(?=\d)", "", "".join(reading.parts))
+
+
+def _folded(words: str) -> str:
+    """Words in lower case, units among them in their canonical spelling."""
+    folded = [_UNITS.get(word, word) for word in words.lower().lstrip('"').split()]
+    return " ".join(folded).strip(" .,:;!")
+
+
+def _spelled(text: str) -> str:
+    """Signs of Unicode as LaTeX, without commands of style, numbers spelled in full."""
+    if not text.isascii():
+        text = _VULGAR.sub(lambda m: f"{m[1]} {unicodedata.normalize('NFKC', m[2])}".translate(_SIGNS), text)
+        text = _SUPERSCRIPT.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+        text = _SUBSCRIPT.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
+        text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}", text).translate(_SIGNS)
+    text = _STYLES.sub("", text)
+    text = _NEGATIVE_SPACE.sub("", text)
+    text = _SPACES.sub(" ", text)
+    text = _SCIENTIFIC.sub(_decimal, text)
+    text = _TIMES_TEN.sub(r"\\times 10^", text)
+    text = _LONG_EXPONENT.sub(r"^{\1}", text)
+    text = _MIXED.sub(_improper, text)
+    return _BASED.sub(lambda m: _SYMBOL.format(_code(f"{m[1].lower()} in base {m[2] or m[3]}")), text)
+
+
+def _decimal(number: re.Match[str]) -> str:
+    return format(Decimal(f"{number[1]}e{number[2]}"), "f")
+
+
+def _improper(number: re.Match[str]) -> str:
+    whole, over, under = int(number[1]), int(number[2]), int(number[3])
+    return rf"\frac{{{whole * under + over}}}{{{under}}}" if over < under else number[0]
+
+
+def _code(word: str) -> int:
+    return zlib.crc32(word.encode())
+
+
+def _marked(text: str) -> tuple[str, list[str]]:
+    r"""``text`` with marks in place of the words in ``\text{}`` and the like, and these words."""
+    words: list[str] = []
+
+    def mark(match: re.Match[str]) -> str:
+        command, inner = match[1], match[2].strip()
+        name = inner.lower().strip(" .")
+        if name in ("and", "or", "and/or"):
+            return ", "
+        if name in _NAMED:
+            return f" {_NAMED[name]} "
+        if name in _OPERATORS and command not in ("rm", "text"):
+            return rf"\{name} " if inner.islower() else match[0]
+        if not inner or not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", inner)):
+            return f" {inner} "
+        if inner in ("i", "e") or command in _FONT_OF_VARIABLES:
+            return f" {inner} "
+        if len(inner) == 1 and not _follows_number(match):
+            return f" {inner} "
+        words.append(inner)
+        return f"\0{len(words) - 1}\0"
+
+    text = _TEXT_COMMAND.sub(mark, text)
+    return _SWITCHED.sub(mark, text), words
+
+
+def _follows_number(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 40) : match.start()].rstrip()
+    return bool(before) and (before[-1].isdigit() or before[-1] in "})")
+
+
+def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
+    if currency := _CURRENCY.match(text):
+        sign = currency[2].lstrip("\\")
+        return currency[1] + text[currency.end() :], sign
+    if found := _HALF_DAY.search(text):
+        return text[: found.start()], f"{found[1].lower()}m"
+    marked = re.search(r"\s*\0(\d+)\0\s*((?:\^\{?[-\d]{1,3}\}?)?)\.?$", text)
+    if marked is not None:
+        head = text[: marked.start()]
+        if degrees := _DEGREES.search(head):
+            return head[: degrees.start()], f"°{_folded(words[int(marked[1])])}"
+        if head.strip() and "\0" not in head and _has_number(head):
+            return head, _canonical(words[int(marked[1])], marked[2])
+        return text, ""
+    if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+        return text[: degrees.start()], f"°{degrees[1].lower()}" if degrees[1] else "degree"
+    plain = _PLAIN_UNIT.search(text)
+    if plain is None or "\0" in text:
+        return text, ""
+    space, name = plain[1], plain[2]
+    known = name in _UNITS or name.lower() in _UNITS
+    named = all(len(word) > 2 and word.lower() not in _NO_UNITS for word in re.findall("[A-Za-z]+", name))
+    if known and len(name) == 1:
+        number = re.fullmatch(r"-?[\d.,]+", text[: plain.start()])
+        known = bool(space) and name in _ONE_LETTER_UNITS and number is not None
+    if known or (named and space and text[plain.start() - 1].isdigit()):
+        return text[: plain.start()], _canonical(name, plain[3])
+    return text, ""
+
+
+def _has_number(text: str) -> bool:
+    return re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", text) is not None
+
+
+def _canonical(unit: str, power: str) -> str:
+    name = " ".join(unit.replace("\\", "").strip(" .").split())
+    half = re.fullmatch(r"([ap])\.?\s?m", name, re.IGNORECASE)
+    if half:
+        return f"{half[1].lower()}m"
+    if square := re.fullmatch(r"(square|sq\.?|cubic)\s+(.+)", name, re.IGNORECASE):
+        name, power = square[2], "^3" if square[1].lower() == "cubic" else "^2"
+    words = [
+        _UNITS.get(word, _UNITS.get(word.lower(), word.lower()))
+        for word in re.split(r"\s*/\s*|\s+per\s+", name)
+    ]
+    return "/".join(words) + power.replace("{", "").replace("}", "")
+
+
+def _parts(text: str, words: list[str]) -> tuple[str, ...]:
+    """Formulas and words in turn. Words within braces, or before a "=", become symbols of formulas."""
+    parts: list[str] = [""]
+    depth, end = 0, 0
+    for mark in _WORD.finditer(text):
+        between = text[end : mark.start()]
+        depth += between.count("{") - between.count("}")
+        parts[-1] += between
+        end = mark.end()
+        word = _folded(words[int(mark[1])])
+        if depth > 0 or text[end : end + 9].lstrip().startswith(("=", "_", "^")):
+            parts[-1] += _SYMBOL.format(_code(word))
+        else:
+            parts += ['"' + word, ""]
+    parts[-1] += text[end:]
+    found = [part.strip(" ,.;") if part[:1] != '"' else part for part in parts]
+    found = [part for part in found if part]
+    if len(found) == 2 and found[0][0] == '"' and _LABEL_END.search(found[0]):
+        del found[0]  # "the area is", 5
+    return tuple(found)

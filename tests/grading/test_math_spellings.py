@@ -1,0 +1,187 @@
+r"""Answers as people and models write them, and what they are equal to.
+
+The kinds are those of public bug reports: upright constants, words and units, small numbers, boxes, mixed and
+scientific numbers, bases, relations, times, numbers without end.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gym_serve.grading import ask, boxed_gold
+from gym_serve.grading.math_worker import arithmetic, work
+
+BOXED: dict[str, list[tuple[str, str, bool]]] = {
+    "upright constants": [
+        (r"3+4\mathrm{i}", "3+4i", True),
+        (r"3+4\mathrm{i}", "7", False),
+        (r"\frac{2}{\mathrm{e}^2}", r"\frac{2}{e^2}", True),
+        (r"\frac{2}{\mathrm{e}^2}", r"\frac{2}{\mathrm{e}^3}", False),
+        (r"\sqrt{\mathrm{e}+1}", r"\sqrt{e+1}", True),
+        (r"\sqrt{\mathrm{e}+1}", r"\sqrt{\mathrm{e}+2}", False),
+        (r"2\mathrm{e}", "2e", True),
+        (r"2\mathrm{e}", "2", False),
+        (r"\pi", r"\mathrm{\pi}", True),
+    ],
+    "words": [
+        (r"2 \text{ hours } 30 \text{ minutes}", r"2 \text{ hrs } 30 \text{ minutes}", True),
+        (r"2 \text{ hours } 30 \text{ minutes}", r"2 \text{ hours } 45 \text{ minutes}", False),
+        (r"2 \text{ hours } 30 \text{ minutes}", "2", False),
+        (r"5 \text{ feet } 6 \text{ inches}", r"5 \text{ feet } 9 \text{ inches}", False),
+        (r"n^2 \text{ if } n \text{ is odd}", r"n^{2}\text{ if }n\text{ is odd}", True),
+        (r"n^2 \text{ if } n \text{ is odd}", r"n^2 \text{ if } n \text{ is even}", False),
+        (r"\frac{3}{\text{speed}}", r"\frac{6}{2\text{speed}}", True),
+        (r"\frac{3}{\text{speed}}", r"\frac{3}{\text{time}}", False),
+        ("listen", "silent", False),
+        ("True", "True", True),
+        (r"\text{yes}", "Yes", True),
+        (r"\text{Area}=5", "5", True),
+        (r"2 \text{ and } 3", "3, 2", True),
+        ("C", r"\text{C}", True),
+    ],
+    "units": [
+        ("5", r"5\text{ cm}", True),
+        (r"5\text{ cm}", "5", True),
+        (r"10\text{ cm}", r"10\text{ m}", False),
+        ("10 cm", "10 centimeters", True),
+        ("5 apples", "5", True),
+        ("2t", "2t", True),
+        ("2t", "2", False),
+        (r"\frac12 h", r"\frac12", False),
+        (r"45^\circ", r"45 \text{ degrees}", True),
+        (r"45^\circ", "45°", True),
+        (r"5^\circ C", r"5^\circ F", False),
+        (r"\$32", "32", True),
+        (r"\$5.50", "€5.50", False),
+        ("10:30 a.m.", "10:30 p.m.", False),
+        (r"10:30 \text{ a.m.}", r"10:30\text{ AM}", True),
+    ],
+    "small numbers": [
+        (r"6.63\times10^{-34}", "6.63e-34", True),
+        (r"6.63\times10^{-34}", r"6.63 \cdot 10^{-34} \text{ J s}", True),
+        (r"6.63\times10^{-34}", r"9.11\times10^{-31}", False),
+        (r"1.6\times10^{-19}", r"-1.6\times10^{-19}", False),
+        ("1/2^{97}", "1/2^{96}", False),
+        ("e^{-100}", "e^{-200}", False),
+        ("0.0000123", "0.0000119", False),
+        ("10^{-30}", "0", False),
+        (r"x=6.63\times10^{-34}", r"x=9.11\times10^{-31}", False),
+        (r"6.63\times10^{-34}x", r"9.11\times10^{-31}x", False),
+        (r"(1,1.6\times10^{-19})", r"(1,2.6\times10^{-19})", False),
+        (r"\{1.6\times10^{-19},2\}", r"\{1.7\times10^{-19},2\}", False),
+        (r"\begin{pmatrix}10^{-20}\\1\end{pmatrix}", r"\begin{pmatrix}10^{-21}\\1\end{pmatrix}", False),
+        ("[0,10^{-9}]", "[0,10^{-8}]", False),
+        (r"\frac{1}{81}", "0.012346", True),
+    ],
+    "numerals": [
+        (r"\frac{5}{4}", "1 1/4", True),
+        (r"-\frac{5}{4}", "-1 1/4", True),
+        (r"\frac{4}{3}", "2 2/3", False),
+        ("1.5", "1½", True),
+        ("0.00015", "1.5e-4", True),
+        ("10^{-34}", "10^-34", True),
+        ("10^{-34}", "10⁻³⁴", True),
+        ("x^2", "x²", True),
+        (r"\sqrt{3}", "√3", True),
+        ("1010_2", "1010_{2}", True),
+        ("1010_2", "1010_3", False),
+        ("1010_2", "1010", False),
+        ("1,234.5", r"\frac{2469}{2}", True),
+        (r"25\%", "25", True),
+    ],
+    "relations and tuples": [
+        ("5", r"\ne 5", False),
+        ("5", r"\leq 5", False),
+        (r"\leq 5", r"\le 5", True),
+        ("(1,2)", "(2,1)", False),
+        ("(1,2,3)", "(3,2,1)", False),
+        (r"(\frac12,3)", r"\left(0.5, 3\right)", True),
+        ("x=1,y=2", "x=1, y=2", True),
+        ("x=1,y=2", "x=2, y=1", False),
+    ],
+    "numbers without end": [
+        ("9^{9^{9}}", "9^{9^{9}}", True),
+        ("42", "9^{9^{9}}", False),
+        ("42", "9^{9^{9^9}}", False),
+        ("42", "((10^3)!)!", False),
+        ("42", "(10^9)!", False),
+        ("42", "e^{e^{e^{e^{e}}}}", False),
+        ("42", r"\sin(9^{9^9})", False),
+        ("42", r"\{9^{9^9}, 1\}", False),
+        ("42", r"9^{9^9}\%", False),
+        ("x", "x^{9^{9^9}}", False),
+        ("x", "(x+1)^{10^6}", False),
+        ("2^{100}+1", "2^{100}", False),
+        ("5050", r"\sum_{n=1}^{100} n", True),
+    ],
+}
+"""Gold, content of the box, whether they are equal."""
+
+TEXTS: list[tuple[str, str, bool]] = [
+    ("23", "\\boxed {23}", True),
+    ("23", "\\boxed\n{23}", True),
+    ("23", "\\fbox{23}", True),
+    ("23", "\\boxed{23}. I put it in \\boxed{} as asked.", True),
+    ("5", "in \\boxed{answer}. So \\boxed{5}", True),
+    ("5", "so \\boxed{5} in \\boxed{answer}", True),
+    ("5", "\\boxed{4}. No wait, \\boxed{5}", True),
+    ("4", "\\boxed{4}. No wait, \\boxed{5}", False),
+    ("5", "\\boxed{4}, \\boxed{5}", False),
+    ("23", "\\boxed 23", True),
+    ("1/2", "\\boxed\\frac{1}{2}", True),
+    ("23", "$\\boxed{\\large 23}$", True),
+    ("23", "\\boxed{\\textbf{23}}", True),
+    ("2", "The answer is 2 2/3", False),
+    ("\\frac83", "The answer is 2 2/3.", True),
+    ("0.00015", "**Answer:** 1.5e-4", True),
+    ("42", "First $41$ then $42$", True),
+    ("42", "So x = 42", True),
+    ("-3", "$-3$", True),
+    ("5", "The answer is $\\ne 5$", False),
+    ("3", "__import__('os').getcwd()", False),
+]
+"""Gold, the whole text, whether it gives the gold."""
+
+
+def is_equal(gold: str, text: str) -> bool:
+    question = ask(boxed_gold(gold), text)
+    if question.difference is not None or not question.pairs:
+        return question.difference is None
+    return bool(work([list(pair) for pair in question.pairs])["equal"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", BOXED)
+def test_answers_in_boxes(kind: str) -> None:
+    wrong = [case for case in BOXED[kind] if is_equal(case[0], f"\\boxed{{{case[1]}}}") != case[2]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("gold", "text", "equal"), TEXTS)
+def test_answers_in_texts(gold: str, text: str, equal: bool) -> None:
+    assert is_equal(gold, text) == equal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "x.\uff4eame",
+        "S('1')",
+        "1 if 1 else 2",
+        "[1]",
+        "2(3)",
+        "1_000",
+        "\uff11",
+        "1 .real",
+    ],
+)
+def test_arithmetic_reads_nothing_but_arithmetic(text: str) -> None:
+    with pytest.raises((ValueError, SyntaxError)):
+        arithmetic(text)
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.parametrize(("text", "value"), [("1+2*3", 7), ("-(2**3)/4", -2), ("2--1", 3), ("1.5*2", 3)])
+def test_arithmetic(text: str, value: float) -> None:
+    assert float(arithmetic(text).doit()) == value
