@@ -53,8 +53,8 @@ class McqaRequest(VerifyRequest):
             raise ValueError(
                 f"expected_answer {expected[:20]!r} is no letter of options, which has {letters[:30]}"
             )
-        if not letters and not (self.template_metadata and self.template_metadata.patterns):
-            raise ValueError("options has no letter that could be answered")
+        if not self.options and not (self.template_metadata and self.template_metadata.patterns):
+            raise ValueError("options is missing: the letters that can be answered, and their texts")
         return self
 
     @property

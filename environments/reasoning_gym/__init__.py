@@ -21,8 +21,8 @@ from gym_serve.environments.reasoning_gym.families import (
     strange_number,
 )
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
-from gym_serve.environments.reasons import excerpt
-from gym_serve.grading import last_closed_box, replace_surrogates
+from gym_serve.grading import last_box_text, replace_surrogates
+from gym_serve.grading.reasons import excerpt
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.sandbox import Limits, PlainProcess, Sandbox, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
@@ -191,4 +191,4 @@ def answer_in(text: str) -> str:
         start = text.find(_OPEN, end)
     if found is not None:
         return found.strip()
-    return last_closed_box(text.strip()) or text.strip()
+    return last_box_text(text.strip()) or text.strip()

@@ -33,9 +33,6 @@ from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
 
-last_closed_box = last_box_text
-"""Another name of `last_box_text`: there is one way to find a box."""
-
 __all__ = [
     "MAX_DEPTH",
     "Comparison",
@@ -50,7 +47,6 @@ __all__ = [
     "ending",
     "last_box",
     "last_box_text",
-    "last_closed_box",
     "pair_up",
     "plain_numerals",
     "replace_surrogates",

@@ -472,7 +472,7 @@ class Episode:
             here = time.monotonic() - begun
             others = self._not_its_own + (here if stage == "model" and here > seconds * _SLOW else 0.0)
             own, where = (own or stage != "tool") and others < seconds / 2, "episode"
-        message = f"the {where} ran out of time ({setting}: {round(seconds, 3):g} s)"
+        message = f"the {where} ran out of time ({setting}: {round(seconds, 2):g} s)"
         if episode and where != stage:
             message += f", in its {stage} stage"
         return PolicyDeadline(message, stage=where) if own else DeadlineExceeded(message, stage=stage)

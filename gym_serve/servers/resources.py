@@ -370,8 +370,6 @@ class ResourcesServer(Server):
                 with metering(meter, "verify"):
                     verdict = await call.run(self.verify, *arguments)
                 fields = _verdict(verdict).model_dump(mode="json")
-                if fields["reason"] is None:
-                    del fields["reason"]
                 return Reply.of({**fields, USAGE_FIELD: meter.take()} if meter else fields)
             except GymError:
                 raise

@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+)
 
 from gym_serve.types.errors import InvalidRequest
 
@@ -84,7 +93,15 @@ class Verdict(BaseModel):
     """Finite; 0 to 1 by convention."""
     reason: str | None = None
     """Why the reward is below the full one, in a sentence for people: what was looked for, and what was found
-    in its place ("no line 'Answer: X' found; the text ends 'C: William Shakespeare'")."""
+    in its place ("no line 'Answer: X' found; the text ends 'C: William Shakespeare'"). A verdict without one
+    has no such key."""
+
+    @model_serializer(mode="wrap")
+    def _without_an_empty_reason(self, handler: SerializerFunctionWrapHandler) -> JSON:
+        fields: JSON = handler(self)
+        if fields.get("reason") is None:
+            fields.pop("reason", None)
+        return fields
 
 
 class CompareRequest(BaseModel):

@@ -154,7 +154,7 @@ async def test_no_results() -> None:
 
 async def test_a_summary_that_is_cut_within_a_character() -> None:
     async with live(Google((200, '{"items": [{"title": "\\ud83e", "snippet": "An otter"}]}', {}))) as bench:
-        assert json.loads(await found(bench)) == {"items": [{"title": "?", "snippet": "An otter"}]}
+        assert json.loads(await found(bench)) == {"items": [{"title": "\ufffd", "snippet": "An otter"}]}
 
 
 async def test_a_busy_google_is_asked_again() -> None:

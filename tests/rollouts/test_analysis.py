@@ -267,7 +267,10 @@ def test_tasks_named_by_a_field(tmp_path: Path) -> None:
     comparison = Comparison(*runs, by_prompt=False)
     assert (comparison.summary(0).paired_tasks, comparison.summary(0).different_prompts) == (3, 2)
     list(read_rollouts([a], TaskKey("uuid"), problems))
-    assert problems.kept[0] == f"{a}:1: `uuid`, the field that identifies the task, is missing"
+    assert (
+        problems.kept[0]
+        == f"{a}:1: `uuid`, the field that identifies the task, is missing (and 2 more like this)"
+    )
 
 
 def compared(a: dict[int, list[float]], b: dict[int, list[float]]) -> Comparison:
