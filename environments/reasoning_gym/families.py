@@ -173,7 +173,8 @@ _DAYS = re.compile(r"[+-]?\d+(?:\s+days?)?", re.IGNORECASE)
 
 def _other_number(answer: str, item: Item) -> str | None:
     found = {float(number.replace(",", "")) for number in _NUMBER.findall(answer)}
-    return None if found == {float(item["answer"])} else "it has another number, or several"
+    alone = found == {float(item["answer"])}
+    return _denied(answer, item) if alone else "it has another number, or several"
 
 
 def _other_words(answer: str, item: Item) -> str | None:
@@ -236,10 +237,20 @@ def _denied(answer: str, item: Item) -> str | None:
     return "it denies itself, or is one of several answers" if _DENIAL.search(answer) else None
 
 
+_FRACTION = re.compile(
+    r"\$?\s*(?:\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|[+-]?\d+\s*/\s*[+-]?\d+)\s*\$?", re.IGNORECASE
+)
+
+
+def _several_fractions(answer: str, item: Item) -> str | None:
+    return None if _FRACTION.fullmatch(answer.strip()) else "it is more than one fraction"
+
+
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "calendar_arithmetic": _other_integer,  # where -1 is right, wrong numbers score above 1
     "coin_flip": _other_probability,  # "0" is the beginning of "0.0001220703125"
     "figlet_fonts": _other_letters,  # ten equal letters are enough
+    "fraction_simplification": _several_fractions,  # text after the first one is not looked at
     "game_of_life": _other_board,  # rows and cells beyond the board are not looked at
     "gsm_symbolic": _other_number,  # the first number counts, without its sign
     "kakurasu": _denied,  # everything but 0 and 1 is skipped

@@ -1,8 +1,8 @@
 """Judges: models that score what a policy did. What environments with a judge have in common.
 
-    prompt     check_fields  check_labels  escape_labels  judge_messages
+    prompt     check_fields  check_labels  escape_labels  delimiter  judge_messages
     call       JudgeCalls: bounded concurrency, typed failures, `VerdictCache`
-    verdict    label_of  json_objects
+    verdict    label_of  verdict_in  contradicts  json_objects
     decision   LabelJudge: votes of several judges;  both_orders
     trust      calibrate: agreement and kappa with labels that people gave
 
@@ -23,12 +23,15 @@ from gym_serve.judging.label_judge import (
 from gym_serve.judging.prompts import (
     check_fields,
     check_labels,
+    contradicts,
+    delimiter,
     escape_labels,
     final_text,
     first_label,
     json_objects,
     judge_messages,
     label_of,
+    verdict_in,
     whole_text,
 )
 
@@ -45,6 +48,8 @@ __all__ = [
     "calibrate",
     "check_fields",
     "check_labels",
+    "contradicts",
+    "delimiter",
     "escape_labels",
     "final_text",
     "first_label",
@@ -53,5 +58,6 @@ __all__ = [
     "label_of",
     "majority",
     "open_cache",
+    "verdict_in",
     "whole_text",
 ]

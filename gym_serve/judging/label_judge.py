@@ -14,6 +14,7 @@ for nominal scales", 1960).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +24,16 @@ from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
 from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache
-from gym_serve.judging.prompts import check_labels, final_text, judge_messages, label_of
+from gym_serve.judging.prompts import check_labels, contradicts, final_text, judge_messages, label_of
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
+
+_CONTRADICTIONS = 2
+"""How often a judge is asked again that contradicts itself."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Label = Hashable
@@ -54,7 +60,7 @@ class LabelJudge:
         models: the judges.
         calls: makes the calls.
         prompt_template: the prompt, for `str.format`; see `check_fields`.
-        labels: the allowed labels; the first one in a reply is its verdict.
+        labels: the allowed labels; the one that a reply ends with is its verdict.
         params: Responses body of every call, less ``input``.
         system_message: message before each prompt, or None.
         read: returns the part of a reply that is searched for labels.
@@ -88,7 +94,7 @@ class LabelJudge:
         prompt = self.prompt_template.format(**fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
         asked = [
-            asyncio.create_task(self.calls.ask(model, request, self._label, judge=judge, vote=vote))
+            asyncio.create_task(self._vote(model, request, judge, vote))
             for judge, model in enumerate(self.models)
             for vote in range(self.votes)
         ]
@@ -108,6 +114,16 @@ class LabelJudge:
         if failures and (could_decide or unforeseen):
             raise (unforeseen or failures)[0]
         return Ballot(label, votes)
+
+    async def _vote(self, model: ModelClient, request: JSON, judge: int, vote: int) -> Answer[str]:
+        """The vote of a judge, which is asked again if it contradicts itself."""
+        for again in range(_CONTRADICTIONS + 1):
+            answer = await self.calls.ask(model, request, self._label, judge=judge, vote=vote)
+            if answer.verdict is not None or not contradicts(self.read(answer.response), self.labels):
+                break
+            if again < _CONTRADICTIONS:
+                logger.info("a judge contradicts itself, and is asked again")
+        return answer
 
     def _label(self, response: JSON) -> str | None:
         return label_of(response, self.read(response), self.labels)

@@ -7,6 +7,7 @@ without a verdict is None. A reply that is empty, or that broke off before its v
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import string
@@ -24,7 +25,6 @@ _INSTRUCTION = 8
 """Minimum number of words in a prompt that gives its judge instructions."""
 
 _TAIL = 20_000  # characters; verdicts are at the end, and the search for JSON can take quadratic time
-_FENCED = re.compile(r"```json(.*?)```", re.DOTALL | re.IGNORECASE)
 _DECODER = json.JSONDecoder()
 
 
@@ -81,6 +81,10 @@ def _says(text: str, piece: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", text) is not None
 
 
+_ROUNDS = 20
+"""Spaces between the characters of one label might make another; no two real labels need more rounds."""
+
+
 def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
     """The end of a policy's text, with a space between the characters of each label.
 
@@ -91,10 +95,22 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
         labels: the labels of the judge.
         max_chars: number of characters that are kept, at the end of the text.
     """
-    text = text[-max_chars:]
-    for label in labels:
-        text = text.replace(label, " ".join(label))
+    text, labels = text[-max_chars:], list(labels)
+    for _ in range(_ROUNDS):
+        if not any(label in text for label in labels):
+            break
+        for label in labels:
+            text = text.replace(label, " ".join(label))
     return text
+
+
+def delimiter(*texts: str) -> str:
+    """A mark for the places where the texts of a prompt begin and end, 16 characters.
+
+    Nobody can write it into one of the texts, as it is made of a hash of all of them; and the same texts have
+    the same one, so that a prompt can be cached.
+    """
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]:
@@ -129,15 +145,64 @@ def final_text(response: JSON) -> str:
     return content if isinstance(content, str) else ""
 
 
+_THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_NOTHING = re.compile(r"[\s.,;:!*_`'\"\])}>]*")
+_SAME_LINE = re.compile(r"[ \t]*")
+
+
+def without_thoughts(text: str) -> str:
+    """A reply without its reasoning: what stands in ``<think>`` tags, or before a lone ``</think>``."""
+    kept: list[str] = []
+    depth = start = 0
+    for tag in _THINK.finditer(text):
+        if tag[1]:
+            kept = [] if depth == 0 else kept  # a template opened it
+            depth = max(0, depth - 1)
+        else:
+            if depth == 0:
+                kept.append(text[start : tag.start()])
+            depth += 1
+        start = tag.end()
+    return "".join(kept) + (text[start:] if depth == 0 else "")
+
+
+def labels_in(text: str, labels: Sequence[str]) -> list[tuple[str, int, int]]:
+    """All labels in a text, each with its place; the longer of two at one place."""
+    pattern = "|".join(map(re.escape, sorted(labels, key=len, reverse=True)))
+    return [(found[0], *found.span()) for found in re.finditer(pattern, text)]
+
+
 def first_label(text: str, labels: Sequence[str]) -> str | None:
     """The first label in ``text``, or None."""
-    places = [(text.find(label), -len(label), label) for label in labels]  # the longer of two at one place
-    found = [place for place in places if place[0] >= 0]
-    return min(found)[2] if found else None
+    return next((label for label, _, _ in labels_in(text, labels)), None)
+
+
+def verdict_in(text: str, labels: Sequence[str]) -> str | None:
+    """The label that a text gives as its verdict; None if it has none, or contradicts itself.
+
+    Our prompts ask a judge to end with its verdict. So of several labels the last one counts, if the text
+    ends with it. A line of nothing but labels is read as NeMo Gym reads it: by the first one.
+    """
+    text = without_thoughts(text)
+    found = labels_in(text, labels)
+    if not found:
+        return None
+    last = found[-1]
+    if len({label for label, _, _ in found}) == 1:
+        return last[0]
+    bare, _, _ = zip(*found, strict=True)
+    if _SAME_LINE.fullmatch(re.sub("|".join(map(re.escape, bare)), "", text.strip())):
+        return first_label(text, labels)
+    return last[0] if _NOTHING.fullmatch(text, last[2]) else None
+
+
+def contradicts(text: str, labels: Sequence[str]) -> bool:
+    """Whether a text has several labels, and gives none of them as its verdict."""
+    return verdict_in(text, labels) is None and bool(labels_in(without_thoughts(text), labels))
 
 
 def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
-    """The label of a reply; None if the reply is complete and has none.
+    """The label of a reply; None if the reply is complete and has none, or contradicts itself.
 
     Args:
         response: the reply.
@@ -147,7 +212,7 @@ def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
     Raises:
         VerifierFailed: the reply is empty, or broke off before its verdict.
     """
-    label = first_label(text, labels)
+    label = verdict_in(text, labels)
     if label is None:
         if reason := response.get("incomplete_details"):
             raise VerifierFailed(f"the judge's reply broke off before its verdict: {reason}")
@@ -166,14 +231,8 @@ def _checked(response: JSON) -> Response:
 
 
 def json_objects(text: str) -> Iterator[JSON]:
-    """The JSON objects at the end of ``text``, the most likely verdict first.
-
-    Those in ``json`` code fences come first, in their order; then all others, the last one first.
-    """
-    text = text[-_TAIL:]
-    for fence in _FENCED.finditer(text):
-        yield from _found(fence[1])
-    yield from reversed(list(_found(text)))
+    """The JSON objects at the end of a reply, the last one first; those of its reasoning left out."""
+    yield from reversed(list(_found(without_thoughts(text)[-_TAIL:])))
 
 
 def _found(text: str) -> Iterator[JSON]:

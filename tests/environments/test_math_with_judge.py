@@ -157,7 +157,7 @@ async def test_judge_says_no(bench: Bench, replies: list[Any]) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        f"{EQUAL} rather than {DIFFERENT}",
+        f"Not {DIFFERENT}, but {EQUAL}",
         said("the values agree:", EQUAL, "as shown"),
         [
             {"type": "reasoning", "summary": []},

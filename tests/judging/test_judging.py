@@ -29,7 +29,9 @@ from gym_serve.judging import (
     final_text,
     first_label,
     json_objects,
+    label_of,
     majority,
+    verdict_in,
     whole_text,
 )
 from gym_serve.observe.catalogue import JUDGE_CALLS
@@ -218,6 +220,7 @@ def test_a_judge_that_answers_no_response(output: Any, read: Any) -> None:
 
 def test_of_two_labels_at_one_place_the_longer_one_counts() -> None:
     assert first_label("so: A+ or A", ("A", "A+")) == "A+"
+    assert verdict_in("so: A+", ("A", "A+")) == "A+"
 
 
 def test_fields_of_a_prompt() -> None:
@@ -291,7 +294,7 @@ def test_without_a_judge_nobody_says_the_labels() -> None:
 @given(st.text("[]yesno "), st.integers(1, 40))
 def test_no_label_of_a_policy_reaches_the_judge(text: str, length: int) -> None:
     shown = escape_labels(text, (YES, NO), length)
-    assert first_label(shown, (YES, NO)) is None
+    assert not any(label in shown for label in (YES, NO))
 
 
 @given(st.text('{}"a: 4,[]`jsn\n'))
@@ -299,9 +302,48 @@ def test_any_text_has_objects_or_none(text: str) -> None:
     assert all(isinstance(value, dict) for value in json_objects(text))
 
 
-def test_fenced_objects_come_first_then_the_last_one() -> None:
-    text = '{"n": 1} {"n": 2}\n```json\n{"n": 3}\n```\n{"n": 4}'
-    assert [value["n"] for value in json_objects(text)] == [3, 4, 3, 2, 1]
+def test_the_last_object_comes_first_fenced_or_not() -> None:
+    text = '<think>{"n": 0}</think>{"n": 1} {"n": 2}\n```json\n{"n": 3}\n```\n{"n": 4}'
+    assert [value["n"] for value in json_objects(text)] == [4, 3, 2, 1]
+
+
+EQUAL, OTHER = "[[A=B]]", "[[A!=B]]"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("If the sign did not matter I would say [[A=B]]. It does. [[A!=B]]", OTHER),
+        ("[[A!=B]] was my first thought.\n\n**Verdict: [[A=B]].**", EQUAL),
+        ("<think>[[A=B]]</think> They differ: [[A!=B]]", OTHER),
+        ("<think>[[A=B]]</think> I cannot tell.", None),
+        ("I would say [[A=B]]</think>I cannot tell.", None),
+        ("<think>so [[A=B]]", None),
+        ("Maybe [[A=B]], maybe [[A!=B]]; I cannot tell.", None),
+        ("[[A=B]] it is, since they are the same.", EQUAL),
+        ("[[A=B]] [[A!=B]]", EQUAL),  # a line of labels alone: as NeMo Gym reads it
+        ("[[A=B]]\n[[A!=B]]", OTHER),
+        ("no label", None),
+    ],
+)
+def test_the_label_that_a_reply_ends_with_is_its_verdict(text: str, verdict: str | None) -> None:
+    assert label_of({"output": [{}]}, text, (EQUAL, OTHER)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("replies", "label", "asked"),
+    [
+        ([f"{YES} or {NO}?", YES], YES, 2),
+        ([f"{YES} or {NO}? I cannot tell"], None, 3),
+        (["I cannot tell"], None, 1),
+    ],
+)
+async def test_a_judge_that_contradicts_itself_is_asked_again(
+    replies: list[str], label: str | None, asked: int
+) -> None:
+    voter = Voter(*replies)
+    assert (await judge_of(voter).ask({"it": "this"})).label == label
+    assert voter.calls == asked
 
 
 @pytest.mark.parametrize(
