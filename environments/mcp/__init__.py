@@ -8,6 +8,7 @@ failure.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -36,9 +37,11 @@ from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, Verify
 from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
 from gym_serve.servers.tools import ToolDescription, is_tool_name
-from gym_serve.servers.transport import text_as_json
+from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
+
+logger = logging.getLogger("gym_serve")
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
@@ -51,7 +54,12 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
     Raises:
         GraphError: one of them is not there, or its name cannot be that of a route.
     """
-    found = {tool.name: tool for tool in tools}
+    found = {}
+    for tool in tools:
+        if (kind := tool.input_schema.get("type", "object")) == "object":
+            found[tool.name] = tool
+        else:  # no endpoint takes it, and the others are as good as ever
+            logger.warning("tool %r is left out: its arguments must be an object, not %r", tool.name, kind)
     chosen = list(found) if wanted is None else list(dict.fromkeys(wanted))
     problems = [
         f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(found)) or 'none'}"
@@ -66,7 +74,7 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
     if problems:
         raise GraphError(problems)
     return {
-        name: ToolDescription(name, found[name].description or "", {**found[name].input_schema})
+        name: ToolDescription(name, found[name].description or "", completed(found[name].input_schema))
         for name in chosen
     }
 
@@ -249,9 +257,16 @@ class McpEnvironment(ResourcesServer):
         return McpConnection(by_process(server), f"the MCP server of {self.name}")
 
 
+def completed(schema: JSON) -> JSON:
+    """The schema of a tool's arguments with what endpoints ask for: ``type`` and ``properties``."""
+    return {**schema, "type": "object", "properties": schema.get("properties") or {}}
+
+
 def text_of(result: CallToolResult, max_chars: int) -> str:
     """The text of a result, its blocks one below the other; the end of a longer one is cut off."""
     text = "\n".join(map(_block, result.content))
+    if not result.content and result.structured_content is not None:
+        text = encode(result.structured_content).decode()
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}... [{len(text) - max_chars} more characters]"

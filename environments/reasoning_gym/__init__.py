@@ -181,14 +181,14 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 def answer_in(text: str) -> str:
     r"""The answer that a model's text gives, without white space around it.
 
-    The last ``<answer>...</answer>`` counts, also if it is empty; without one, the last ``\boxed{}`` that
-    is not; without that, the whole text. Takes linear time.
+    The last pair ``<answer>...</answer>`` counts, also if it is empty (what is opened before it, and has no
+    end, is prose); without one, the last ``\boxed{}`` that is not; without that, the whole text.
     """
-    found = None
-    start = text.find(_OPEN)
-    while start >= 0 and (end := text.find(_CLOSE, start)) >= 0:
-        found = text[start + len(_OPEN) : end]
-        start = text.find(_OPEN, end)
+    found, place = None, 0
+    while (end := text.find(_CLOSE, place)) >= 0:
+        if (start := text.rfind(_OPEN, place, end)) >= 0:
+            found = text[start + len(_OPEN) : end]
+        place = end + len(_CLOSE)
     if found is not None:
         return found.strip()
     return last_box_text(text.strip()) or text.strip()

@@ -9,8 +9,10 @@ the value, not once for each path to it; and a set checks whether items are uniq
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -46,7 +48,8 @@ class StrictSchema:
     def __init__(self, source: str) -> None:
         try:
             self.schema = _strict(json.loads(source))
-            _Validator.check_schema(self.schema)
+            # Without its check of patterns, which are of ECMA-262 and not Python's.
+            _Validator.check_schema(self.schema, format_checker=jsonschema.FormatChecker(formats=()))
         except (ValueError, RecursionError, jsonschema.SchemaError) as error:
             raise InvalidRequest(f"`schema_str` is not a valid JSON schema: {str(error)[:500]}") from None
         validator = _WithIds if '"$id"' in source else _Validator
@@ -106,11 +109,53 @@ def _matches(pattern: str, text: str) -> bool:
         InvalidRequest: it is not a valid pattern.
     """
     try:
-        return regex.search(pattern, text, timeout=_PATTERN_SECONDS, concurrent=True) is not None
+        found = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
+        return found is not None
     except TimeoutError:
         raise jsonschema.ValidationError(f"{text[:80]!r} took too long to match {pattern!r}") from None
     except regex.error as error:
         raise InvalidRequest(f"schema_str: the pattern {pattern!r} is invalid: {error}") from None
+
+
+_ECMA = re.compile(r"\\[sS]|\\.|\[\^?\]?|\]|\$", re.DOTALL)
+_ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
+
+
+@lru_cache(4096)
+def ecma(pattern: str) -> str:
+    """A pattern of ECMA-262, as JSON Schema has them, in the syntax of the `regex` package.
+
+    There ``\\d`` and ``\\w`` are ASCII, and ``$`` is the very end. The package knows the rest, such as
+    ``\\p{L}`` and named groups.
+    """
+    in_class = False
+
+    def translated(found: re.Match[str]) -> str:
+        nonlocal in_class
+        text = found[0]
+        if text == "$":
+            return text if in_class else r"\Z"
+        if text == "]":
+            in_class = False
+        elif text[0] == "[" and not in_class:
+            in_class = True
+        elif text.lower() in _ASCII:
+            own = _ASCII[text.lower()]
+            if text.islower():
+                return own if in_class else f"[{own}]"
+            return text if in_class else f"[^{own}]"
+        return text
+
+    return _ECMA.sub(translated, pattern)
+
+
+def _multiple_of(validator: Any, factor: Any, value: Any, schema: JSON) -> _Errors:
+    """By the decimal digits that both are written with: 19.99 is a multiple of 0.01."""
+    if (
+        validator.is_type(value, "number")
+        and (Fraction(repr(value)) / Fraction(repr(factor))).denominator != 1
+    ):
+        yield jsonschema.ValidationError(f"{str(value)[:80]} is not a multiple of {factor}")
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: JSON) -> _Errors:
@@ -180,6 +225,7 @@ def _ref(validator: Any, ref: str, value: Any, schema: JSON) -> _Errors:
 _STANDARD: Any = jsonschema.Draft202012Validator.VALIDATORS
 _extend: Any = jsonschema.validators.extend  # its type stub has no annotations
 _KEYWORDS = {
+    "multipleOf": _multiple_of,
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,

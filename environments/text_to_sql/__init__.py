@@ -259,14 +259,20 @@ class TextToSql(ResourcesServer):
 _FENCE = "```"
 _SQL_FENCE = re.compile(r"```(?:sqlite3?|mysql|postgresql|postgres|pgsql|psql|sql)", re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP)\s", re.IGNORECASE)
-_QUERY = re.compile(r"(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
+_QUERY = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
+_BEGINS = re.compile(
+    r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s|(?im:^[ \t]*(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s)"
+)
+_ENDS = re.compile(r";|\n[ \t]*\n")
+_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def extract_sql(text: str) -> str | None:
     """The query in ``text``; None if there is none.
 
-    It is the last block that is marked as SQL; else the last block that begins like SQL; else what goes from
-    the first word of SQL to the last semicolon, or to the end.
+    It is the last block that is marked as SQL; else the last block that begins like SQL; else the last
+    inline code that does; else the last statement in the prose, which begins in capital letters or with its
+    line, and goes to its semicolon, to an empty line, or to the end.
     """
     marked = list(_blocks(text, _SQL_FENCE))
     if marked:
@@ -274,12 +280,22 @@ def extract_sql(text: str) -> str | None:
     blocks = [block for block in _blocks(text, re.compile(_FENCE)) if _STATEMENT.match(block)]
     if blocks:
         return blocks[-1]
-    start = _QUERY.search(text)
-    if start is None:
-        return None
-    end = text.rfind(";")
-    query = text[start.start() : end + 1] if end >= start.start() else text[start.start() :]
-    return query.strip().rstrip(";") + ";"
+    inline = [code for code in _INLINE.findall(text) if _STATEMENT.match(code)]
+    query = inline[-1] if inline else _in_prose(text)
+    return None if query is None else query.strip().rstrip(";").rstrip() + ";"
+
+
+def _in_prose(text: str) -> str | None:
+    """The last statement that stands in prose: `WITH` and subqueries belong to the statement around them."""
+    found, place = None, 0
+    while (start := _BEGINS.search(text, place)) is not None:
+        end = _ENDS.search(text, start.end())
+        place = end.end() if end else len(text)
+        found = text[start.start() : end.start() if end else len(text)]
+    if found is None and (start := _QUERY.search(text)) is not None:
+        end = _ENDS.search(text, start.end())
+        found = text[start.start() : end.start() if end else len(text)]
+    return found
 
 
 def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:

@@ -12,8 +12,9 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,7 +148,53 @@ def _difference_of_rows(expected: Rows | None, given: Rows | None) -> str | None
     fits = [[i for i, other in enumerate(more) if _same_values(column, other)] for column in fewer]
     if len(pair_up(fits)) < len(fewer):
         return "a column has other values"
+    narrow, wide = (expected, given) if fewer is columns else (given, expected)
+    if not any(_same_rows(narrow, wide, places) for places in islice(_pairings(fits), _MOST_PAIRINGS)):
+        return "its columns have the expected values, and its rows have not"
     return None
+
+
+def _pairings(fits: Sequence[Sequence[int]], taken: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Each way to give every column of one result a column of the other that has the same values."""
+    if len(taken) == len(fits):
+        yield taken
+        return
+    for place in fits[len(taken)]:
+        if place not in taken:
+            yield from _pairings(fits, (*taken, place))
+
+
+def _same_rows(narrow: Rows, wide: Rows, places: Sequence[int]) -> bool:
+    """Whether two results have the same rows in any order, once their columns are paired."""
+    others = [[row[place] for place in places] for row in wide]
+    pairs = zip(sorted(narrow, key=_row_key), sorted(others, key=_row_key), strict=True)
+    if all(all(map(_same_value, row, other)) for row, other in pairs):
+        return True
+    if len(narrow) > _MOST_ROWS:
+        return False
+    # Rounded numbers may sort in another way.
+    fits = [[i for i, other in enumerate(others) if all(map(_same_value, row, other))] for row in narrow]
+    return len(pair_up(fits)) == len(narrow)
+
+
+def _row_key(row: Sequence[Any]) -> list[tuple[int, float, str]]:
+    """Sorts rows: what is equal but for rounding comes to the same place."""
+    numbers = map(_number, row)
+    return [
+        (1, 0.0, repr(value)) if number is None else (0, float(f"{number:.3g}"), "")
+        for value, number in zip(row, numbers, strict=True)
+    ]
+
+
+def _same_value(first: Any, second: Any) -> bool:
+    number, other = _number(first), _number(second)
+    if number is None or other is None:
+        return number is other and first == second
+    return _same_number(number, other)
+
+
+_MOST_PAIRINGS = 1000
+_MOST_ROWS = 200
 
 
 @dataclass(frozen=True)

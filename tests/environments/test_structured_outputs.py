@@ -276,7 +276,7 @@ TREE = {"$defs": {"tree": _EITHER}, "$ref": "#/$defs/tree"}
         ({"uniqueItems": True}, [{"a": [1]}, {"a": [1.0]}], "occurs twice"),
         ({"uniqueItems": True}, [1, True, 0, False, "1", [1], [True], {"a": 1}, {"a": True}, None], None),
         ({"uniqueItems": True}, [[1, 2], [2, 1]], None),
-        ({"multipleOf": 0.1}, 10**400, "OverflowError"),
+        ({"multipleOf": 0.1}, 10**400, None),
     ],
 )
 def test_what_takes_long_elsewhere(schema: Any, value: Any, problem: str | None) -> None:
