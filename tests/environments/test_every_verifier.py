@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.environments import examples, said
+from support.environments import called, examples, said
+from support.hedges import BY_A_MODEL, HEDGED, Texts, hedges
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
 
@@ -366,3 +367,48 @@ async def test_a_group_of_hostile_answers_is_compared() -> None:
     finally:
         await host.stop()
     assert costs.seconds < ANSWER_SECONDS * len(outputs)
+
+
+PENDING_REASONS: set[str] = set()
+"""Environments whose verdicts do not say yet why a reward is below the full one."""
+
+STATEFUL = {
+    "gymnasium": "the reward is the game's; there is no answer",
+    "multi_step_synonyms": "test_multi_step_synonyms.py",
+    "session_counter": "test_session_counter.py",
+    "simple_weather": "test_simple_weather.py",
+    "workplace_assistant": "test_workplace_assistant.py",
+}
+"""Environments whose reward is for what the tools did in the session."""
+
+
+def test_every_environment_has_hedging_answers() -> None:
+    names = {name.partition(":")[0] for name in HEDGED}
+    assert names | BY_A_MODEL.keys() | STATEFUL.keys() == {entry.name for entry in ENVIRONMENTS}
+    assert all(len(list(hedges(case))) > 20 for case in HEDGED.values())
+
+
+@pytest.mark.parametrize("name", HEDGED)
+async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> None:
+    case, kind = HEDGED[name], name.partition(":")[0]
+    entry = next(entry for entry in ENVIRONMENTS if entry.name == kind)
+    host = ServerRunner(started(entry.load(), case.settings))
+    right = (
+        said(case.form.replace("@", case.right))
+        if isinstance(case, Texts)
+        else [called(case.name, case.right)]
+    )
+    await host.start()
+    try:
+        full = (await verdict_of(host, case.row, right))["reward"]
+        verdicts = {what: await verdict_of(host, case.row, output) for what, output in hedges(case)}
+    finally:
+        await host.stop()
+    honest = verdicts["wrong"]["reward"]
+    assert honest < full or kind in {"equivalence_llm_judge", "instruction_following"}
+    paid = {what: verdict["reward"] for what, verdict in verdicts.items() if verdict["reward"] > honest}
+    assert paid.keys() == case.takes.keys(), paid
+    unsaid = [
+        what for what, verdict in verdicts.items() if verdict["reward"] < full and not verdict.get("reason")
+    ]
+    assert kind in PENDING_REASONS or unsaid == []

@@ -33,7 +33,10 @@ EVALUATORS = {
 }
 """As names or attributes, whatever they are of."""
 OF_MODULES = {
-    **dict.fromkeys(("pickle", "cloudpickle", "dill", "marshal", "joblib"), {"load", "loads", "Unpickler"}),
+    **{
+        name: {"load", "loads", "Unpickler"}
+        for name in ("pickle", "cloudpickle", "dill", "marshal", "joblib")
+    },
     "yaml": {"load"},
     "os": {"system", "startfile"},
     "shelve": {"open"},
