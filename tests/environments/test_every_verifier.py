@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from support.environments import called, examples, said
-from support.hedges import BY_A_MODEL, HEDGED, Texts, hedges
+from support.hedges import BY_A_MODEL, HEDGED, OPEN, Texts, hedges
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
 
@@ -369,7 +369,18 @@ async def test_a_group_of_hostile_answers_is_compared() -> None:
     assert costs.seconds < ANSWER_SECONDS * len(outputs)
 
 
-PENDING_REASONS: set[str] = set()
+PENDING_REASONS = {
+    *(
+        "code_gen",
+        "equivalence_llm_judge",
+        "google_search",
+        "math_with_code",
+        "math_with_judge",
+        "mcp",
+        "mcqa",
+    ),
+    *("string_match", "structured_outputs", "text_to_sql"),
+}
 """Environments whose verdicts do not say yet why a reward is below the full one."""
 
 STATEFUL = {
@@ -388,27 +399,53 @@ def test_every_environment_has_hedging_answers() -> None:
     assert all(len(list(hedges(case))) > 20 for case in HEDGED.values())
 
 
-@pytest.mark.parametrize("name", HEDGED)
-async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> None:
-    case, kind = HEDGED[name], name.partition(":")[0]
-    entry = next(entry for entry in ENVIRONMENTS if entry.name == kind)
+JUDGED = {"equivalence_llm_judge", "text_to_sql"}
+"""Environments that give nothing without a judge's consent; the judge here always says no."""
+
+
+async def hedging(name: str, only: str | None = None) -> tuple[float, dict[str, JSON]]:
+    """The full reward, and verdicts by the name of the hedge; of one beside the honest wrong one."""
+    case = HEDGED[name]
+    entry = next(entry for entry in ENVIRONMENTS if entry.name == name.partition(":")[0])
     host = ServerRunner(started(entry.load(), case.settings))
-    right = (
-        said(case.form.replace("@", case.right))
-        if isinstance(case, Texts)
-        else [called(case.name, case.right)]
-    )
+    if isinstance(case, Texts):
+        right = said(case.form.replace("@", case.right))
+    else:
+        right = [called(case.name, case.right)]
     await host.start()
     try:
         full = (await verdict_of(host, case.row, right))["reward"]
-        verdicts = {what: await verdict_of(host, case.row, output) for what, output in hedges(case)}
+        verdicts = {
+            what: await verdict_of(host, case.row, output)
+            for what, output in hedges(case)
+            if only is None or what in {only, "wrong"}
+        }
     finally:
         await host.stop()
+    return full, verdicts
+
+
+@pytest.mark.parametrize("name", HEDGED)
+async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> None:
+    full, verdicts = await hedging(name)
+    kind = name.partition(":")[0]
     honest = verdicts["wrong"]["reward"]
-    assert honest < full or kind in {"equivalence_llm_judge", "instruction_following"}
+    assert honest < full or kind in JUDGED
     paid = {what: verdict["reward"] for what, verdict in verdicts.items() if verdict["reward"] > honest}
-    assert paid.keys() == case.takes.keys(), paid
-    unsaid = [
-        what for what, verdict in verdicts.items() if verdict["reward"] < full and not verdict.get("reason")
-    ]
+    assert paid.keys() - OPEN.get(name, {}).keys() == HEDGED[name].takes.keys(), paid
+    least = full if full > honest else 1.0
+    unsaid = [what for what, one in verdicts.items() if one["reward"] < least and not one.get("reason")]
     assert kind in PENDING_REASONS or unsaid == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hedge"),
+    [
+        pytest.param(name, hedge, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for name, found in OPEN.items()
+        for hedge, reason in found.items()
+    ],
+)
+async def test_a_hedge_that_is_paid_today(name: str, hedge: str) -> None:
+    _, verdicts = await hedging(name, hedge)
+    assert verdicts[hedge]["reward"] <= verdicts["wrong"]["reward"]
