@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from interop.tables import TABLES, json_lines, needs_table
 from support.environments import Bench, called
+from tables import TABLES, json_lines, needs_table
 
 from gym_serve.environments.xlam_fc import XlamFc
 
@@ -29,11 +29,16 @@ def _first(value: Any) -> Any:
     return value
 
 
+_LEFT_OUT: list[Any] = [[], [""]]
+
+
 def _calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "arguments": {key: _first(values) for key, values in arguments.items() if values[0] != ""},
+            "arguments": {
+                key: _first(values) for key, values in arguments.items() if values not in _LEFT_OUT
+            },
         }
         for call in truth
         for name, arguments in call.items()
