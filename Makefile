@@ -28,6 +28,7 @@ BIN := $(VENV)/bin
 
 INTEROP ?= .venv-interop
 FOREIGN ?= .venv-foreign
+TABLES ?= .venv-tables
 PYTHON312 ?= python3.12
 NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
 PRIME_RL ?= https://github.com/PrimeIntellect-ai/prime-rl 559b44772e471d1538537b8805cc77f3824a5e64
@@ -197,8 +198,17 @@ $(GPU)/.done: pyproject.toml
 	touch $@
 endif
 
-interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done
-	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) $(BIN)/python -m pytest tests/interop
+interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(TABLES)/.done
+	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) TABLES=$(CURDIR)/$(TABLES) $(BIN)/python -m pytest tests/interop
+
+# Tables of others (tests/interop/test_table_*.py), out of their packages; none is installed.
+$(TABLES)/.done: $(VENV)/.test
+	$(BIN)/pip download --quiet --no-deps --no-binary :all: --dest $(TABLES)/files jsonschema==4.26.0
+	$(BIN)/pip download --quiet --no-deps --dest $(TABLES)/files bfcl-eval==2026.3.23
+	mkdir -p $(TABLES)/jsonschema $(TABLES)/bfcl
+	tar -xzf $(TABLES)/files/jsonschema-4.26.0.tar.gz -C $(TABLES)/jsonschema --strip-components=1 jsonschema-4.26.0/json
+	cd $(TABLES)/bfcl && $(PYTHON) -m zipfile -e ../files/bfcl_eval-2026.3.23-py3-none-any.whl .
+	touch $@
 
 # --no-deps where the pins of two trainers collide; harbor pins Python 3.12, its models run on 3.11.
 $(INTEROP)/.done:

@@ -17,6 +17,7 @@ from gym_serve.environments.reasoning_gym.families import (
     REFUTED,
     SCORED_HERE,
     WITHOUT_ANSWER,
+    hedged,
     score_here,
     strange_number,
 )
@@ -147,6 +148,8 @@ class ReasoningGym(ResourcesServer):
                 what = f"{type(error).__name__}: {error}"
                 raise InvalidRequest(f"the row is no item of {task}: {what[:200]}") from None
         scored = await self._pool.score(task, answer, item, timeout=config.score_timeout_seconds)
+        if scored.score < _FULL and hedged(answer, item):
+            return Scored(0.0, "the right answer is in it, but denied or one of several")
         if scored.score < _FULL or task not in REFUTED:
             return Scored(min(max(scored.score, 0.0), 1.0), scored.reason)
         try:

@@ -28,7 +28,7 @@ from gym_serve.environments.reasoning_gym.expressions import (
     is_antiderivative,
 )
 
-__all__ = ["LITERALS", "REFUTED", "SCORED_HERE", "WITHOUT_ANSWER", "score_here", "strange_number"]
+__all__ = ["LITERALS", "REFUTED", "SCORED_HERE", "WITHOUT_ANSWER", "hedged", "score_here", "strange_number"]
 
 Item = Mapping[str, Any]
 """An item of the package: ``question``, ``answer``, ``metadata``."""
@@ -230,7 +230,8 @@ def _only_a_premise(answer: str, item: Item) -> str | None:
     return "it repeats a premise, and concludes nothing" if plain(answer) in premises else None
 
 
-_DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor)\b|n't\b", re.IGNORECASE)
+_DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor|but|except|neq|ne)\b|n't\b|≠", re.IGNORECASE)
+_OTHERS = re.compile(r"\d|[,;/|?()\[\]{}\\\n]|\band\b", re.IGNORECASE)
 
 
 def _denied(answer: str, item: Item) -> str | None:
@@ -244,6 +245,18 @@ _FRACTION = re.compile(
 
 def _several_fractions(answer: str, item: Item) -> str | None:
     return None if _FRACTION.fullmatch(answer.strip()) else "it is more than one fraction"
+
+
+def hedged(answer: str, item: Item) -> bool:
+    """Whether an answer holds the right one beside others, or denies it.
+
+    The package gives the share of its characters to an answer that contains the right one, if the family has
+    no verifier of its own. That is for words around it ("It is 42."), and not for several answers.
+    """
+    right = item.get("answer") or ""
+    before, found, after = answer.partition(right)
+    rest = f"{before} {after}"
+    return bool(right and found and (_DENIAL.search(rest) or _OTHERS.search(rest)))
 
 
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {

@@ -263,7 +263,7 @@ _QUERY = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
 _BEGINS = re.compile(
     r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s|(?im:^[ \t]*(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s)"
 )
-_ENDS = re.compile(r";|\n[ \t]*\n")
+_ENDS = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n")  # what is quoted ends nothing
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
@@ -282,20 +282,23 @@ def extract_sql(text: str) -> str | None:
         return blocks[-1]
     inline = [code for code in _INLINE.findall(text) if _STATEMENT.match(code)]
     query = inline[-1] if inline else _in_prose(text)
-    return None if query is None else query.strip().rstrip(";").rstrip() + ";"
+    return None if query is None else query.strip().rstrip(";") + ";"
 
 
 def _in_prose(text: str) -> str | None:
     """The last statement that stands in prose: `WITH` and subqueries belong to the statement around them."""
     found, place = None, 0
     while (start := _BEGINS.search(text, place)) is not None:
-        end = _ENDS.search(text, start.end())
-        place = end.end() if end else len(text)
-        found = text[start.start() : end.start() if end else len(text)]
+        place = _end_of(text, start.end())
+        found = text[start.start() : place]
     if found is None and (start := _QUERY.search(text)) is not None:
-        end = _ENDS.search(text, start.end())
-        found = text[start.start() : end.start() if end else len(text)]
+        found = text[start.start() : _end_of(text, start.end())]
     return found
+
+
+def _end_of(text: str, place: int) -> int:
+    ends = (end for end in _ENDS.finditer(text, place) if end[0][0] not in "'\"")
+    return next((end.start() for end in ends), len(text))
 
 
 def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:

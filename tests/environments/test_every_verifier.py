@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.environments import examples, said
+from support.environments import called, examples, said
+from support.hedges import BY_A_MODEL, HEDGED, OPEN, Texts, hedges
 from support.hostile import answers
 from support.sandboxes import AVAILABLE
 
@@ -366,3 +367,77 @@ async def test_a_group_of_hostile_answers_is_compared() -> None:
     finally:
         await host.stop()
     assert costs.seconds < ANSWER_SECONDS * len(outputs)
+
+
+PENDING_REASONS = {
+    *("code_gen", "equivalence_llm_judge", "google_search", "instruction_following", "math_with_code"),
+    *("math_with_judge", "mcp", "mcqa", "string_match", "structured_outputs", "text_to_sql"),
+}
+"""Environments whose verdicts do not say yet why a reward is below the full one."""
+
+STATEFUL = {
+    "gymnasium": "the reward is the game's; there is no answer",
+    "multi_step_synonyms": "test_multi_step_synonyms.py",
+    "session_counter": "test_session_counter.py",
+    "simple_weather": "test_simple_weather.py",
+    "workplace_assistant": "test_workplace_assistant.py",
+}
+"""Environments whose reward is for what the tools did in the session."""
+
+
+def test_every_environment_has_hedging_answers() -> None:
+    names = {name.partition(":")[0] for name in HEDGED}
+    assert names | BY_A_MODEL.keys() | STATEFUL.keys() == {entry.name for entry in ENVIRONMENTS}
+    assert all(len(list(hedges(case))) > 20 for case in HEDGED.values())
+
+
+JUDGED = {"equivalence_llm_judge", "text_to_sql"}
+"""Environments that give nothing without a judge's consent; the judge here always says no."""
+
+
+async def hedging(name: str, only: str | None = None) -> tuple[float, dict[str, JSON]]:
+    """The full reward, and verdicts by the name of the hedge; of one beside the honest wrong one."""
+    case = HEDGED[name]
+    entry = next(entry for entry in ENVIRONMENTS if entry.name == name.partition(":")[0])
+    host = ServerRunner(started(entry.load(), case.settings))
+    if isinstance(case, Texts):
+        right = said(case.form.replace("@", case.right))
+    else:
+        right = [called(case.name, case.right)]
+    await host.start()
+    try:
+        full = (await verdict_of(host, case.row, right))["reward"]
+        verdicts = {
+            what: await verdict_of(host, case.row, output)
+            for what, output in hedges(case)
+            if only is None or what in {only, "wrong"}
+        }
+    finally:
+        await host.stop()
+    return full, verdicts
+
+
+@pytest.mark.parametrize("name", HEDGED)
+async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> None:
+    full, verdicts = await hedging(name)
+    kind = name.partition(":")[0]
+    honest = verdicts["wrong"]["reward"]
+    assert honest < full or kind in JUDGED
+    paid = {what: verdict["reward"] for what, verdict in verdicts.items() if verdict["reward"] > honest}
+    assert paid.keys() - OPEN.get(name, {}).keys() == HEDGED[name].takes.keys(), paid
+    least = full if full > honest else 1.0
+    unsaid = [what for what, one in verdicts.items() if one["reward"] < least and not one.get("reason")]
+    assert kind in PENDING_REASONS or unsaid == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hedge"),
+    [
+        pytest.param(name, hedge, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for name, found in OPEN.items()
+        for hedge, reason in found.items()
+    ],
+)
+async def test_a_hedge_that_is_paid_today(name: str, hedge: str) -> None:
+    _, verdicts = await hedging(name, hedge)
+    assert verdicts[hedge]["reward"] <= verdicts["wrong"]["reward"]

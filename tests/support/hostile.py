@@ -13,11 +13,98 @@ from typing import Any
 
 from support.environments import called, said
 
-__all__ = ["PAYLOADS", "answers"]
+__all__ = ["CODE", "PAYLOADS", "answers"]
 
 JSON = dict[str, Any]
 
 MEGABYTE = 1 << 20
+
+CODE = [
+    # Names that Python reads as others: it takes the NFKC form of an identifier
+    "x.ｎame",
+    "(1).ｒeal",
+    "().__cｌass__.__base__",
+    "ｅval('1')",
+    "𝐞𝐱𝐞𝐜('1')",
+    "ｇetattr(𝘪𝘯𝘵, '__doc__')",
+    "﹍﹍import﹍﹍('os')",
+    "(1).ﬁeld",
+    # Chains to what runs code
+    "__import__('os').system('false')",
+    "().__class__.__base__.__subclasses__()",
+    "(1).__class__.__mro__[-1].__subclasses__()",
+    "x.func.__globals__['__builtins__']['eval']('1')",
+    "Symbol(chr(120)).name",
+    "sympify(1)",
+    "S(str(1))",
+    "Lambda(x, x).name",
+    "getattr(int, 1)",
+    "open(chr(47))",
+    "exec(chr(112))",
+    "breakpoint()",
+    "print(1)",
+    # Text that is built
+    "'__imp' + 'ort__'",
+    "'e' 'val'",
+    "chr(101) + chr(118) + chr(97) + chr(108)",
+    "x.name + y.name",
+    "'{0.__class__}'.format(1)",
+    "'%c' % 24",
+    "f'{1}'",
+    "f'{__import__(\"os\")}'",
+    "'24'.join(())",
+    "b'24'.decode()",
+    # Everything of the language that is no arithmetic
+    "lambda: 1",
+    "(lambda: 24)()",
+    "(lambda f: f(f))(lambda f: f(f))",
+    "(y := 24)",
+    "[24 for _ in (1,)][0]",
+    "[print(1)]",
+    "{24}.pop()",
+    "(yield 24)",
+    "(await x)",
+    "24 if 1 else 2",
+    "24 == 24",
+    "24 and 24",
+    "~-25",
+    "24 @ 1",
+    "1 << 10**10",
+    "int(24)",
+    "max(24, 1)",
+    "True * 24",
+    "24j",
+    "...",
+    "24 # comment",
+    "24\n24",
+    "24; import os",
+    "24\\\n",
+    "24\0",
+    "*24",
+    "**24",
+    # Work without end
+    "9**9**9**9",
+    "(10**6)**(10**6)",
+    "2**-(10**10)",
+    "((((10**100)**100)**100)**100)**100",
+    "factorial(factorial(factorial(9)))",
+    "9!!!!!!!!",
+    "((9!)!)!",
+    "binomial(10**9, 5*10**8)",
+    "exp(exp(exp(exp(exp(9)))))",
+    "gamma(10**10)",
+    "(x+1)**100000",
+    "1e999999999",
+    "-" * 5000 + "1",
+    "(" * 5000 + "1" + ")" * 5000,
+    "sin(" * 1000 + "1" + ")" * 1000,
+    "[" * 5000 + "]" * 5000,
+    "1" + "+1" * 4000,
+    "9" * 9000,
+    "x**" * 300 + "x",
+    "'x' * 10**10",
+]
+"""Python where an answer is expected, S1's kind: it runs code, or works without end, if it is evaluated."""
 
 PAYLOADS: dict[str, str | Callable[[], str]] = {
     # Size
@@ -150,6 +237,13 @@ def answers(row: JSON, tools: Iterable[str], *, calls: bool = True) -> Iterator[
         if calls:
             yield f"{what}: the arguments", [called(name, text)]
             yield f"{what}: in the arguments", [called(name, dict.fromkeys(keys, text)), *said("Done.")]
+    for code in CODE:
+        yield f"code {code[:40]!r}: in every place", said(_everywhere(code))
+    if calls:
+        yield (
+            "code: in the arguments",
+            [called(name, dict.fromkeys(keys, code), f"call_{n}") for n, code in enumerate(CODE)],
+        )
     for what, output in SHAPES.items():
         yield what, output
     yield "2,000 calls", [called(name, dict.fromkeys(keys, n), f"call_{n}") for n in range(2_000)]
