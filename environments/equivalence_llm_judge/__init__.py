@@ -23,6 +23,7 @@ from gym_serve.judging import (
     JudgeSettings,
     both_orders,
     check_fields,
+    dissent,
     escape_labels,
 )
 from gym_serve.metrics import MetricSpec, Score
@@ -148,6 +149,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         reward, ballots = await self._judged(request, expected)
         return EquivalenceVerdict(
             reward=reward,
+            reason=dissent(ballots, self.config.judge_equal_label),
             expected_answer=expected,
             judge_evaluations=[vote.to_json() for ballot in ballots for vote in ballot.votes],
         )

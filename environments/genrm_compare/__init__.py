@@ -91,7 +91,9 @@ class GenrmCompare(ResourcesServer):
 
     async def verify(self, request: VerifyRequest) -> Verdict:
         """The neutral score: a rollout is rewarded with its group."""
-        return Verdict(reward=self.config.default_score)
+        return Verdict(
+            reward=self.config.default_score, reason="neutral: rollouts are rewarded with their group"
+        )
 
     async def compare(self, request: CompareRequest) -> GroupRewards:
         """Compare the rollouts of a group in pairs.

@@ -31,7 +31,8 @@ from gym_serve.environments.google_search.web import (
     RecordedWeb,
     Web,
 )
-from gym_serve.grading import last_box, replace_surrogates, same_text
+from gym_serve.grading import ending, last_box, replace_surrogates, same_text
+from gym_serve.grading.reasons import excerpt
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 from gym_serve.servers.base import missing_package, missing_path
@@ -163,7 +164,10 @@ class GoogleSearch(ResourcesServer):
         option = boxed_option(request.response)
         right = option is not None and same_option(request.expected_answer, option)
         failed = sum(output.startswith(_FAILURES) for output in request.response.tool_outputs.values())
-        return SearchVerdict(reward=float(right), parsed_option=option, failed_calls=failed)
+        reason = None if right else f"expected {excerpt(request.expected_answer)} in a box, got "
+        if reason is not None:
+            reason += f"none; {ending(request.response.last_text)}" if option is None else excerpt(option)
+        return SearchVerdict(reward=float(right), reason=reason, parsed_option=option, failed_calls=failed)
 
     def _open(self) -> Web:
         config = self.config

@@ -113,6 +113,7 @@ class GymnasiumServer(ResourcesServer):
         last = session.last or Step()
         return StepsVerdict(
             reward=session.total,
+            reason=None if session.total >= 1 else f"the rewards of all steps add up to {session.total:g}",
             terminated=last.terminated,
             truncated=last.truncated or not last.terminated,
             info=last.info,

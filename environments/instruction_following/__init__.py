@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 from typing_extensions import Self
 
 from gym_serve.environments.instruction_following.worker import Checked
+from gym_serve.grading.reasons import listed
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest
@@ -73,7 +74,7 @@ class InstructionVerdict(Verdict):
     follow_instruction_list: list[bool]
     """Whether each is, in the order of the row."""
     reason: str | None = None
-    """Why the response could not be checked, and so follows nothing; None if it was."""
+    """Which instructions are not followed, or why the response could not be checked."""
 
 
 class InstructionFollowing(ResourcesServer):
@@ -116,6 +117,9 @@ class InstructionFollowing(ResourcesServer):
         except WorkFailed as failure:
             followed, reason = [False] * len(names), str(failure)
         share = sum(followed) / len(followed)
+        if reason is None and not all(followed):
+            broken = [name for name, done in zip(names, followed, strict=True) if not done]
+            reason = f"not followed: {listed(broken)}"
         return InstructionVerdict(
             reward=share if metadata.grading_mode == "fraction" else float(all(followed)),
             follow_all_instructions=all(followed),

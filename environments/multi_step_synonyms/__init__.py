@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
 from gym_serve.grading import arguments_of, same_value
+from gym_serve.grading.reasons import excerpt
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 
@@ -100,6 +101,7 @@ class MultiStepSynonyms(ResourcesServer):
         overlap = len(numbers & set(expected)) / len(set(expected))
         return SynonymsVerdict(
             reward=float(right),
+            reason=None if right else f"expected the values {expected}, got {excerpt(given)}",
             parsed_synonym_values=_integers(given),
             accuracy=right,
             set_overlap=overlap,

@@ -170,4 +170,9 @@ class RewardModel(ResourcesServer):
         reward = config.offset + config.scale * score.value
         if config.clip is not None:
             reward = min(max(reward, config.clip[0]), config.clip[1])
-        return RewardVerdict(reward=reward, reward_model_score=score.value, reward_model_label=score.label)
+        return RewardVerdict(
+            reward=reward,
+            reason=f"the reward model's score is {score.value:g}",
+            reward_model_score=score.value,
+            reward_model_label=score.label,
+        )

@@ -93,6 +93,6 @@ class SessionCounter(ResourcesServer):
 
     async def verify(self, request: CounterRequest, session: Session) -> CounterVerdict:
         """Compare the counter with the expected value."""
-        return CounterVerdict(
-            reward=float(session.count == request.expected_count), final_count=session.count
-        )
+        right = session.count == request.expected_count
+        reason = None if right else f"the counter should be {request.expected_count}, and is {session.count}"
+        return CounterVerdict(reward=float(right), reason=reason, final_count=session.count)

@@ -124,7 +124,9 @@ class StructuredOutputs(ResourcesServer):
         fault = await self._fault_of(text, request) if isinstance(text, str) else text
         if fault is None:
             return StructuredVerdict(reward=1.0)
-        return StructuredVerdict(reward=0.0, error_type=fault.kind, error_message=fault.message[:500])
+        message = fault.message[:500]
+        reason = f"{fault.kind.replace('_', ' ')}: {message}"
+        return StructuredVerdict(reward=0.0, reason=reason, error_type=fault.kind, error_message=message)
 
     def _text_of(self, request: StructuredRequest) -> str | _Fault:
         if request.response_mode == "tool_call":

@@ -16,12 +16,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, PositiveFloat, PositiveInt
 
 from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
-from gym_serve.grading import replace_surrogates
+from gym_serve.grading import ending, replace_surrogates
+from gym_serve.grading.reasons import excerpt
 from gym_serve.judging import (
     Ballot,
     JudgeSettings,
     both_orders,
     check_fields,
+    dissent,
     escape_labels,
     whole_text,
 )
@@ -246,6 +248,7 @@ class TextToSql(ResourcesServer):
         reward = 1.0 if passed else self.config.reward_if_swap_fails if any(equal) else 0.0
         return SqlVerdict(
             reward=reward,
+            reason=self._why(reason, text, execution, ballots or []),
             sql_dialect=request.sql_dialect,
             model_output=text,
             extracted_sql=query,
@@ -254,6 +257,16 @@ class TextToSql(ResourcesServer):
             execution=None if execution is None else asdict(execution),
             judge_evaluations=[vote.to_json() for ballot in ballots or () for vote in ballot.votes],
         )
+
+    def _why(
+        self, reason: FailureReason, text: str, execution: Execution | None, ballots: list[Ballot]
+    ) -> str | None:
+        if reason == "no_sql_extracted":
+            return f"no query found; {ending(text)}"
+        if reason in ("execution_failed", "execution_differs") and execution is not None:
+            said = "the query failed" if reason == "execution_failed" else "the query has another result"
+            return f"{said}: {excerpt(execution.detail or '', 200)}"
+        return dissent(ballots, self.config.judge_equal_label)
 
 
 _FENCE = "```"

@@ -95,6 +95,7 @@ class WorkplaceAssistant(
         different = differing_tables(wanted, office)
         return WorkplaceVerdict(
             reward=float(not different),
+            reason=f"these tables should be otherwise: {', '.join(different)}" if different else None,
             differing_tables=different,
             num_calls=len(calls),
             num_failed_calls=failed,

@@ -17,6 +17,7 @@ from gym_serve.judging.label_judge import (
     LabelJudge,
     both_orders,
     calibrate,
+    dissent,
     majority,
     open_cache,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "check_labels",
     "contradicts",
     "delimiter",
+    "dissent",
     "escape_labels",
     "final_text",
     "first_label",

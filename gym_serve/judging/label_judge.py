@@ -146,6 +146,15 @@ async def both_orders(
     return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
 
 
+def dissent(ballots: Sequence[Ballot], label: str) -> str | None:
+    """What the judges said in place of ``label``, for people; None if all ballots have it."""
+    for number, ballot in enumerate(ballots):
+        if ballot.label != label:
+            said = "gave no verdict" if ballot.label is None else f"said {ballot.label}"
+            return f"the judge {said}" + (", with the two texts swapped" if number else "")
+    return None
+
+
 def majority(labels: Sequence[str | None], asked: int) -> str | None:
     """The label of more than half of ``asked`` votes; None if there is none.
 

@@ -369,12 +369,6 @@ async def test_a_group_of_hostile_answers_is_compared() -> None:
     assert costs.seconds < ANSWER_SECONDS * len(outputs)
 
 
-PENDING_REASONS = {
-    *("code_gen", "equivalence_llm_judge", "google_search", "instruction_following", "math_with_code"),
-    *("math_with_judge", "mcp", "mcqa", "string_match", "structured_outputs", "text_to_sql"),
-}
-"""Environments whose verdicts do not say yet why a reward is below the full one."""
-
 STATEFUL = {
     "gymnasium": "the reward is the game's; there is no answer",
     "multi_step_synonyms": "test_multi_step_synonyms.py",
@@ -427,7 +421,7 @@ async def test_hedging_earns_no_more_than_an_honest_wrong_answer(name: str) -> N
     assert paid.keys() - OPEN.get(name, {}).keys() == HEDGED[name].takes.keys(), paid
     least = full if full > honest else 1.0
     unsaid = [what for what, one in verdicts.items() if one["reward"] < least and not one.get("reason")]
-    assert kind in PENDING_REASONS or unsaid == []
+    assert unsaid == []
 
 
 @pytest.mark.parametrize(

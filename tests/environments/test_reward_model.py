@@ -89,6 +89,7 @@ async def test_a_scalar_head(vllm: VLLM, model: ServerRunner) -> None:
     verdict = await scored(model, scale=0.5, offset=1.0).verify(ROW, said("four"))
     used = {"calls": 1, "unreported": 0, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 0}
     assert verdict == {
+        "reason": "the reward model's score is 4",
         "reward": 3.0,
         "reward_model_score": 4.0,
         "reward_model_label": None,

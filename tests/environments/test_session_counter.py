@@ -45,7 +45,8 @@ async def test_a_tool_without_a_seeded_session_starts_at_zero() -> None:
 
 async def test_nothing_happened() -> None:
     verdict = await Bench(SessionCounter()).verify({"expected_count": 0}, [])
-    assert verdict == {"reward": 0.0, "final_count": None}
+    reason = "the counter should be 0, and is None"
+    assert verdict == {"reward": 0.0, "reason": reason, "final_count": None}
 
 
 async def test_a_closed_session_has_no_counter() -> None:

@@ -23,7 +23,9 @@ def verify(client: TestClient, case: dict[str, Any]) -> dict[str, Any]:
     with client.episode(case["row"]) as episode:
         for call in case["calls"]:
             episode.call(call["name"], **call["arguments"])
-        return episode.verify(case["output"]).model_dump()
+        verdict = episode.verify(case["output"]).model_dump()
+    assert bool(verdict.pop("reason", None)) == (verdict["reward"] < 1)
+    return verdict
 
 
 @pytest.fixture(scope="module")
