@@ -231,6 +231,7 @@ def _only_a_premise(answer: str, item: Item) -> str | None:
 
 
 _DENIAL = re.compile(r"\b(?:not|or|never|neither|either|nor|but|except|neq|ne)\b|n't\b|≠", re.IGNORECASE)
+_TAG = re.compile(r"</?\w+>")
 _OTHERS = re.compile(r"\d|[,;/|?()\[\]{}\\\n]|\band\b", re.IGNORECASE)
 
 
@@ -254,9 +255,10 @@ def hedged(answer: str, item: Item) -> bool:
     no verifier of its own. That is for words around it ("It is 42."), and not for several answers.
     """
     right = item.get("answer") or ""
-    before, found, after = answer.partition(right)
-    rest = f"{before} {after}"
-    return bool(right and found and (_DENIAL.search(rest) or _OTHERS.search(rest)))
+    if not right or right not in answer:
+        return False
+    rest = answer.replace(right, " ", 1)
+    return bool(_DENIAL.search(rest) or _OTHERS.search(rest))
 
 
 REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {

