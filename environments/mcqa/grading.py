@@ -41,13 +41,14 @@ _ARABIC_BENGALI = zip("أبجدঅবডঢ", "ABCDABCD", strict=True)
 _LATIN = _FULL_WIDTH | {ord(letter): f" {latin}" for letter, latin in _ARABIC_BENGALI}
 _LONE_CHOICE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _LIST_SEPARATOR = re.compile(
-    r"(?:[\s/|&,;.()\[\]*?]|\b(?:or|and|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
+    r"(?:[\s/|&,;.()\[\]{}*?\"'’>-]|\\(?:text|to|lor|rightarrow)\b|\b(?:or|and|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
     re.IGNORECASE,
 )
 _NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due)\b)")
 """What follows a letter I or A that is an option, and no pronoun or article."""
 _DENIED = re.compile(
-    r"\b(?:not|isn['’]t|never|neither|nor|except|than|instead of)\s+(?:(?:the|an?|option|answer|choice)\s+)*"
+    r"(?:\b(?:not|isn['’]t|never|neither|nor|except|(?:any|every)thing but|all but|than|instead of)\s+"
+    r"|(?:\\neq?|≠|!=)\s*)(?:(?:the|an?|option|answer|choice)\s+)*"
     r"[(*]*[A-Z](?![A-Za-z])"
 )
 _REASON = re.compile(

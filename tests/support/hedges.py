@@ -355,22 +355,5 @@ HEDGED: dict[str, Texts | Calls] = {
 """By environment, and what else there is to tell apart."""
 
 
-OPEN: dict[str, dict[str, str]] = {
-    **{
-        f"math_with_{one}": {"negated in LaTeX": "G9: math-verify reads `\\neq 42` as 42"}
-        for one in ("code", "judge: a number", "judge: a fraction")
-    },
-    "mcqa: colon": dict.fromkeys(
-        ("the right one, then the wrong one", "all, each in its form, the wrong one last"),
-        "the first line with a label counts, not the last",
-    ),
-    "mcqa: Markdown": {
-        **dict.fromkeys(
-            ("in LaTeX", "an arrow", "a doubt", "a bracket"), "what follows the letter is not looked at"
-        ),
-        **dict.fromkeys(
-            ("negated", "negated in LaTeX", "everything but"), "what precedes the letter is not looked at"
-        ),
-    },
-}
+OPEN: dict[str, dict[str, str]] = {}
 """Hedges that are paid today, and why; each is a test that is expected to fail."""
