@@ -106,7 +106,9 @@ def test_a_refused_key_burns_no_row(gym: Gym, endpoint: ChatEndpoint, tmp_path: 
     assert report["rollouts"]["scored"] == 20
     endpoint.refuses = 400
     failed = run(*asked, "--resume")
-    assert failed.returncode == 3, failed.stderr
+    assert failed.returncode == 5, failed.stderr
+    assert "20 rollouts in a row failed alike, with bad_request in the model stage" in failed.stderr
+    assert records(tmp_path / "out_failures.jsonl") == []
     endpoint.refuses = None
     done = run(*asked, "--retry-failed")
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,8 @@ async def test_an_attempt_that_takes_too_long_is_cancelled(gym: Gym) -> None:
     before = await asyncio.to_thread(cancelled, gym)
     source = [row(0, _ng_task_index=0, _ng_rollout_index=3)]
     (found,) = [r async for r in gym.rollouts(source, timeout=3.0)]
-    assert found["failure"]["kind"] == "episode_timeout"
+    assert found["failure"]["kind"] == "model_timeout"  # a slow model's, and not the policy's
+    assert "(timeout: 3 s)" in found["failure"]["detail"]
     await settle(gym, model=[before[0] + 1], tool=before[1])
 
 
