@@ -218,9 +218,8 @@ def test_no_secret_is_shown_anywhere(cluster: Cluster) -> None:
     url = f"http://127.0.0.1:{cluster.http}/cli"
     for path in ("graph", "docs", "openapi.json", "health", "global_config_dict_yaml"):
         assert SECRET not in httpx.get(f"{url}/{path}", headers=headers, timeout=60).text, path
-    wrong = httpx.post(
-        f"{url}/lonely/run", json={"responses_create_params": {"input": "?"}}, headers=headers, timeout=60
-    )
+    row = {"responses_create_params": {"input": "?"}, "options": [{"A": "1"}], "expected_answer": "A"}
+    wrong = httpx.post(f"{url}/lonely/run", json=row, headers=headers, timeout=60)
     assert wrong.json()["_ng_failure_class"] == "unavailable"
     assert SECRET not in wrong.text
     assert SECRET not in cluster("serve", "config")

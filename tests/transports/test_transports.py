@@ -141,7 +141,6 @@ def outputs(rollout: dict[str, Any]) -> list[str]:
         ("no json", "Invalid tool call arguments"),
         ("python literal", "Invalid tool call arguments"),
         ("array", "expected a JSON object, got list"),
-        ("null", "expected a JSON object, got NoneType"),
         ("huge argument", "Invalid tool call arguments"),
         ("deep argument", "Invalid tool call arguments"),
         ("wrong type", "amount"),
