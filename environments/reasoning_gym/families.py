@@ -257,7 +257,7 @@ def hedged(answer: str, item: Item) -> bool:
     right = item.get("answer") or ""
     if not right or right not in answer:
         return False
-    rest = answer.replace(right, " ", 1)
+    rest = _TAG.sub(" ", answer.replace(right, " ", 1))
     return bool(_DENIAL.search(rest) or _OTHERS.search(rest))
 
 
