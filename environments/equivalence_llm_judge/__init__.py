@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import regex
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from gym_serve.judging import (
     Ballot,
@@ -28,7 +29,6 @@ from gym_serve.judging import (
 )
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
-from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
 MAX_ANSWER_CHARS = 32_000
@@ -81,6 +81,12 @@ class EquivalenceRequest(VerifyRequest):
     """Further data of the row."""
     template_metadata: TemplateMetadata | None = None
     """Settings that come with the prompt's template."""
+
+    @model_validator(mode="after")
+    def _has_gold(self) -> Self:
+        if not self.expected.strip():
+            raise ValueError("`expected_answer` is missing in the row")
+        return self
 
     @property
     def expected(self) -> str:
@@ -140,12 +146,9 @@ class EquivalenceLlmJudge(ResourcesServer):
         """Let the judge compare the response's answer with the expected one.
 
         Raises:
-            InvalidRequest: the row has no expected answer.
             VerifierFailed: the judge did not answer.
         """
         expected = request.expected
-        if not expected:
-            raise InvalidRequest("`expected_answer` is missing in the row")
         reward, ballots = await self._judged(request, expected)
         return EquivalenceVerdict(
             reward=reward,

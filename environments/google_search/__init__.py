@@ -59,7 +59,7 @@ class BrowseResult(BaseModel):
 class SearchRequest(VerifyRequest):
     """A question with the response to it."""
 
-    expected_answer: str = Field(min_length=1)
+    expected_answer: str = Field(pattern=r"\S")
     """The right option's letter, or a short text."""
 
 

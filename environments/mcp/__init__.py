@@ -8,7 +8,6 @@ failure.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -42,8 +41,6 @@ from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
 
-logger = logging.getLogger("gym_serve")
-
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
     """The tools of a server that the model gets, by name.
@@ -55,12 +52,7 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
     Raises:
         GraphError: one of them is not there, or its name cannot be that of a route.
     """
-    found = {}
-    for tool in tools:
-        if (kind := tool.input_schema.get("type", "object")) == "object":
-            found[tool.name] = tool
-        else:  # no endpoint takes it, and the others are as good as ever
-            logger.warning("tool %r is left out: its arguments must be an object, not %r", tool.name, kind)
+    found = {tool.name: tool for tool in tools}
     chosen = list(found) if wanted is None else list(dict.fromkeys(wanted))
     problems = [
         f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(found)) or 'none'}"
@@ -83,7 +75,7 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
 class AnswerRequest(VerifyRequest):
     """A task with the response to it."""
 
-    expected_answer: str = Field(min_length=1)
+    expected_answer: str = Field(pattern=r"\S")
     """The right answer."""
 
 
@@ -262,8 +254,8 @@ class McpEnvironment(ResourcesServer):
 
 
 def completed(schema: JSON) -> JSON:
-    """The schema of a tool's arguments with what endpoints ask for: ``type`` and ``properties``."""
-    return {**schema, "type": "object", "properties": schema.get("properties") or {}}
+    """The schema of arguments with ``properties``, which endpoints ask for and the protocol does not."""
+    return {**schema, "properties": schema.get("properties") or {}}
 
 
 def text_of(result: CallToolResult, max_chars: int) -> str:

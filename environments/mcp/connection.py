@@ -1,7 +1,10 @@
 """`McpConnection`: a connection to an MCP server and its process; `McpSession`: that of one episode.
 
 The MCP client must be closed by the task that opened it, so a task of the connection does both; calls may
-come from any task. A lost connection stays lost: the session opens another one for the next call.
+may come from any task. A lost connection stays lost: the session opens another one for the next call.
+
+The client refuses a whole list of tools for one invalid entry, and lists them again to check a result. So
+such entries are taken out of the messages before it reads them (`usable_tools`).
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Tool
+from pydantic import ValidationError
 
 from gym_serve.types.errors import ToolFailed, Unavailable
 from gym_serve.types.requests import JSON
@@ -33,7 +38,7 @@ logger = logging.getLogger(__name__)
 def by_process(server: StdioServerParameters) -> OpenClient:
     """A connection with a process of its own, which ends with it."""
     # The library's default is the stderr that was there when it was imported, which may be closed by now.
-    return lambda: Client(stdio_client(server, errlog=sys.stderr))
+    return lambda: Client(_checked(stdio_client(server, errlog=sys.stderr)))
 
 
 def by_http(url: str, headers: dict[str, str]) -> OpenClient:
@@ -49,11 +54,75 @@ def by_http(url: str, headers: dict[str, str]) -> OpenClient:
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
-            Client(streamable_http_client(url, http_client=http)) as client,
+            Client(_checked(streamable_http_client(url, http_client=http))) as client,
         ):
             yield client
 
     return open_client
+
+
+def usable_tools(tools: list[Any]) -> list[Any]:
+    """The entries of a ``tools/list`` that are valid; the others are left out, with a warning.
+
+    A schema of results that is none is left out alone: the tool works without it.
+    """
+    usable = []
+    for entry in tools:
+        tool = dict(entry) if isinstance(entry, dict) else {}
+        output = tool.get("outputSchema")
+        if "outputSchema" in tool and not (isinstance(output, dict) and output.get("type") == "object"):
+            del tool["outputSchema"]
+        schema = tool.get("inputSchema")
+        try:
+            if not isinstance(schema, dict) or schema.get("type") != "object":
+                raise ValueError("its inputSchema has to have the type 'object'")
+            Tool.model_validate(tool)
+        except ValueError as error:
+            if isinstance(error, ValidationError):
+                error = ValueError("; ".join(f"{one['loc']}: {one['msg']}" for one in error.errors()[:3]))
+            logger.warning("the tool %.100r of an MCP server is left out: %s", tool.get("name"), error)
+        else:
+            usable.append(tool)
+    return usable
+
+
+class _CheckedStream:
+    """The messages of a server, without the tools that are invalid."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> _CheckedStream:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> _CheckedStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _with_usable_tools(await self._stream.__anext__())
+
+    async def receive(self) -> Any:
+        return _with_usable_tools(await self._stream.receive())
+
+
+def _with_usable_tools(item: Any) -> Any:
+    result = getattr(getattr(item, "message", None), "result", None)
+    if isinstance(result, dict) and isinstance(result.get("tools"), list):
+        result["tools"] = usable_tools(result["tools"])
+    return item
+
+
+@asynccontextmanager
+async def _checked(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    async with transport as (messages, *others):
+        yield _CheckedStream(messages), *others
 
 
 class McpConnection:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
 from gym_serve.grading import ending, replace_surrogates
@@ -96,7 +96,7 @@ def _dialect(name: Any) -> Any:
 class SqlRequest(VerifyRequest):
     """A row with the response to it."""
 
-    sql: str
+    sql: str = Field(pattern=r"\S")
     """The right query."""
     sql_dialect: Annotated[Literal["mysql", "postgresql", "sqlite"], BeforeValidator(_dialect)]
     """The dialect; ``postgres``, ``pg`` and ``sqlite3`` will do too."""

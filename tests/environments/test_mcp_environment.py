@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 from pydantic import ValidationError
-from support import mcp_servers
+from support import mcp_servers, odd_mcp_server
 from support.environments import Bench, examples, fixture_problems, said
 
 from gym_serve.deployments.scripted_model import ScriptedModel
@@ -192,6 +193,22 @@ async def test_only_the_tools_that_are_named_are_offered() -> None:
         "description": "Remember a word.",
         "inputSchema": tool.parameters,
     }
+
+
+ODD: dict[str, Any] = {"command": ["python", str(Path(odd_mcp_server.__file__))]}
+
+
+async def test_invalid_tools_are_left_out_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with running(**ODD) as bench:
+            tools = (await bench.call("seed_session", {}))["tools"]
+            assert [tool["name"] for tool in tools] == ["structure", "plain"]
+            assert tools[0]["parameters"] == {"type": "object", "properties": {}}
+            assert tools[1]["parameters"]["properties"] == {"a": {"type": "string"}}
+            assert await bench.tool("structure") == {"größe": 5, "of": ["a"]}
+            assert await bench.tool("plain", a="x") == "words"
+    for name in ("'untyped'", "'schemaless'", "'textual'", "5"):
+        assert f"the tool {name} of an MCP server is left out" in caplog.text
 
 
 # Over HTTP

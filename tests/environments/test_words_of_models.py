@@ -73,16 +73,10 @@ def test_the_structure_of_a_result_without_content() -> None:
     assert text_of(CallToolResult(content=text, structuredContent={"n": 1}), 100) == "one"
 
 
-def test_schemas_of_tools(caplog: pytest.LogCaptureFixture) -> None:
-    schemas = {"none": {}, "half": {"type": "object"}, "odd": {"type": "string"}}
-    tools = [Tool(name=name, inputSchema=schema) for name, schema in schemas.items()]
-    found = offered(tools, None)
-    assert {name: tool.parameters for name, tool in found.items()} == {
-        "none": {"type": "object", "properties": {}},
-        "half": {"type": "object", "properties": {}},
-    }
-    assert "'odd' is left out" in caplog.text
-    assert completed({"properties": {"a": {}}}) == {"type": "object", "properties": {"a": {}}}
+def test_schemas_of_tools() -> None:
+    found = offered([Tool(name="half", inputSchema={"type": "object"})], None)
+    assert found["half"].parameters == {"type": "object", "properties": {}}
+    assert completed({"properties": {"a": {}}}) == {"properties": {"a": {}}}
 
 
 @pytest.mark.parametrize(
