@@ -185,7 +185,7 @@ train-real: $(GPU)/.done
 
 # Files go beside the machine's own packages, as these have the PyTorch that fits its GPU.
 ifdef GYM_WHEELS
-ON_GPU = PYTHONPATH=$(CURDIR)/$(GPU):$(CURDIR) $(PYTHON)
+ON_GPU = PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU) $(PYTHON)
 $(GPU)/.done: $(wildcard $(GYM_WHEELS)/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU) $(GYM_WHEELS)/*.whl
 	touch $@

@@ -1,6 +1,6 @@
 """What gym_serve does on a GPU, with a real model, in one command of at most ten minutes.
 
-    python -m benchmarks.gpu [--device cuda] [--only PART] [--training-steps 120]
+    python -m benchmarks.gpu [--device cuda] [--only PART] [--training-steps 60]
 
 The model is SmolLM2-135M with its real weights (`examples/smollm2.py`). There are five parts:
 
@@ -18,6 +18,7 @@ Prints a table, and writes it to benchmarks/results/gpu.json. ``--device cpu`` t
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ import orjson
 from benchmarks.harness.reports import machine, save, table
 from benchmarks.harness.work import ROOT
 
-PARTS = {"training": 260, "vllm_engine": 130, "prefix_cache": 75, "hf_engine": 60, "shared": 75}
+PARTS = {"training": 200, "vllm_engine": 160, "prefix_cache": 90, "hf_engine": 70, "shared": 80}
 """The parts, and the seconds that each may take."""
 
 _SLOWER = 4  # how much more time a part may take without a GPU
@@ -46,26 +47,37 @@ def run_part(part: str, folder: Path, arguments: argparse.Namespace) -> dict[str
     """Run a part in a process of its own, whose output is kept in `folder`.
 
     Returns:
-        its ``figures`` by name, or the ``reason`` why there are none; and its ``seconds``.
+        its ``figures`` by name; the ``reason`` why it did not get to the end, if so; and its ``seconds``.
     """
     result, log = folder / f"{part}.json", folder / f"{part}.log"
     words = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--folder", str(folder)]
     words += ["--device", arguments.device, "--training-steps", str(arguments.training_steps)]
     limit = PARTS[part] * (1 if arguments.device == "cuda" else _SLOWER)
     begun = time.monotonic()
+    reason = None
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         try:
-            process.wait(limit)
-            reason = _last_line(log)
+            if process.wait(limit):
+                reason = _last_line(log)
         except subprocess.TimeoutExpired:
             reason = f"it took more than {limit} s; {_last_line(log)}"
         finally:
             _end(process)
-    seconds = time.monotonic() - begun
-    if not result.exists():
-        return {"reason": reason, "seconds": seconds}
-    return {"figures": orjson.loads(result.read_bytes()), "seconds": seconds}
+    figures = orjson.loads(result.read_bytes()) if result.exists() else {}
+    reasons = {} if reason is None else {"reason": reason}
+    return {"figures": figures, **reasons, "seconds": time.monotonic() - begun}
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Run a part in this process. Its figures are written as they come."""
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("gym_serve").setLevel(logging.INFO)  # says which server a graph waits for
+    module = import_module(f"benchmarks.gpu_parts.{arguments.part}")
+    found: dict[str, Any] = {}
+    for figures in module.figures(arguments):
+        found |= figures
+        (arguments.folder / f"{arguments.part}.json").write_bytes(orjson.dumps(found))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -102,20 +114,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _missing(result: dict[str, Any]) -> dict[str, str]:
+    return {"the rest could not be done": result["reason"]} if "reason" in result else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="the parts to run")
-    parser.add_argument("--training-steps", type=int, default=120, help="optimizer steps of the training")
+    parser.add_argument("--training-steps", type=int, default=60, help="optimizer steps of the training")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json")
     parser.add_argument("--logs", type=Path, help="folder that keeps what the parts print")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # this is the process of a part
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part is not None:
-        module = import_module(f"benchmarks.gpu_parts.{arguments.part}")
-        figures = module.figures(arguments)
-        (arguments.folder / f"{arguments.part}.json").write_bytes(orjson.dumps(figures))
+        measure(arguments)
         return
     where = {**machine(), "gpu": gpu_name(), "packages": versions()}
     print(f"{where['gpu'] or 'no GPU'}, {where['date']}, {where['packages']}", flush=True)
@@ -133,7 +147,7 @@ def main() -> None:
     lines = [
         (part, name, value)
         for part, result in results.items()
-        for name, value in result.get("figures", {"could not be done": result.get("reason")}).items()
+        for name, value in {**result["figures"], **_missing(result)}.items()
     ]
     print(table(("part", "what", "value"), lines))
 

@@ -3,8 +3,9 @@
     python -m benchmarks.gpu_wheels FOLDER
 
 For Python 3.12 on x86-64 with PyTorch 2.11 or later for CUDA 13, transformers and accelerate there. They are
-`wheels.txt` in `benchmarks/gpu_parts`, vLLM and the weights of SmolLM2: 330 MB. vLLM is packed again without
-what this model on a Hopper GPU does not use: kernels for other models and GPUs, and headers.
+gym_serve, and what `wheels.txt` in `benchmarks/gpu_parts` names, vLLM and the weights of SmolLM2 among it:
+360 MB. vLLM is packed again without what this model on a Hopper GPU does not use: kernels for other models
+and GPUs, and headers.
 On that machine, `make gpu GYM_WHEELS=FOLDER` takes them.
 """
 
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+from benchmarks.harness.work import ROOT
 
 LEFT_OUT = (
     "third_party/deep_gemm/",
@@ -41,6 +44,8 @@ def download(folder: Path) -> None:
         words += ["--platform", f"manylinux_2_{number}_x86_64"]
     words += ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
     subprocess.run([*words, "--requirement", str(_LIST)], check=True)
+    own = ["wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]  # for its entry points
+    subprocess.run([sys.executable, "-m", "pip", *own], check=True)
 
 
 def slimmed(wheel: Path) -> None:

@@ -116,6 +116,11 @@ def drift(model: Any, found: Iterable[TrainingSample], most: int = 64) -> dict[s
     return {"mean": fmean(away), "largest": max(away)}
 
 
+def named(what: str, drift: dict[str, float]) -> dict[str, float]:
+    """Figures of a drift, for the table."""
+    return {f"{what}, {which} difference": value for which, value in drift.items()}
+
+
 def new_weights(gym: Gym, model: Any, tokens: int) -> dict[str, float]:
     """Change `model`, give the engine its weights, and compare them again."""
     import torch
@@ -139,6 +144,5 @@ def new_weights(gym: Gym, model: Any, tokens: int) -> dict[str, float]:
         "new weights, s (median of 3)": median(updated),
         "of these packing, s": median(packed),
         "log-probabilities before the new weights, mean difference": stale["mean"],
-        "after them, mean difference": fresh["mean"],
-        "after them, largest difference": fresh["largest"],
+        **named("after them", fresh),
     }

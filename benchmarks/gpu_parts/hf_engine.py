@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,10 +13,10 @@ from benchmarks.gpu_parts import engines
 from gym_serve import Gym
 
 
-def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Speed, log-probabilities, new weights."""
     device, on_gpu = arguments.device, arguments.device == "cuda"
-    count, tokens = (engines.IN_FLIGHT, 128) if on_gpu else (8, 16)
+    count, tokens = (64, 64) if on_gpu else (8, 16)
     folder = engines.smollm2(arguments)
     policy = engines.engine("hf_engine", folder, device, 0.5, weight_updates=True)
     policy["extra_body"] = {"ignore_eos": True}  # all answers have the same length, as those of `generate`
@@ -23,17 +24,12 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     with Gym.from_graph(engines.one_answer(policy), name="gpu") as gym:
         engines.collected(gym, count, tokens)  # to warm up
         runs = [engines.collected(gym, count, tokens) for _ in range(3)]
-        bare = generated(folder, model, count, tokens)
         rate = median(rate for _, rate in runs)
-        away = engines.drift(model, runs[-1][0])
-        return {
-            f"tokens/s, {count} in flight": rate,
-            "generate of transformers on the same batch, tokens/s": bare,
-            "of these, share": rate / bare,
-            "log-probabilities, mean difference": away["mean"],
-            "log-probabilities, largest difference": away["largest"],
-            **engines.new_weights(gym, model, tokens),
-        }
+        yield {f"tokens/s, {count} in flight": rate}
+        yield engines.named("log-probabilities", engines.drift(model, runs[-1][0]))
+        bare = generated(folder, model, count, tokens)
+        yield {"generate of transformers on the same batch, tokens/s": bare, "of these, share": rate / bare}
+        yield engines.new_weights(gym, model, tokens)
 
 
 def generated(folder: Path, model: Any, count: int, tokens: int) -> float:

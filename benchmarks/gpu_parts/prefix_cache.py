@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class Talk(AgentServer):
                 await episode.generate()
 
 
-def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Shares of the prompt tokens that were in a cache, and seconds."""
     device, on_gpu = arguments.device, arguments.device == "cuda"
     count, tokens = (128, 64) if on_gpu else (2, 8)
@@ -58,7 +59,6 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, sticky in (("sticky", True), ("spread", False))
     }
     graph = {**engines.one_answer(policy), "agents": agents}
-    found = {}
     with Gym.from_graph(graph, name="gpu") as gym:
         for number in range(2):  # the first run of each warms up
             for agent in agents:
@@ -70,6 +70,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
                 seconds = time.monotonic() - begun
                 usage = [rollout["model_usage"]["model"]["policy"] for rollout in rollouts]
                 cached, read = (sum(one[f"{kind}_tokens"] for one in usage) for kind in ("cached", "input"))
-                found[f"{agent}: prompt tokens in the cache, share"] = cached / read
-                found[f"{agent}: seconds of {count} conversations of {TURNS} turns"] = seconds
-    return found
+                yield {
+                    f"{agent}: prompt tokens in the cache, share": cached / read,
+                    f"{agent}: seconds of {count} conversations of {TURNS} turns": seconds,
+                }

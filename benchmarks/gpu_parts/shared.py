@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ from gym_serve import Gym
 from gym_serve.training import samples
 
 
-def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Speed of rollouts, each an answer and a verdict that the judge is held to."""
     device, on_gpu = arguments.device, arguments.device == "cuda"
     count, tokens = (engines.IN_FLIGHT, 128) if on_gpu else (4, 8)
@@ -48,7 +49,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
             seconds = time.monotonic() - begun
     made = sum(sum(sample.loss_mask) for rollout in rollouts for sample in samples(rollout))
     failed = [rollout.failure for rollout in rollouts if rollout.failure is not None]
-    return {
+    yield {
         "engine of both": kind,
         "shares of the GPU, policy and judge": "0.5 and 0.25",
         "rollouts/s": len(rollouts) / seconds,

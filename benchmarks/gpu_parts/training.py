@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,7 @@ import orjson
 from benchmarks.harness.work import ROOT
 
 
-def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rewards of the held-out rows, and where the seconds of a step go."""
     output = arguments.folder / "training"
     words = [sys.executable, "examples/train_real.py", "--steps", str(arguments.training_steps)]
@@ -21,7 +22,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     result = orjson.loads((output / "result.json").read_bytes())
     steps = [orjson.loads(line) for line in (output / "metrics.jsonl").read_bytes().splitlines()]
     generating = [step["seconds"] for step in steps if step["seconds"]["weights"] > 0.01][1:]
-    return {
+    yield {
         "held-out reward before": result["before"],
         "held-out reward after": result["after"],
         "share of what was missing": (result["after"] - result["before"]) / (1 - result["before"]),

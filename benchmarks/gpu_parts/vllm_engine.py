@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ from gym_serve import Gym
 _ROUTE = "v1/chat/completions"
 
 
-def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Speed, log-probabilities, new weights, sleep."""
     device, on_gpu = arguments.device, arguments.device == "cuda"
     count, tokens = (engines.IN_FLIGHT, 128) if on_gpu else (8, 16)
@@ -28,18 +29,15 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     policy = engines.engine("vllm_engine", folder, device, 0.5, weight_updates=True, engine_args=args)
     begun = time.monotonic()
     with Gym.from_graph(engines.one_answer(policy), name="gpu") as gym:
-        found = {"graph ready, s": time.monotonic() - begun}
+        yield {"graph ready, s": time.monotonic() - begun}
         engines.collected(gym, count, tokens)  # to warm up
         runs = [engines.collected(gym, count, tokens) for _ in range(3)]
-        found[f"rollouts' tokens/s, {count} in flight"] = median(rate for _, rate in runs)
-        away = engines.drift(model, runs[-1][0])
-        found["log-probabilities, mean difference"] = away["mean"]
-        found["log-probabilities, largest difference"] = away["largest"]
-        found |= beside_vllm(gym, folder, device, args)
+        yield {f"rollouts' tokens/s, {count} in flight": median(rate for _, rate in runs)}
+        yield engines.named("log-probabilities", engines.drift(model, runs[-1][0]))
+        yield beside_vllm(gym, folder, device, args)
         if on_gpu:  # elsewhere nothing sleeps, and tied embeddings take no new weights
-            found |= sleep(gym)
-            found |= engines.new_weights(gym, model, tokens)  # last: the model is another then
-    return found
+            yield sleep(gym)
+            yield engines.new_weights(gym, model, tokens)  # last: the model is another then
 
 
 def sleep(gym: Gym) -> dict[str, float]:
