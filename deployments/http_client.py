@@ -21,6 +21,7 @@ from gym_serve.deployments.retries import redirected, retry_after
 from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
+    STAGES,
     DeadlineExceeded,
     EndpointAccessDenied,
     EndpointMisconfigured,
@@ -38,9 +39,6 @@ BaseUrl = Annotated[
     AfterValidator(lambda url: url.rstrip("/")),
 ]
 """A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
-
-STAGES = ("seed", "model", "tool", "verify", "close")
-"""The stages of an episode in which a peer may have failed."""
 
 _CONNECT_SECONDS = 10.0
 _PROBE_SECONDS = 2.0

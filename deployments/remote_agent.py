@@ -28,12 +28,13 @@ import orjson
 from pydantic import Field, SecretStr, model_validator
 from typing_extensions import Self
 
-from gym_serve.deployments.http_client import STAGES, BaseUrl, HttpClient
+from gym_serve.deployments.http_client import BaseUrl, HttpClient
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.metrics import scored_rollouts
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.types.errors import (
+    STAGES,
     BadRequest,
     DeadlineExceeded,
     EndpointAccessDenied,
@@ -250,13 +251,11 @@ def _reported(answer: JSON) -> GymError:
     failure = failure if isinstance(failure, dict) else {}
     stage, wait = failure.get("stage"), failure.get("retry_after")
     detail = str(failure.get("detail") or answer.get("error") or "it gives no reason")[:2000]
-    cls = PolicyDeadline if kind.endswith("_deadline") else _KINDS.get(kind)
-    if (
-        cls is not PolicyDeadline
-        and answer.get("_ng_failure_terminal") is True
-        and not (cls and issubclass(cls, OperatorError))
-    ):
-        cls = BadRequest
+    cls = _KINDS.get(kind)
+    if kind.endswith("_deadline"):
+        cls = PolicyDeadline
+    elif answer.get("_ng_failure_terminal") is True:
+        cls = cls if cls and issubclass(cls, OperatorError) else BadRequest
     elif cls is None:
         cls = DeadlineExceeded if kind.endswith("_timeout") else Unavailable
     return cls(

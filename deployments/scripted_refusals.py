@@ -108,7 +108,7 @@ def _check_calls(items: list[Any]) -> None:
         ids.add(item["call_id"])
         try:
             arguments = json.loads(item["arguments"])
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             raise _wrong(f"{where}.arguments", "a JSON object", item["arguments"])

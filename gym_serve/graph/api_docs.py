@@ -49,7 +49,7 @@ _ERROR: dict[str, Any] = {
                 "type": {"type": "string", "description": "the class's name"},
                 "retryable": {"type": "boolean", "description": "try again, elsewhere or later"},
                 "server": {"type": "string", "description": "where it happened"},
-                "stage": {"type": "string", "enum": ["seed", "model", "tool", "verify", "close"]},
+                "stage": {"type": "string", "enum": [*errors.STAGES]},
                 "retry_after": {"type": "number", "description": "seconds"},
             },
         }

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_serve.observe.metrics import Counter, Gauge, Histogram, HistogramView, Metric, Tally
+from gym_serve.types.errors import STAGES
 from gym_serve.types.protocols import tokens_of
 
 __all__ = [
@@ -47,8 +48,6 @@ __all__ = [
 ]
 
 _Labels = tuple[str, ...]
-
-_STAGES = frozenset({"seed", "model", "tool", "verify", "close", "episode"})
 
 
 def _of_tool(labels: _Labels) -> _Labels | None:
@@ -219,8 +218,9 @@ class RolloutMeter:
 
     def _record_failure(self, failure: Mapping[str, Any]) -> None:
         kind, stage = failure["kind"], failure["stage"]
-        if stage not in _STAGES:  # a server at a URL may say anything
-            kind, stage = "unknown_timeout" if kind == f"{stage}_timeout" else kind, "unknown"
+        if stage not in STAGES:  # a server at a URL may say anything
+            where, _, limit = kind.rpartition("_")
+            kind, stage = f"unknown_{limit}" if where == stage else kind, "unknown"
         FAILURES.add(self._agent, kind, stage)
         if kind == "session_lost":
             SESSIONS_LOST.add(self._environment)

@@ -454,13 +454,14 @@ def _checked(rollout: Any) -> JSON:
 
 def _failure(rollout: JSON) -> Failure | None:
     """A rollout's failure, if it failed."""
-    if not is_failure(rollout):
+    found = ending_of(rollout)
+    if not found.failed:
         return None
     kind = rollout.get("_ng_failure_class")
     record = rollout.get("failure")
     retry_after = record.get("retry_after") if isinstance(record, dict) else None
     return Failure(
-        retryable=ending_of(rollout).retried,
+        retryable=found.retried,
         unavailable=kind == Unavailable.code,
         overloaded=kind == Overloaded.code,
         retry_after=retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0,

@@ -280,55 +280,52 @@ class AgentServer(Server):
         return Episode(row, self.policy, self.config.resources, self._timeouts, self._limits)
 
     async def _scored(self, episode: Episode) -> JSON:
-        caller = current().deadline
+        late: PolicyDeadline | None = None
         try:
             with use(self._limited(episode)):
                 await episode.seed()
                 try:
                     await self._act(episode)
                 except PolicyDeadline as error:
-                    with use(replace(current(), deadline=caller)):
-                        return await self._late_verdict(episode, error)
-            try:
-                return await self.verdict(episode)
-            except PolicyDeadline as error:
-                return self._unverified(episode, error)
+                    late = error
+            return await self._verdict_on(episode, late)
         finally:
             await self._close(episode)
 
-    async def _late_verdict(self, episode: Episode, error: PolicyDeadline) -> JSON:
-        """The verdict on an episode whose policy has used up its time; see ``on_deadline``."""
-        if not ending(error, self.config.on_deadline).graded:
-            return self._unverified(episode, error)
-        episode.stop(f"{error.stage}_deadline")
-        try:
-            verdict = await self.verdict(episode)
-        except PolicyDeadline as late:
-            return self._unverified(episode, late)
-        reasons = filter(None, (verdict.get("reason"), error.message))
-        return {**verdict, "reason": "; ".join(map(str, reasons))}
+    async def _verdict_on(self, episode: Episode, late: PolicyDeadline | None) -> JSON:
+        """The verdict on an episode; see ``on_deadline``.
 
-    def _unverified(self, episode: Episode, error: PolicyDeadline) -> JSON:
-        """The reward of 0 of a policy that has used up its time.
+        Args:
+            episode: the episode.
+            late: how its policy used up its time, if it did.
 
         Raises:
-            PolicyDeadline: ``error``, where it is to be masked.
+            PolicyDeadline: ``late``, or that of the verifier, where it is to be masked.
         """
-        episode.stop(f"{error.stage}_deadline")
-        if ending(error, self.config.on_deadline).masked:
-            raise error
-        return {"reward": 0.0, "reason": error.message}
+        if late is not None:
+            episode.stop(f"{late.stage}_deadline")
+        if late is None or ending(late, self.config.on_deadline).graded:
+            try:
+                verdict = await self.verdict(episode)
+            except PolicyDeadline as error:
+                late = error
+                episode.stop(f"{late.stage}_deadline")
+            else:
+                if late is None:
+                    return verdict
+                reasons = filter(None, (verdict.get("reason"), late.message))
+                return {**verdict, "reason": "; ".join(map(str, reasons))}
+        if ending(late, self.config.on_deadline).masked:
+            raise late
+        return {"reward": 0.0, "reason": late.message}
 
     async def _acted(self, episode: Episode) -> None:
-        with use(self._limited(episode)):
-            await self._acted_within(episode)
-
-    async def _acted_within(self, episode: Episode) -> None:
         try:
-            asked = episode.row["responses_create_params"].get("tools")
-            if asked is None and self.config.resources is not None:
-                await self._offer_tools(episode)
-            await self._act(episode)
+            with use(self._limited(episode)):
+                asked = episode.row["responses_create_params"].get("tools")
+                if asked is None and self.config.resources is not None:
+                    await self._offer_tools(episode)
+                await self._act(episode)
         finally:
             await self._close(episode)
 

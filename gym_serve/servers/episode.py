@@ -268,7 +268,7 @@ class Episode:
         except Rejected as error:
             if not is_refusal_of_history(error, self._history):
                 raise
-            self.fields["stopped_by"] = "history_refused"
+            self.stop("history_refused")
             self.fields["refusal"] = error.message[:_SHOWN]
             raise EpisodeOver from None
         self._history.accept()

@@ -6,8 +6,8 @@ JSON object; OpenAI's API wants names of letters, digits, ``_`` and ``-``, ids o
 128 calls a turn. A refusal would end the episode without a reward, and so a policy could turn its zeros into
 failures. So, in the history alone:
 
-- arguments that are no JSON object stand in one: ``{"invalid_arguments": "<what the model wrote>"}``; none at
-  all, and ``null``, are ``{}``
+- arguments that are no JSON object, or are nested too deeply for a parser that recurses, stand in one:
+  ``{"invalid_arguments": "<what the model wrote>"}``; none at all, and ``null``, are ``{}``
 - a name that no tool has gets safe characters
 - of the calls of a turn the first ones stay, and the last output says that others did not run
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
@@ -38,6 +38,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(r"[!-~]{1,64}")  # ASCII without spaces
 _MOST_CALLS = 128  # of OpenAI's API
 _SHOWN = 4096  # characters of arguments that are no JSON
+_DEEPEST = 100  # levels; Python's json gives up near 1,000, less what the endpoint's own stack takes
 
 
 class History:
@@ -163,12 +164,26 @@ def safe_arguments(arguments: Any) -> str:
         return "{}"
     if isinstance(arguments, str):
         try:
-            if isinstance(orjson.loads(arguments), dict):
+            value = orjson.loads(arguments)
+            if isinstance(value, dict) and not _is_deep(value):
                 return arguments
         except orjson.JSONDecodeError:
             pass
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
     return orjson.dumps({"invalid_arguments": _readable(text[:_SHOWN])}).decode()
+
+
+def _is_deep(value: JSON) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        level = [child for each in level if isinstance(each, dict | list) for child in _children(each)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: JSON | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _readable(text: str) -> str:

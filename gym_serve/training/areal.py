@@ -92,7 +92,7 @@ class GymAgent:
         )
         if rollout.failure is not None:
             raise RolloutFailed(f"{rollout.failure['kind']}: {rollout.failure['detail']}")
-        if rollout.get("mask_sample"):
+        if rollout.masked:
             raise RolloutFailed("the environment masked the rollout")
         if await self._gym.compares(rollout):
             raise RolloutFailed("the environment rewards groups of rollouts, and AReaL asks for single ones")

@@ -45,6 +45,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 __all__ = [
+    "STAGES",
     "AgentFailed",
     "AuthorError",
     "BadRequest",
@@ -80,6 +81,9 @@ __all__ = [
     "error_from_body",
 ]
 
+STAGES = ("seed", "model", "tool", "harness", "verify", "close", "episode")
+"""Where an episode can fail; ``episode`` is all of it."""
+
 _LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
 _BY_CODE: dict[str, type[GymError]] = {}
 _E = TypeVar("_E", bound="GymError")
@@ -91,7 +95,7 @@ class GymError(Exception):
     Args:
         message: what went wrong, where, and the next step; safe to show (no secrets).
         server: name of the server in the graph where it happened.
-        stage: stage of the episode: seed, model, tool, verify or close.
+        stage: one of `STAGES`.
         retry_after: seconds to wait before a retry, where the failing side said so.
     """
 

@@ -1,4 +1,4 @@
-"""Reading JSON as it is meant: integers of any size, and texts with half of a surrogate pair.
+"""Reads JSON exactly: integers of any size, and texts with half of a surrogate pair.
 
 orjson, which reads nearly everything, makes floats of integers beyond 64 bits, so a tool that works with
 primes would silently be given another number, and it refuses those of over 308 digits. Where that can happen,

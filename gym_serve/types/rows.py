@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from gym_serve.types.endings import ending_of, is_failure
 from gym_serve.types.errors import (
     DeadlineExceeded,
-    EndpointAccessDenied,
-    EndpointMisconfigured,
     GymError,
     InvalidRequest,
     OperatorError,
     PolicyDeadline,
-    RepeatedFailure,
-    Unauthorized,
+    error_class,
 )
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.protocols import TOKEN_KEYS, schemas
@@ -126,12 +124,12 @@ class Rollout(dict[str, Any]):
     @property
     def failure(self) -> Failure | None:
         """Why it failed; None for a rollout with a reward."""
-        return self.get("failure") if self.get("_ng_failure_class") else None
+        return self.get("failure") if is_failure(self) else None
 
     @property
     def masked(self) -> bool:
         """Whether it must not be trained on: it failed, or the environment says so."""
-        return bool(self.get("mask_sample"))
+        return ending_of(self).masked
 
     @property
     def output(self) -> list[JSON]:
@@ -223,11 +221,6 @@ class ResponsesParams(BaseModel):
 class _RowModel(BaseModel):
     responses_create_params: ResponsesParams
 
-
-_OPERATOR_ERRORS: dict[str, type[OperatorError]] = {
-    cls.code: cls
-    for cls in (OperatorError, EndpointAccessDenied, EndpointMisconfigured, RepeatedFailure, Unauthorized)
-}
 
 ROW_PARAMS: JSON = {**schemas.PARAMS, "additionalProperties": False}
 """JSON schema of `ResponsesParams`."""
@@ -356,8 +349,8 @@ def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> 
 def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
     """The error that a rollout failed with, if only the operator can mend it; None for any other rollout."""
     kind = rollout.get("_ng_failure_class")
-    cls = _OPERATOR_ERRORS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
+    cls = error_class(kind) if isinstance(kind, str) else None
+    if cls is None or not issubclass(cls, OperatorError):
         return None
     record = rollout.get("failure")
     told: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
@@ -373,12 +366,8 @@ def marks_of(row: Mapping[str, Any]) -> list[str]:
     """The keys of a row that say how a rollout ended, which only a run may say."""
     marks = [key for key in _MARKS if key in row]
     config = row.get("instance_config")
-    return [*marks, "instance_config.mask_sample"] if is_marked(config) else marks
-
-
-def is_marked(config: Any) -> bool:
-    """Whether an ``instance_config`` says that the sample is masked."""
-    return isinstance(config, Mapping) and "mask_sample" in config
+    nested = isinstance(config, Mapping) and "mask_sample" in config
+    return [*marks, "instance_config.mask_sample"] if nested else marks
 
 
 def unmarked(row: JSON) -> JSON:

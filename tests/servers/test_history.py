@@ -57,6 +57,7 @@ TURNS: dict[str, list[Any]] = {
     "equal ids": [called("time", "{}", "c1"), called("time", "{}", "c1")],
     "no id": [called("time", "{}", "")],
     "500 calls": [called("time", "{}", f"c{n}") for n in range(500)],
+    "deeply nested": [called("time", '{"a":' * 950 + "1" + "}" * 950)],
     "half a pair": [called("time", '{"a": "\\ud83d"}')],
 }
 
