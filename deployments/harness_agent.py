@@ -138,6 +138,11 @@ class HarnessAgent(AgentServer):
             await self._collect(episode, recording)
             if recording.failure is not None:  # it gave up, and said that all is well
                 raise recording.failure
+            if status := answer.get("exit_status"):
+                if episode.response is None:  # it did not come to the policy
+                    told = str(answer.get("output"))[-2000:]
+                    raise Unavailable(f"the harness ended with exit status {status}: {told}", stage="harness")
+                episode.stop("harness_exit")  # what the policy wrote may have done that
         finally:
             self._drop(recording)
 
@@ -256,10 +261,10 @@ class CommandHarness:
         """See `Harness.run`.
 
         Returns:
-            ``{"exit_status": 0, "output": str}``, the end of what it wrote.
+            ``{"exit_status": int, "output": str}``, the end of what it wrote; minus the signal that ended it.
 
         Raises:
-            Unavailable: it cannot be started, or its exit status is not 0.
+            Unavailable: it cannot be started.
         """
         with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as folder:
             try:
@@ -283,8 +288,6 @@ class CommandHarness:
                 await process.wait()
         text = output.decode("utf-8", "replace")
         text = masked(text, [task.api_key, *self._env.values()])  # should it print them: rollouts are kept
-        if status:
-            raise Unavailable(f"the harness ended with exit status {status}: {text[-2000:]}")
         return {"exit_status": status, "output": text}
 
     def _variables(self, task: Task, folder: str) -> dict[str, str]:

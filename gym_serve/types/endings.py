@@ -50,7 +50,8 @@ class Cause(Enum):
     """Whose doing the end of an episode was; see the module."""
 
     FINISHED = "finished"
-    """The policy came to its end, or to a limit: steps, bytes, tokens, its context, a refused history."""
+    """The policy came to its end, or to a limit: steps, bytes, tokens, its context, a refused
+    history, a harness that ended with an error."""
     DEADLINE = "deadline"
     """The policy used up the time of a tool, of its harness or of the episode."""
     WITHHELD = "withheld"

@@ -278,6 +278,14 @@ async def test_a_program_that_fails(bench: Bench, command: list[str], detail: st
     assert detail in rollout["failure"]["detail"]
 
 
+async def test_a_program_that_fails_after_the_policy_has_answered_is_graded(bench: Bench) -> None:
+    code = "import os, openai; c = openai.OpenAI(); "
+    code += "c.responses.create(model='m', input=[{'role': 'user', 'content': 'Hi'}]); exit(3)"
+    rollout = await bench.run(command=[sys.executable, "-c", code])
+    assert (rollout["stopped_by"], rollout["harness"]["exit_status"]) == ("harness_exit", 3), rollout
+    assert "failure" not in rollout
+
+
 async def test_a_program_ends_with_its_time_and_with_all_its_children(bench: Bench, tmp_path: Any) -> None:
     pids = tmp_path / "pids"
     code = f"import os, time; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
