@@ -36,16 +36,25 @@ def needs(
     return lines
 
 
+def read(folder: Path, benchmark: str) -> dict[str, Any]:
+    """What another benchmark has written."""
+    path = folder / f"{benchmark}.json"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: run `python -m benchmarks.{benchmark}` first")
+    result: dict[str, Any] = orjson.loads(path.read_bytes())
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--in-flight", default="1000,100000", help="numbers, with commas between them")
     parser.add_argument("--episode-s", type=float, default=60.0, help="seconds of an episode")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    summary = orjson.loads((arguments.results / "rollouts.json").read_bytes())["summary"]
+    summary = read(arguments.results, "rollouts")["summary"]
     by_handle = [one for one in summary if one["transports"] == "replica"]
     cpu_ms = max(by_handle, key=lambda one: one["concurrency"])["cpu_ms"]
-    kb = orjson.loads((arguments.results / "in_flight.json").read_bytes())["kb_per_rollout"]
+    kb = read(arguments.results, "in_flight")["kb_per_rollout"]
     lines = [
         line
         for number in arguments.in_flight.split(",")

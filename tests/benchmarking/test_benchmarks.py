@@ -60,8 +60,18 @@ def test_long_episodes(run: Run, tmp_path: Path) -> None:
     assert shown.count("\n") == 4  # the header, and turns 1 and 10
 
 
-def test_capacity_reads_the_results_that_are_kept(run: Run) -> None:
-    assert "| driver |" in run("capacity", "--in-flight", "1000")
+def test_capacity_reads_the_results_of_others(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"rollouts\.json is missing: run `python -m benchmarks\.rollouts` first"
+    ):
+        run("capacity", "--results", tmp_path)
+    cpu_ms = dict.fromkeys(("driver", "agent", "policy", "weather"), 0.5)
+    summary = {"transports": "replica", "concurrency": 8, "cpu_ms": cpu_ms}
+    (tmp_path / "rollouts.json").write_bytes(orjson.dumps({"summary": [summary]}))
+    (tmp_path / "in_flight.json").write_bytes(orjson.dumps({"kb_per_rollout": cpu_ms}))
+    assert "| 6000 | 100 | driver | 0.05 | 1 | 3 |" in run(
+        "capacity", "--results", tmp_path, "--in-flight", 6000
+    )
 
 
 def test_soak_of_the_engine(run: Run, tmp_path: Path) -> None:
