@@ -23,7 +23,6 @@ from gym_serve.cli.merge import merge
 from gym_serve.cli.monitoring import monitoring
 from gym_serve.cli.options import App
 from gym_serve.cli.play import play
-from gym_serve.cli.profile_server import profile_server
 from gym_serve.cli.reverify import reverify
 from gym_serve.cli.top import top
 from gym_serve.cli.validate import resolve, validate
@@ -55,7 +54,6 @@ main.command("import-nemo-gym")(import_nemo_gym)
 main.command()(up)
 main.command()(status)
 main.command()(top)
-main.command("profile-server")(profile_server)
 main.command()(down)
 main.command()(logs)
 main.command("export-k8s")(export_k8s)

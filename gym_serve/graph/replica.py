@@ -21,7 +21,6 @@ from ray.serve.handle import DeploymentHandle
 from gym_serve.graph.live import LIST, LOOK, STOP, answer_here
 from gym_serve.graph.local import remote_transport
 from gym_serve.graph.pressure import PRESSURE, report
-from gym_serve.graph.profiling import PROFILE, dispatch_profile
 from gym_serve.graph.spec import LogOptions, Node
 from gym_serve.graph.stats import STATS, counts
 from gym_serve.graph.weights import CurrentWeights
@@ -182,8 +181,6 @@ class Replica:
             return self._report(with_counts=call.op == STATS)
         if call.op in (LIST, LOOK, STOP):
             return answer_here(call, self._runners, self._admission)
-        if call.op == PROFILE:
-            return dispatch_profile(call, self._replica)
         if self._weights.takes(call):
             return self._control(call)
         return self._admission.dispatch(call)
