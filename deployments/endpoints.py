@@ -70,7 +70,7 @@ class EndpointConfig(ModelServer.Config):
     """Seconds after which a call that has no answer is made at another endpoint as well; the first answer
     counts. By default no call is made twice."""
     health_interval: float | None = Field(None, gt=0)
-    """Seconds between two looks at each endpoint (``GET {base_url}/models``), so that no call has to find
+    """Seconds between health checks of each endpoint (``GET {base_url}/models``), so that no call has to find
     out that it is gone. By default a call finds out, and goes to another one."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Limit of each endpoint: further calls wait. Each replica of this server counts for itself: with

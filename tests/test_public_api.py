@@ -17,6 +17,7 @@ import pytest
 import gym_serve
 import gym_serve.deployments
 import gym_serve.environments
+from gym_serve.types import errors
 
 PACKAGES = (gym_serve, gym_serve.deployments, gym_serve.environments)
 WITHOUT_RAY = (
@@ -61,6 +62,7 @@ def test_the_list_is_sorted_and_complete() -> None:
         and value.__module__.startswith("gym_serve.")
     }
     assert imported <= set(exported)
+    assert {name for name in errors.__all__ if name[0].isupper() and not name.isupper()} <= set(exported)
 
 
 @pytest.mark.parametrize("name", gym_serve.__all__)

@@ -193,7 +193,7 @@ class Gym:
         lease_s: float = 300.0,
         detached: bool = False,
     ) -> Self:
-        """The same, to be awaited. If it is cancelled, the graph is shut down as soon as it has started."""
+        """Like `from_graph`, but async. If it is cancelled, the graph is shut down once it has started."""
         return await _started(
             partial(
                 cls.from_graph,
@@ -223,7 +223,7 @@ class Gym:
 
     @classmethod
     async def aattach(cls, name: str, address: str | None = "auto") -> Self:
-        """The same, to be awaited."""
+        """Like `attach`, but async."""
         return await asyncio.to_thread(cls.attach, name, address)
 
     @classmethod
@@ -238,7 +238,7 @@ class Gym:
 
     @classmethod
     async def aconnect(cls, url: str, auth_token: str | None = None) -> Self:
-        """The same, to be awaited."""
+        """Like `connect`, but async."""
         return await asyncio.to_thread(cls.connect, url, auth_token)
 
     # Rollouts
@@ -273,7 +273,7 @@ class Gym:
         return loop.wait(self.arun(rows, **options))
 
     async def arun(self, rows: Rows, **options: Unpack[RolloutOptions]) -> list[Rollout]:
-        """The same, to be awaited."""
+        """Like `run`, but async."""
         return [Rollout(rollout) async for _, rollout in self._pairs(rows, "row", options)]
 
     def run_examples(
@@ -372,8 +372,8 @@ class Gym:
         """Groups for asynchronous training: they are made while the trainer learns, and none is too old.
 
         The policy gets a new version by `update_weights`, or by `set_model_endpoints` with a ``version``, in
-        this process or another one. The staleness of a group (``group.staleness``) is the
-        version at which it is taken, less that at which its oldest rollout began.
+        this process or another one. The staleness of a group (``group.staleness``) is how many policy
+        versions passed between the start of its oldest rollout and now.
 
         Groups are taken as they get ready, and every row in its turn: the iteration waits for a slow group
         that would otherwise become too old. If the trainer takes fewer groups for a version than it said,
@@ -571,7 +571,7 @@ class Gym:
         return loop.wait(self._connection.health())
 
     async def ahealth(self) -> JSON:
-        """The same, to be awaited."""
+        """Like `health`, but async."""
         return await loop.run(self._connection.health())
 
     @property
@@ -589,7 +589,7 @@ class Gym:
         return loop.wait(self._connection.pressure())
 
     async def apressure(self) -> JSON:
-        """The same, to be awaited."""
+        """Like `pressure`, but async."""
         return await loop.run(self._connection.pressure())
 
     def stats(self) -> JSON:
@@ -601,7 +601,7 @@ class Gym:
         return loop.wait(self._connection.stats())
 
     async def astats(self) -> JSON:
-        """The same, to be awaited."""
+        """Like `stats`, but async."""
         return await loop.run(self._connection.stats())
 
     def handle(self, server: str) -> Any:
@@ -631,7 +631,7 @@ class Gym:
         return loop.wait(self._call(server, op, body, timeout))
 
     async def acall(self, server: str, op: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """The same, to be awaited."""
+        """Like `call`, but async."""
         return await loop.run(self._call(server, op, body, timeout))
 
     async def _call(self, server: str, op: str, body: Any, timeout: float | None) -> Any:
@@ -771,7 +771,7 @@ class Gym:
         model_name: str | None = None,
         version: str | None = None,
     ) -> None:
-        """The same, to be awaited."""
+        """Like `set_model_endpoints`, but async."""
         await asyncio.to_thread(self.set_model_endpoints, model, base_urls, model_name, version)
 
     def update_weights(
@@ -818,7 +818,7 @@ class Gym:
         tensors: bytes | None = None,
         mode: PauseMode = "keep",
     ) -> None:
-        """The same, to be awaited."""
+        """Like `update_weights`, but async."""
         self._check(model)
         if path is not None and tensors is not None:
             raise BadRequest("give path or tensors, one of the two")
@@ -856,7 +856,7 @@ class Gym:
             tracing.flush()
 
     async def ashutdown(self) -> None:
-        """The same, to be awaited."""
+        """Like `shutdown`, but async."""
         await asyncio.to_thread(self.shutdown)
 
     def __enter__(self) -> Self:

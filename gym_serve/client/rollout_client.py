@@ -89,8 +89,8 @@ class RolloutOptions(TypedDict, total=False):
     """The endpoint of the policy of these rollouts: ``{base_url, model?, api_key?, headers?}``, for rows that
     name no ``_ng_model`` of their own. The model server must allow it (``row_endpoints``)."""
     max_failures: int
-    """So many rollouts in a row that meet an `OperatorError` (an endpoint without such a model, say), with no
-    scored one in between, end the run (5). A refused key ends it at once."""
+    """Stop after this many consecutive `OperatorError`s (default 5), such as an endpoint without the model. A
+    refused key ends the run at once."""
 
 
 class _Activity:

@@ -42,7 +42,7 @@ class View:
     ) -> None:
         self._prices = prices
         self._paths = [Path(path) for path in paths]
-        self._cache = cache or cache_folder()
+        self._cache = (cache or cache_folder()).absolute()
         self._runs: dict[str, Run] = {}
         self.find()
 
