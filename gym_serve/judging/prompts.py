@@ -114,22 +114,15 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
     return text
 
 
-def delimiter(*texts: str) -> str:
-    """A mark for the places where the texts of a prompt begin and end, 16 characters.
-
-    Nobody can write it into one of the texts, as it is made of a hash of all of them; and the same texts have
-    the same one, so that a prompt can be cached.
-    """
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:16]
-
-
 def filled_in(template: str, fields: Mapping[str, str]) -> str:
     """A prompt from its template.
 
-    A template that writes ``{mark}`` into the tags around each text (``<answer {mark}>``) has the `delimiter`
-    of all texts there. So no text can end its part and go on in the template's words.
+    A template writes ``{mark}`` into the tags around each text (``<answer {mark}>``). It becomes 16 characters
+    of a hash of all texts, which nobody can write into one of them to end it and go on in the template's words.
+    The same texts have the same mark, so that a prompt can be cached.
     """
-    return template.format(**{_MARK: delimiter(*fields.values()), **fields})
+    texts = "\0".join(fields.values()).encode("utf-8", "replace")
+    return template.format(**{_MARK: hashlib.sha256(texts).hexdigest()[:16], **fields})
 
 
 def delimiters_of(template: str) -> list[str]:
