@@ -117,9 +117,9 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
 def filled_in(template: str, fields: Mapping[str, str]) -> str:
     """A prompt from its template.
 
-    A template writes ``{mark}`` into the tags around each text (``<answer {mark}>``). It becomes 16 characters
-    of a hash of all texts, which nobody can write into one of them to end it and go on in the template's words.
-    The same texts have the same mark, so that a prompt can be cached.
+    A template writes ``{mark}`` into the tags around each text (``<answer {mark}>``). It becomes 16
+    characters of a hash of all texts. Nobody can write these into one of the texts, to end it and go on in
+    the template's words. The same texts have the same mark, so that a prompt can be cached.
     """
     texts = "\0".join(fields.values()).encode("utf-8", "replace")
     return template.format(**{_MARK: hashlib.sha256(texts).hexdigest()[:16], **fields})
