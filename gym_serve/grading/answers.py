@@ -42,6 +42,9 @@ _LIST_GAP = re.compile(
     r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)|[,;&])[\s$]*(?:\\[()\[\]])?[\s$]*"
 )
 
+_LIST_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
+_LIST_WORD = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*(and|or)\s*\}")
+
 _LABEL = re.compile(r"answer[*_`]{0,4}(?:\s{1,9}is)?\s{0,99}[:：][*_`]{0,4}", re.IGNORECASE)
 _HEADING = re.compile(
     r"^[ \t]{0,9}(?:#{1,6}[ \t]{1,9}[*_]{0,3}|[*_]{2,3})(?:(?:the|my|final|correct)[ \t]{1,9}){0,2}answer"
@@ -136,7 +139,7 @@ def last_boxes(text: str) -> list[str]:
     for span in reversed(boxes(text)):
         between = text[span.end : chain[-1].outer]
         if span.end < chain[-1].outer and len(between) < 40:
-            if not _LIST_GAP.fullmatch(between):
+            if not _LIST_GAP.fullmatch(_LIST_SPACE.sub(" ", _LIST_WORD.sub(r"\1", between))):
                 break
             chain.append(span)
         elif span.end < chain[-1].outer:

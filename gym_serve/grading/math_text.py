@@ -95,6 +95,8 @@ _FORMULA = re.compile(
 )
 _EXPLICIT = re.compile(r"final answer is:?\s{0,9}\$([^$\n]{1,300})\$\.?\s?I hope", re.IGNORECASE)
 _ANSWER_WORD = re.compile(r"answer", re.IGNORECASE)
+_IS_A_NUMBER = re.compile(r"[^.$\n]{0,60}\b(?:is|are|equals)\s+[-+$\\({]{0,4}\d")
+_PROSE = re.compile(r"\b(?:it|is|we)\b", re.IGNORECASE)
 _NEAR = 100
 _MAX_FORMULA = 300
 
@@ -122,7 +124,10 @@ def written_answer(text: str) -> str | None:
     if answers:
         following = (f for f in formulas if answers[-1] <= f.start() <= answers[-1] + _NEAR)
         chosen = next(following, None)
-        if chosen is not None and re.search(r"\d", text[answers[-1] : chosen.start()]):
+        if chosen is not None and (
+            re.search(r"\d", text[answers[-1] : chosen.start()])
+            or (not re.search(r"\d", chosen[0]) and _IS_A_NUMBER.match(text, chosen.end()))
+        ):
             chosen = None
     else:
         chosen = None if re.search(r"\d", text[formulas[-1].end() :]) else formulas[-1]
@@ -137,7 +142,7 @@ def _is_formula(text: str, longest_word: int) -> bool:
         return False
     bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT_COMMAND.sub(" ", text))
     words = re.findall(rf"[A-Za-z]{{{longest_word + 1},}}", bare)
-    return all(word in _UNITS or word.lower() in _UNITS for word in words)
+    return not _PROSE.search(bare) and all(word in _UNITS or word.lower() in _UNITS for word in words)
 
 
 def _connected(text: str, formula: re.Match[str]) -> bool:
@@ -191,7 +196,10 @@ _STYLES = re.compile(
     r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|[bB]igg?[lrm]?|limits"
     r"|nolimits)(?![A-Za-z])\s*"
 )
-_NEGATIVE_SPACE = re.compile(r"\\!")
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_BARE_FRACTION = re.compile(r"(?<![\w.})\]])\.(?=\d)")
+_FORMULA_AND_UNIT = re.compile(r"\$(\S|\S[^$]*\S)\$(\s+[A-Za-z][A-Za-z /^0-9]*\.?)")
+_EMPTY_ITEM = re.compile(r",\s*(?=,)")
 _SPACES = re.compile(r"\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _LONG_EXPONENT = re.compile(r"\^\s?(-\d+|\d{2,})")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d{1,400}(?:\.\d{0,400})?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
@@ -260,6 +268,8 @@ def read(content: str) -> Reading:
         content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
     """
     content = bare_answer(content.replace("\0", ""))
+    if one := _FORMULA_AND_UNIT.fullmatch(content):
+        content = one[1] + one[2]
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
     text, words = _marked(text)
     text = " ".join(text.split())
@@ -270,6 +280,8 @@ def read(content: str) -> Reading:
     if _WORDS_ONLY.fullmatch(text) and re.search("[A-Za-z]{4}", text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
     text, unit = _without_unit(text, words)
+    if relation == r"\pm" and not words and not re.search(r",|\\[pm][pm](?![A-Za-z])", text):
+        relation, text = "", rf"{text}, -({text})"
     return Reading(relation, _parts(text, words), unit)
 
 
@@ -340,6 +352,7 @@ def _spelled(text: str) -> str:
     text = _STYLES.sub("", text)
     text = _NEGATIVE_SPACE.sub("", text)
     text = _SPACES.sub(" ", text)
+    text = _BARE_FRACTION.sub("0.", text)
     text = _SCIENTIFIC.sub(_decimal, text)
     text = _TIMES_TEN.sub(r"\\times 10^", text)
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
@@ -382,7 +395,7 @@ def _marked(text: str) -> tuple[str, list[str]]:
         words.append(inner)
         return f"\0{len(words) - 1}\0"
 
-    text = _TEXT_COMMAND.sub(mark, text)
+    text = _EMPTY_ITEM.sub("", _TEXT_COMMAND.sub(mark, text))
     return _SWITCHED.sub(mark, text), words
 
 

@@ -1,6 +1,6 @@
 """Judges: models that score what a policy did. What environments with a judge have in common.
 
-    prompt     check_fields  check_labels  escape_labels  delimiter  judge_messages
+    prompt     check_fields  check_labels  escape_labels  delimiters_of  filled_in  judge_messages
     call       JudgeCalls: bounded concurrency, typed failures, `VerdictCache`
     verdict    label_of  verdict_in  contradicts  json_objects
     decision   LabelJudge: votes of several judges;  both_orders
@@ -25,8 +25,9 @@ from gym_serve.judging.prompts import (
     check_fields,
     check_labels,
     contradicts,
-    delimiter,
+    delimiters_of,
     escape_labels,
+    filled_in,
     final_text,
     first_label,
     json_objects,
@@ -50,9 +51,10 @@ __all__ = [
     "check_fields",
     "check_labels",
     "contradicts",
-    "delimiter",
+    "delimiters_of",
     "dissent",
     "escape_labels",
+    "filled_in",
     "final_text",
     "first_label",
     "json_objects",

@@ -24,7 +24,16 @@ from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
 from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache
-from gym_serve.judging.prompts import check_labels, contradicts, final_text, judge_messages, label_of
+from gym_serve.judging.prompts import (
+    check_labels,
+    contradicts,
+    delimiters_of,
+    escape_labels,
+    filled_in,
+    final_text,
+    judge_messages,
+    label_of,
+)
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
@@ -59,7 +68,7 @@ class LabelJudge:
     Attributes:
         models: the judges.
         calls: makes the calls.
-        prompt_template: the prompt, for `str.format`; see `check_fields`.
+        prompt_template: the prompt, for `filled_in`; see `check_fields`.
         labels: the allowed labels; the one that a reply ends with is its verdict.
         params: Responses body of every call, less ``input``.
         system_message: message before each prompt, or None.
@@ -91,7 +100,7 @@ class LabelJudge:
         Raises:
             VerifierFailed: calls failed, and the others have no majority.
         """
-        prompt = self.prompt_template.format(**fields)
+        prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
         asked = [
             asyncio.create_task(self._vote(model, request, judge, vote))
@@ -180,7 +189,8 @@ class JudgeSettings(ResourcesServer.Config):
     judge_system_message: str | None = None
     """System message before each prompt."""
     judge_prompt_template: str
-    """Template of the prompt; it or the system message asks for the labels."""
+    """Template of the prompt; it or the system message asks for the labels. ``{mark}`` in it becomes a
+    word that no text can contain: write it into the tags around each text."""
     judge_responses_create_params: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each call's Responses body: ``temperature``, ``max_output_tokens``, ..."""
     judge_equal_label: str = Field("[[A=B]]", min_length=2)
@@ -200,6 +210,16 @@ class JudgeSettings(ResourcesServer.Config):
     def judge_labels(self) -> tuple[str, str]:
         """The labels for "equal" and "not equal"."""
         return self.judge_equal_label, self.judge_not_equal_label
+
+    def shown(self, text: str, max_chars: int) -> str:
+        """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags.
+
+        Args:
+            text: the text.
+            max_chars: number of characters that are kept.
+        """
+        forbidden = (*self.judge_labels, *delimiters_of(self.judge_prompt_template))
+        return escape_labels(text, forbidden, max_chars)
 
     def judge_calls(self) -> JudgeCalls:
         """The limit of concurrent calls, and the cache, that these settings describe.

@@ -1,7 +1,8 @@
 """What a judge is asked, and what its reply says: pure functions on text.
 
-The text of a policy may try to address the judge, so it is never shown raw (`escape_labels`). A reply
-without a verdict is None. A reply that is empty, or that broke off before its verdict, raises
+The text of a policy may try to address the judge, so it is never shown raw: its words are escaped
+(`escape_labels`), and it stands between marks that it cannot hold (`filled_in`). A reply without a verdict is
+None. A reply that is empty, or that broke off before its verdict, raises
 `VerifierFailed`, so that nobody is scored by it.
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,7 +21,9 @@ from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON, Response
 
 _WORD = re.compile(r"[^\W\d_]+")
+_SYMBOL = re.compile(r"[^\w\s]")
 _PIECES = re.compile(r"\w+|[^\w\s]+")
+_MARK = "mark"
 _INSTRUCTION = 8
 """Minimum number of words in a prompt that gives its judge instructions."""
 
@@ -31,16 +34,23 @@ _DECODER = json.JSONDecoder()
 def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
     """Check that a template has the ``required`` fields, and none but these and ``optional`` ones; return it.
 
+    It may have ``{mark}`` as well, see `filled_in`.
+
     Raises:
         ValueError: it has other fields, or a brace that is not doubled.
     """
-    fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
-    if not set(required) <= fields <= {*required, *optional}:
+    fields = set(_fields(template))
+    allowed = {*required, *optional, _MARK}
+    if not set(required) <= fields <= allowed:
         raise ValueError(
-            f"the fields of a judge prompt must be {sorted({*required, *optional})}, got {sorted(fields)}; "
+            f"the fields of a judge prompt must be {sorted(allowed)}, got {sorted(fields)}; "
             "double other braces: {{ }}"
         )
     return template
+
+
+def _fields(template: str) -> list[str]:
+    return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
 
 
 def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
@@ -92,7 +102,7 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
 
     Args:
         text: the text.
-        labels: the labels of the judge.
+        labels: the labels of the judge, and whatever else the text must not say (`delimiters_of`).
         max_chars: number of characters that are kept, at the end of the text.
     """
     text, labels = text[-max_chars:], list(labels)
@@ -104,13 +114,31 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
     return text
 
 
-def delimiter(*texts: str) -> str:
-    """A mark for the places where the texts of a prompt begin and end, 16 characters.
+def filled_in(template: str, fields: Mapping[str, str]) -> str:
+    """A prompt from its template.
 
-    Nobody can write it into one of the texts, as it is made of a hash of all of them; and the same texts have
-    the same one, so that a prompt can be cached.
+    A template writes ``{mark}`` into the tags around each text (``<answer {mark}>``). It becomes 16
+    characters of a hash of all texts. Nobody can write these into one of the texts, to end it and go on in
+    the template's words. The same texts have the same mark, so that a prompt can be cached.
     """
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:16]
+    texts = "\0".join(fields.values()).encode("utf-8", "replace")
+    return template.format(**{_MARK: hashlib.sha256(texts).hexdigest()[:16], **fields})
+
+
+def delimiters_of(template: str) -> list[str]:
+    """What begins and ends the texts of a template without ``{mark}``: ``</answer>``, ``[End of answer]``.
+
+    It is the nearest line next to a field, if it has more than letters and digits. A text that contains it
+    could go on as the template does. A template with ``{mark}`` has none, as no text can contain the mark.
+    """
+    if _MARK in _fields(template):
+        return []
+    parts = string.Formatter().parse(template)
+    pieces = "".join(literal + "\0" * (field is not None) for literal, field, _, _ in parts).split("\0")
+    after = (piece.strip().split("\n")[0] for piece in pieces[1:])
+    before = (piece.strip().split("\n")[-1] for piece in pieces[:-1])
+    edges = {edge.strip() for edge in (*after, *before)}
+    return sorted(edge for edge in edges if len(edge) > 1 and _SYMBOL.search(edge))
 
 
 def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]:
