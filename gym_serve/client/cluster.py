@@ -23,7 +23,9 @@ from gym_serve.routing.starting import (
     START_LOG,
     free_port,
     haproxy_folder,
+    private_files,
     ray_environment,
+    ray_folder,
     try_twice,
 )
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
@@ -130,8 +132,9 @@ def start_ray(*, dashboard: bool = False) -> Reaper:
     files = haproxy_folder()
     reaper = Reaper(ray_environment(files), files)
     try:
-        with reaper.marking():
-            try_twice("Ray", lambda: _init("local", dashboard=dashboard), undo, _is_own)
+        with reaper.marking(), private_files():
+            folder = str(ray_folder())
+            try_twice("Ray", lambda: _init("local", dashboard=dashboard, _temp_dir=folder), undo, _is_own)
     except BaseException:
         undo()
         reaper.dismiss()
@@ -159,10 +162,11 @@ def start_serve(port: int) -> None:
     try_twice("Serve", start, undo, _is_own)
 
 
-def _init(address: str, *, dashboard: bool | None = None) -> None:
+def _init(address: str, *, dashboard: bool | None = None, **options: str) -> None:
     ray.init(
         address=address,
         include_dashboard=dashboard,
+        **options,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )

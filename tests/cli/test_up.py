@@ -104,6 +104,10 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
         (config,) = Path(files).glob("*/haproxy.cfg")  # HAProxy answers at the graph's port
         assert f"bind 127.0.0.1:{httpx.URL(url).port}" in config.read_text()
 
+    private = Path(json.loads((tmp_path / "state/gym-serve/ray.json").read_text())["folder"]).parent
+    open_to_all = [path for path in private.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert (private.stat().st_mode & 0o777, open_to_all) == (0o700, [])
+
     status = run("status", "--json")
     assert status.returncode == 0, status.stdout
     assert json.loads(status.stdout)["ok"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,3 +140,45 @@ def test_sockets_of_haproxy_have_short_paths(monkeypatch: pytest.MonkeyPatch, tm
     folder = starting.haproxy_folder()
     folder.rmdir()
     assert len(str(folder)) <= 97 - 70
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_rays_files_lie_in_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as short:
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        private = Path(short, f"gs-{os.getuid()}")
+        private.mkdir(mode=0o777)
+        assert starting.ray_folder() == private / "ray"
+        assert mode(private) == 0o700
+        private.rmdir()
+        private.symlink_to("/tmp")
+        with pytest.raises(Unavailable, match="must be a folder of this user; set RAY_TMPDIR"):
+            starting.ray_folder()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_long_temporary_folder_is_no_place_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / ("x" * 110)))
+    assert starting.ray_folder() == Path(f"/tmp/gs-{os.getuid()}/ray")
+
+
+def test_a_token_is_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    before = os.umask(0o022)
+    try:
+        token = tmp_path / ".ray" / "auth_token"
+        token.parent.mkdir()
+        token.write_text("of an earlier Ray")
+        with starting.private_files():
+            subprocess.run(["touch", tmp_path / "started"], check=True)
+            assert (mode(token.parent), mode(token), mode(tmp_path / "started")) == (0o700, 0o600, 0o600)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
