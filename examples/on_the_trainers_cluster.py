@@ -1,5 +1,6 @@
 """The environments run on the Ray cluster of the trainer, beside its actors.
 
+    export RAY_AUTH_MODE=token; ray get-auth-token --generate
     ray start --head --resources '{"gpu_share": 2}'    # or: on every machine of the cluster
     python examples/on_the_trainers_cluster.py [ADDRESS]
 

@@ -19,7 +19,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from gym_serve.routing.starting import (
@@ -285,12 +284,18 @@ def _lock(descriptor: int) -> bool:
 
 
 def _auth_mode() -> str:
-    """``RAY_AUTH_MODE``: the user's, else ``token`` if this Ray supports tokens (2.52 and later)."""
+    """``RAY_AUTH_MODE``: the user's, else ``token``, and a token for it.
+
+    Raises:
+        Unavailable: Ray cannot write one.
+    """
     if mode := os.environ.get(_AUTH):
         return mode
-    if tuple(map(int, version("ray").split(".")[:2])) < (2, 52):
-        return "disabled"
     if not (os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file()):
-        made = subprocess.run([*_RAY, "get-auth-token", "--generate"], capture_output=True, check=False)
-        return "token" if made.returncode == 0 else "disabled"
+        command = [*_RAY, "get-auth-token", "--generate"]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            raise Unavailable(
+                f"Ray wrote no token: {made.stderr.strip()[-250:]}; put one into RAY_AUTH_TOKEN"
+            )
     return "token"

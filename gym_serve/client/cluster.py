@@ -10,14 +10,21 @@ import logging
 import os
 import re
 from contextlib import suppress
+from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
-from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running, stop_serve
+from gym_serve.routing.serve_compat import (
+    forget_serve,
+    http_address,
+    require_token,
+    serve_is_running,
+    stop_serve,
+)
 from gym_serve.routing.starting import (
     HTTP_PORT,
     START_LOG,
@@ -32,7 +39,6 @@ from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Un
 
 _log = logging.getLogger(START_LOG)
 
-_NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
 _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
 
@@ -129,6 +135,7 @@ def start_ray(*, dashboard: bool = False) -> Reaper:
         reaper.reap()
 
     _log.info("Starting Ray…")
+    require_token()
     files = haproxy_folder()
     reaper = Reaper(ray_environment(files), files)
     try:
@@ -162,7 +169,7 @@ def start_serve(port: int) -> None:
     try_twice("Serve", start, undo, _is_own)
 
 
-def _init(address: str, *, dashboard: bool | None = None, **options: str) -> None:
+def _init(address: str, *, dashboard: bool | None = None, **options: Any) -> None:
     ray.init(
         address=address,
         include_dashboard=dashboard,
@@ -197,7 +204,7 @@ def join(address: str) -> None:
             f"here (a venv with its Python; pip install 'ray[serve]=={dict(cluster).get('Ray')}'), "
             "or reach the graph over HTTP: Gym.connect(url)"
         ) from None
-    except _NO_TOKEN:
+    except AuthenticationError:
         raise Unauthorized(
             f"the Ray cluster at {address} needs a token, and this process has none: {_HAVE}"
         ) from None

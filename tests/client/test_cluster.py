@@ -43,7 +43,6 @@ def test_a_refused_token(monkeypatch: pytest.MonkeyPatch, mode: str | None, advi
         join("x:6379")
 
 
-@pytest.mark.skipif(not hasattr(ray.exceptions, "AuthenticationError"), reason="Ray 2.52 and later")
 def test_no_token_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     fails(monkeypatch, ray.exceptions.AuthenticationError("no authentication token was found"))
     with pytest.raises(Unauthorized, match="ray get-auth-token"):

