@@ -12,10 +12,11 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
-from gym_serve.cli.printing import print_json, print_start, print_table
+from gym_serve.cli.printing import plain, print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
 from gym_serve.routing.starting import HTTP_PORT, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
@@ -59,6 +60,10 @@ def up(
         int | None,
         typer.Option(help="HTTP port, if Serve does not run yet. [default: 8000, or any free one]"),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the files of your own code that a cluster gets, and stop."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a graph and leave it running; a running graph of the same name is updated in place.
@@ -67,7 +72,7 @@ def up(
     gym-serve down --all.
 
     A cluster gets the packages of the graph's own classes from this machine, and servers whose code has
-    changed are replaced: docs/deploying.md.
+    changed are replaced: docs/deploying.md. --dry-run lists the files.
 
     Exit status: 0 once every server is ready, or 1 if the graph has a problem or did not start.
 
@@ -75,6 +80,9 @@ def up(
     """
     source = load_graph(file, overrides=set_ or (), application=application)
     graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    if dry_run:
+        _print_files(graph, as_json=as_json)
+        return
     print_start()
     if is_new := local_ray.use(address) is None:
         if problems := problems_here(graph):
@@ -103,6 +111,19 @@ def up(
         typer.echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
         if (dashboard := dashboard_url()) is not None:
             typer.echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
+
+
+def _print_files(graph: Graph, *, as_json: bool) -> None:
+    from gym_serve.graph.code import files_of
+
+    files = files_of(graph)
+    if as_json:
+        print_json({"ok": True, "files": files})
+        return
+    for file in files:
+        typer.echo(plain(str(file)))
+    size = sum(file.stat().st_size for file in files)
+    typer.echo(f"{len(files)} files, {size:,} bytes: what a cluster gets of your own code", err=True)
 
 
 _UNHEALTHY = 3
