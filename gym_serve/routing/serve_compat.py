@@ -29,7 +29,7 @@ import ray
 from ray import serve
 from ray._private import ray_constants, worker
 from ray._private.runtime_env import packaging
-from ray._private.thirdparty.pathspec import PathSpec
+from ray._private.thirdparty.pathspec import PathSpec  # type: ignore[attr-defined]
 from ray._raylet import (  # type: ignore[attr-defined]  # in Cython
     AuthenticationMode,
     Config,
@@ -360,9 +360,8 @@ def running_version(application: str) -> RunningVersion | None:
 
 def ignoring(file: Path) -> Callable[[Path], bool]:
     """Whether a ``.gitignore`` names a file below its folder, by the library that Ray brings."""
-    rules = PathSpec.from_lines(
-        "gitwildmatch", file.read_text(encoding="utf-8", errors="replace").splitlines()
-    )
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    rules: Any = PathSpec.from_lines("gitwildmatch", lines)  # type: ignore[no-untyped-call]
     return lambda path: path.is_relative_to(file.parent) and rules.match_file(path.relative_to(file.parent))
 
 
