@@ -12,7 +12,7 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
-from gym_serve.cli.printing import plain, print_json, print_start, print_table
+from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
@@ -108,9 +108,9 @@ def up(
     if as_json:
         print_json({"ok": True, "name": source.name, "url": url})
     else:
-        typer.echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
+        echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
         if (dashboard := dashboard_url()) is not None:
-            typer.echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
+            echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
 
 
 def _print_files(graph: Graph, *, as_json: bool) -> None:
@@ -121,9 +121,9 @@ def _print_files(graph: Graph, *, as_json: bool) -> None:
         print_json({"ok": True, "files": files})
         return
     for file in files:
-        typer.echo(plain(str(file)))
+        echo(str(file))
     size = sum(file.stat().st_size for file in files)
-    typer.echo(f"{len(files)} files, {size:,} bytes: what a cluster gets of your own code", err=True)
+    echo(f"{len(files)} files, {size:,} bytes: what a cluster gets of your own code", err=True)
 
 
 _UNHEALTHY = 3
@@ -142,11 +142,11 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
     if as_json:
         print_json({"ok": healthy, "applications": applications})
     elif not applications:
-        typer.echo("No graph runs.")
+        echo("No graph runs.")
     else:
         print_table(("graph", "server", "status", "replicas", ""), _status_rows(applications))
         for line in _reasons(applications):
-            typer.echo(line)
+            echo(line)
     if not healthy:
         raise typer.Exit(_UNHEALTHY)
 
@@ -236,7 +236,7 @@ def down(
     if as_json:
         print_json({"ok": True, "stopped": stopped})
     else:
-        typer.echo(f"Stopped {stopped}.")
+        echo(f"Stopped {stopped}.")
 
 
 def _stop_all() -> str:
@@ -306,13 +306,13 @@ def logs(
         time.sleep(_POLL_SECONDS)
         _print_records(nodes.read())
     if not nodes.found:
-        typer.echo(f"{server or 'these graphs'}: there are no logs", err=True)
+        echo(f"{server or 'these graphs'}: there are no logs", err=True)
         raise typer.Exit(1)
 
 
 def _print_records(records: list[Record]) -> None:
     for record in records:
-        typer.echo(record.text)
+        echo(record.text)
 
 
 def _servers_of(graph: str | None) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from gym_serve.cli import local_ray
 from gym_serve.cli.completion import servers
 from gym_serve.cli.lifecycle import ClusterOption, GraphOption, graph_of
 from gym_serve.cli.options import JsonOption
-from gym_serve.cli.printing import print_json
+from gym_serve.cli.printing import echo, print_json
 
 
 def profile_server(
@@ -55,4 +55,4 @@ def profile_server(
         print_json({"ok": True, "file": str(path), "threads": len(counts), "samples": sum(counts)})
     else:
         where = "at speedscope.app" if path.suffix == ".json" else "in a browser"
-        typer.echo(f"{path}: {sum(counts):,} samples of {len(counts)} threads; open it {where}")
+        echo(f"{path}: {sum(counts):,} samples of {len(counts)} threads; open it {where}")

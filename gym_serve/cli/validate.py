@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
 import yaml
 
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.spec import MASK, Node
 
@@ -36,8 +35,8 @@ def validate(
         print_json({"ok": True, "problems": [], "missing": missing, "graph": graph.public()})
     else:
         for problem in missing:
-            typer.echo(f"missing on this machine: {problem}", err=True)
-        typer.echo("ok")
+            echo(f"missing on this machine: {problem}", err=True)
+        echo("ok")
         print_table(_COLUMNS, (_cells(name, node) for name, node in graph.nodes.items()))
 
 
@@ -78,4 +77,4 @@ def resolve(
     if as_json:
         print_json(resolved)
     else:
-        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())
+        echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())

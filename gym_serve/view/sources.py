@@ -221,9 +221,9 @@ class Copy:
 
     def _check(self, out: BinaryIO) -> None:
         if out.tell() > min(_MOST, max(_FREE, _RATIO * self._at)):
-            shown_ = f"{shown(self.source)} is shown up to {out.tell() >> 20:,} MiB"
             raise ValueError(
-                f"{shown_}: {self._at:,} bytes of it become more than rollouts do. If you trust it, decompress it yourself"
+                f"{shown(self.source)} is shown up to {out.tell() >> 20:,} MiB: {self._at:,} bytes of it "
+                "become more than rollouts do. If you trust it, decompress it yourself"
             )
 
     def _more(self, frame: Any) -> bool:
