@@ -1,8 +1,8 @@
 """Output of the commands: tables and JSON on stdout, problems and progress on stderr.
 
 Text of data sets and models is printed literally, never as markup, and without control characters: all that
-the commands print passes `echo`, `new_console` or `print_json`. If stdout is no terminal, tables are as wide as
-they need to be.
+the commands print passes `echo`, `new_console` or `print_json`. If stdout is no terminal, tables are as wide
+as they need to be.
 """
 
 from __future__ import annotations

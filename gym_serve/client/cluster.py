@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +42,8 @@ _log = logging.getLogger(START_LOG)
 
 _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
+
+_CONNECT_SECONDS = 5.0
 
 _HAVE = (
     "put the cluster's token (`ray get-auth-token` prints it there) into RAY_AUTH_TOKEN, or into the "
@@ -191,6 +194,7 @@ def join(address: str) -> None:
     Raises:
         ClusterMismatch, Unavailable, Unauthorized: as for `Cluster`.
     """
+    _check_reachable(address)
     try:
         _init(address)
     except RuntimeError as error:
@@ -215,6 +219,24 @@ def join(address: str) -> None:
         raise Unavailable(
             f"no Ray cluster at {address!r}: {error}. Start one with `ray start --head`"
         ) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens, which Ray itself tries for over a minute.
+
+    Raises:
+        Unavailable: no process accepts connections there.
+    """
+    named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+    host, _, port = (named or "").removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # Ray finds the cluster by itself, or says what is wrong with the address
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        given = os.environ.get("RAY_ADDRESS") == named
+        hint = "unset RAY_ADDRESS, or correct it" if given else "start one with `ray start --head`"
+        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * given}{named}: {error}; {hint}") from None
 
 
 def _refused(address: str) -> str:

@@ -21,9 +21,11 @@ T = TypeVar("T")
 
 _HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _SCRIPT = """#!/bin/sh
-# HAProxy for Serve, reachable from this machine and by this user only; docs/http.md says why -dS.
+# HAProxy for Serve, reachable from this machine and by this user only. Who sends a part of a header holds a
+# connection for 10 seconds, not for Serve's hour. docs/http.md says why -dS.
 for argument in "$@"; do
-  [ "$previous" = -f ] && sed -i -E 's/^( *bind )[*]?:/\\1127.0.0.1:/; s/ mode 666 / mode 600 /' "$argument"
+  [ "$previous" = -f ] && sed -i -E 's/^( *bind )[*]?:/\\1127.0.0.1:/; s/ mode 666 / mode 600 /
+    s/^( *)timeout client .*/&\\n\\1timeout http-request 10s/' "$argument"
   previous=$argument
 done
 exec BINARY -dS "$@"

@@ -64,6 +64,7 @@ def test_what_is_no_failure_of_ray_is_not_tried_again() -> None:
 
 
 CONFIG = """
+    timeout client 3600s
     stats socket /tmp/x/admin.sock mode 666 level admin expose-fd listeners
     bind :9101
     bind 127.0.0.1:8000
@@ -98,6 +99,7 @@ def test_haproxy_is_used_where_it_is_installed(tmp_path: Path, binary: Path) -> 
         "127.0.0.1:8404",
     ]
     assert "mode 600 level admin" in config.read_text()
+    assert "    timeout client 3600s\n    timeout http-request 10s\n" in config.read_text()
     assert stat.S_IMODE(Path(command[0]).stat().st_mode) == 0o700
 
 
