@@ -53,7 +53,7 @@ def up(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Ray cluster, or auto; by default RAY_ADDRESS, or the Ray that up has started.",
+            help="Ray cluster, or auto; by default RAY_ADDRESS, the Ray of up, or that of ray start.",
         ),
     ] = None,
     port: Annotated[
@@ -84,6 +84,10 @@ def up(
         _print_files(graph, as_json=as_json)
         return
     print_start()
+    if local_ray.use(address) is None and (address := local_ray.head()) is not None:
+        echo(
+            f"Joining the Ray at {address}, which `ray start` has started; --address names another", err=True
+        )
     if is_new := local_ray.use(address) is None:
         if problems := problems_here(graph):
             raise GraphError(problems, source=source.path)

@@ -37,6 +37,7 @@ _log = logging.getLogger(START_LOG)
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _AUTH = "RAY_AUTH_MODE"
+_ADDRESS_FILE = "ray_current_cluster"
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -166,6 +167,23 @@ def use(address: str | None) -> str | None:
     return address
 
 
+def head() -> str | None:
+    """The address of the Ray that ``ray start`` has started on this machine, to join; None without one.
+
+    It is told from a Ray of ``serve run`` or of a driver, which ends with its process, by the file in which
+    ``ray start`` writes the address.
+    """
+    running = _running()
+    for folder in _folders():
+        with suppress(OSError):
+            port = Path(folder, _ADDRESS_FILE).read_text().strip().rpartition(":")[2]
+            for address, mode in running.items():
+                if address.rpartition(":")[2] == port:
+                    os.environ.setdefault(_AUTH, mode)
+                    return address
+    return None
+
+
 def is_own(address: str | None) -> bool:
     """Whether the address of `use` is that of the Ray that `up` has started."""
     own = started()
@@ -272,7 +290,7 @@ def _is_written(ray: LocalRay) -> bool:
 
 
 def _address_file(ray: LocalRay) -> Path:
-    return Path(ray.folder, "ray_current_cluster")
+    return Path(ray.folder, _ADDRESS_FILE)
 
 
 def _lock(descriptor: int) -> bool:

@@ -7,7 +7,7 @@
 - `require_token` and `takes_any_code`: whether Ray asks for a token.
 - `upload_code`: a package that the nodes fetch.
 - ``kv_...``: the key-value store that Ray's own libraries use.
-- `worker_is_alive`: whether a process of the cluster lives.
+- `worker_is_alive`, `this_process` and `process_is_alive`: whether a process of the cluster lives.
 """
 
 from __future__ import annotations
@@ -149,6 +149,18 @@ def node_resources() -> dict[str, dict[str, float]]:
     """What each node of the connected cluster has, by its id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+
+
+def this_process() -> str:
+    """Names this process to others, for `process_is_alive`."""
+    context = ray.get_runtime_context()
+    return f"{context.get_worker_id()}@{context.get_node_id()}"
+
+
+def process_is_alive(name: str) -> bool:
+    """Whether a process that names itself by `this_process` lives; see `worker_is_alive`."""
+    worker_id, _, node_id = name.partition("@")
+    return worker_is_alive(worker_id, node_id)
 
 
 def worker_is_alive(worker_id: str, node_id: str) -> bool:

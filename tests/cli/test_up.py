@@ -153,6 +153,20 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     assert "No Ray of gym-serve up runs" in again.stderr
 
 
+@pytest.mark.parametrize(("folder", "found"), [("ray", True), ("gs", True), ("none", False)])
+def test_the_ray_of_ray_start_is_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, found: bool
+) -> None:
+    monkeypatch.setattr(local_ray, "_folders", lambda: {str(tmp_path / "ray"), str(tmp_path / "gs")})
+    monkeypatch.setattr(
+        local_ray, "_running", lambda: {"10.0.0.5:6379": "token", "10.0.0.5:7777": "disabled"}
+    )
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "ray_current_cluster").write_text("127.0.0.1:6379\n")
+    assert local_ray.head() == ("10.0.0.5:6379" if found else None)
+
+
 def test_down_says_what_it_needs() -> None:
     for arguments in ([], ["x", "--all"]):
         assert CliRunner().invoke(main, ["down", *arguments]).exit_code == 2

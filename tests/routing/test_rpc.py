@@ -22,6 +22,7 @@ from gym_serve.routing.rpc import (
 )
 from gym_serve.routing.rpc import listener as listener_module
 from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
+from gym_serve.servers.context import CALLER
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Conflict, DeadlineExceeded
 
@@ -364,3 +365,27 @@ async def test_half_a_request_is_given_up_after_seconds(monkeypatch: pytest.Monk
         writer.close()
         await asyncio.sleep(0.3)
         assert (await channel.call(Call("op", b"still here"))).body == b"still here"
+
+
+async def test_a_replica_learns_who_calls_and_whose_last_connection_ends() -> None:
+    lost: list[str] = []
+
+    async def who(call: Call) -> Reply:
+        return Reply(200, CALLER.get().encode(), None)
+
+    listener = Listener(who, echo_parts, lambda: 0, lost.append)
+    address = await listener.start("127.0.0.1")
+    callers = ("agent-1", "agent-1", "agent-2", "")
+    channels = [await Channel.open(address, caller) for caller in callers]
+    said = [(await channel.call(Call("op", b""))).body.decode() for channel in channels]
+    assert said == list(callers)
+    await channels[0].close()
+    await channels[3].close()
+    await until(lambda: len(listener._connections) == 2)
+    assert lost == []
+    await channels[1].close()
+    await until(lambda: lost)
+    assert lost == ["agent-1"]
+    await listener.stop()
+    assert lost == ["agent-1"]
+    await channels[2].close()

@@ -32,8 +32,14 @@ from gym_serve.routing.rpc.messages import (
     StreamRequest,
     decode,
 )
-from gym_serve.routing.rpc.network import Address, check_certificate, enable_keepalive, listener_context
-from gym_serve.servers.context import closing, time_limit
+from gym_serve.routing.rpc.network import (
+    CALLER_HEADER,
+    Address,
+    check_certificate,
+    enable_keepalive,
+    listener_context,
+)
+from gym_serve.servers.context import CALLER, closing, time_limit
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError
 
@@ -45,8 +51,9 @@ _LOAD_SECONDS = 1.0  # between two reports of the load, if it changed
 
 
 class _Connection:
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: web.WebSocketResponse, caller: str) -> None:
         self.socket = socket
+        self.caller = caller
         self.outbox = Outbox(socket.send_bytes)
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.streams: dict[int, asyncio.Semaphore] = {}  # room for parts on their way
@@ -79,6 +86,7 @@ class Listener:
         dispatch: runs a call. A failure is a reply.
         stream: runs a call whose answer comes in parts. A failure is a `GymError`.
         load: how busy the replica is: its live sessions and calls in progress.
+        lost: is told the name of a caller whose last connection has ended.
 
     Both raise `QueueFullError` for a call that they did not begin.
     """
@@ -88,10 +96,12 @@ class Listener:
         dispatch: Callable[[Call], Awaitable[Reply]],
         stream: Callable[[Call], AsyncIterator[bytes]],
         load: Callable[[], int],
+        lost: Callable[[str], None] = lambda caller: None,
     ) -> None:
         self._dispatch = dispatch
         self._stream = stream
         self._load = load
+        self._lost = lost
         self._token = secrets.token_urlsafe(32)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -104,6 +114,10 @@ class Listener:
     def calls(self) -> int:
         """Calls in progress."""
         return sum(len(connection.calls) for connection in self._connections)
+
+    def is_connected(self, caller: str) -> bool:
+        """Whether a caller has a connection."""
+        return any(connection.caller == caller for connection in self._connections)
 
     async def start(self, host: str) -> Address:
         """Listen on a free port of ``host``, an address of this machine.
@@ -173,7 +187,8 @@ class Listener:
             enable_keepalive(request.transport.get_extra_info("socket"))
         socket = web.WebSocketResponse(max_msg_size=0, compress=False)
         await socket.prepare(request)
-        connection = _Connection(socket)
+        connection = _Connection(socket, request.headers.get(CALLER_HEADER, ""))
+        CALLER.set(connection.caller)  # of the tasks that are made here: its calls
         self._connections.add(connection)
         writer = asyncio.create_task(connection.outbox.run())
         try:
@@ -193,6 +208,8 @@ class Listener:
             for task in connection.calls.values():
                 task.cancel()
             await asyncio.gather(writer, *connection.calls.values(), return_exceptions=True)
+            if connection.caller and not self._stopping and not self.is_connected(connection.caller):
+                self._lost(connection.caller)
         return socket
 
     def _read(self, connection: _Connection, messages: list[Message]) -> None:
