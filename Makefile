@@ -17,7 +17,7 @@
 # make image-test   the same without a daemon, on a base from Debian's mirror; its size, user, and a collection in it
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
-# make pytest PYTHON=python3.12 VENV=.venv-2.48 WITH="'ray[serve]==2.48.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
+# make pytest PYTHON=python3.12 VENV=.venv-2.55 WITH="'ray[serve]==2.55.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
 #   -W ignore::FutureWarning -W ignore::pytest.PytestUnraisableExceptionWarning tests/client"   (such Rays warn)
 # Replicas, commands and test workers are hundreds of processes: each would compile gym_serve and the tests again.
 export PYTHONDONTWRITEBYTECODE :=

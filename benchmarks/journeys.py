@@ -144,7 +144,7 @@ def collect(watch: Watch) -> list[str]:
 def serve_run(watch: Watch, graph: str) -> Iterator[str]:
     """``serve run`` of a graph in a process group of its own; the base URL of its proxy."""
     serve = Path(sys.executable).with_name("serve")
-    environment = {**watch.environment, "RAY_AUTH_MODE": "disabled"}
+    environment = {**watch.environment, "RAY_AUTH_MODE": "token"}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([serve, "run", graph], cwd=ROOT, env=environment, stdout=log, stderr=log)
         try:

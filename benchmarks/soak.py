@@ -112,6 +112,7 @@ def main() -> None:
     where = machine()
     with ExitStack() as stack:
         folder = arguments.output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         run = (
             collect_in_process
             if arguments.engine_only

@@ -1,5 +1,6 @@
 """The environments run on a Ray cluster of their own; the trainer (e.g. torchrun) does not use Ray.
 
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...           # on all machines, of `openssl rand -hex 32`
     ray start --head                                        # on the first machine of the cluster
     ray start --address=FIRST:6379                          # on its other machines
     ray start --address=FIRST:6379 --num-cpus=0             # on the trainer's, which gets no server

@@ -1,5 +1,6 @@
 """The environments run on the Ray cluster of the trainer, beside its actors.
 
+    export RAY_AUTH_MODE=token; ray get-auth-token --generate
     ray start --head --resources '{"gpu_share": 2}'    # or: on every machine of the cluster
     python examples/on_the_trainers_cluster.py [ADDRESS]
 
@@ -66,8 +67,14 @@ def count(gym: Gym) -> int:
 
 
 def main() -> None:
-    ray.init(address=sys.argv[1] if len(sys.argv) > 1 else "auto", log_to_driver=False)
-    before = ray.available_resources()["gpu_share"]
+    address = sys.argv[1] if len(sys.argv) > 1 else "auto"
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except ConnectionError:
+        sys.exit(f"There is no Ray cluster at {address!r}. Start one as the first lines of this file say.")
+    before = ray.available_resources().get("gpu_share", 0.0)
+    if before < 1:
+        sys.exit("The cluster has no `gpu_share`. Start it as the first lines of this file say.")
     trainer = Trainer.remote()
     for number in range(2):
         print(f"step {number}: mean reward {ray.get(trainer.step.remote(number)):.2f}")

@@ -29,6 +29,8 @@ trap end EXIT
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses)
 address=${address%% *}:$port
 
+# Without a token, whoever reaches a port of Ray runs code as this user.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(openssl rand -hex 32)}
 srun --nodes=1 --ntasks=1 --nodelist="$head" ray start --head --block \
   --node-ip-address="${address%:*}" --port="$port" --dashboard-host=127.0.0.1 &
 started+=($!)

@@ -12,6 +12,7 @@ import typer
 from gym_serve.cli.options import FailuresOption, JsonOption
 from gym_serve.cli.printing import (
     bar,
+    echo,
     print_json,
     print_json_stream,
     print_problems,
@@ -91,7 +92,7 @@ def profile(
     else:
         _print_profile(rollouts[0] if key == "_ng_task_index" else None, found, summary, asked, failed)
     if written is not None:
-        typer.echo(f"{written:,} rows to train on next: {output}", err=as_json)
+        echo(f"{written:,} rows to train on next: {output}", err=as_json)
     if not as_json:
         print_problems(problems)
     if problems.count or not summary.tasks:
@@ -155,13 +156,13 @@ def _print_profile(
     from gym_serve.rollouts.analysis import prompts_of_tasks
 
     if not summary.tasks:
-        typer.echo("No scored rollouts.", err=True)
+        echo("No scored rollouts.", err=True)
         print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
         return
     print_table(SUMMARY_COLUMNS, (row.cells() for row in found.agents(asked.rollouts)))
-    typer.echo()
+    echo()
     for note in asked.notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
     figures = (
         ("mean reward", summary.mean_reward),
         (f"pass rate % (reward of {found.solved_at:g} or more)", summary.pass_rate),
@@ -174,18 +175,16 @@ def _print_profile(
         ),
     )
     counted = ", and each failed one counts as 0" if found.failures == "zero" else ""
-    typer.echo(f"{summary.coverage} rollouts are scored{counted}")
+    echo(f"{summary.coverage} rollouts are scored{counted}")
     if summary.unscored_tasks:
-        typer.echo(
-            f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed or are masked"
-        )
-    typer.echo()
+        echo(f"{summary.unscored_tasks:,} tasks have no scored rollout, because all failed or are masked")
+    echo()
     print_table(("difficulty", "tasks", ""), _bars(summary.buckets.items()))
-    typer.echo()
+    echo()
     steps = [f"{10 * step}-{10 * step + 10} %" for step in range(len(summary.pass_rate_histogram))]
     print_table(("pass rate", "tasks", ""), _bars(list(zip(steps, summary.pass_rate_histogram, strict=True))))
     if summary.worst:
-        typer.echo("\nthe lowest rewards, and why")
+        echo("\nthe lowest rewards, and why")
         print_table(
             ("rollout", "agent", "reward", "reason"),
             (
@@ -194,9 +193,9 @@ def _print_profile(
             ),
         )
     if failed:
-        typer.echo("\nattempts that failed")
+        echo("\nattempts that failed")
         print_table(FAILURE_COLUMNS, (one.cells() for one in failed))
-    typer.echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
+    echo(f"\nto train on next: {summary.trainable_tasks:,} of {summary.tasks:,} tasks")
     indices = [task.task_index for task in summary.train_next]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
     low, high = found.bin_edges[0], found.bin_edges[-1]
@@ -279,7 +278,7 @@ def diff(
         _print_diff(run_a if by_index else None, summary, coverage, notes)
         print_problems(problems)
         if not summary.paired_tasks:
-            typer.echo("The runs share no task. Identify tasks by a field of the rows: --key FIELD", err=True)
+            echo("The runs share no task. Identify tasks by a field of the rows: --key FIELD", err=True)
     if problems.count or not summary.estimates or summary.estimates[0].verdict == "worse":
         raise typer.Exit(1)
 
@@ -305,21 +304,21 @@ def _print_diff(
         (_estimate_cells(estimate) for estimate in summary.estimates),
     )
     if any(estimate.low is not None for estimate in summary.estimates):
-        typer.echo("95% interval of B - A: paired bootstrap over tasks")
-    typer.echo(f"scored: A {coverage[0]} rollouts, B {coverage[1]} rollouts")
-    typer.echo(
+        echo("95% interval of B - A: paired bootstrap over tasks")
+    echo(f"scored: A {coverage[0]} rollouts, B {coverage[1]} rollouts")
+    echo(
         f"\n{summary.paired_tasks:,} tasks in both runs ({summary.only_a:,} in A alone, "
         f"{summary.only_b:,} in B alone): {summary.fixed:,} fixed, {summary.broken:,} broken"
     )
     for note in notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
     if summary.different_prompts and run is not None:
-        typer.echo(
+        echo(
             f"left out: {summary.different_prompts:,} tasks with the same number, but another prompt in B. "
             "If they are the same tasks, identify them by a field of the rows: --key FIELD"
         )
     elif summary.different_prompts:
-        typer.echo(f"note: {summary.different_prompts:,} of them have another prompt in B")
+        echo(f"note: {summary.different_prompts:,} of them have another prompt in B")
     indices = [int(task.task_index) for task in summary.flips]
     prompts = prompts_of_tasks(run, indices) if run is not None else {}
     print_table(
@@ -453,4 +452,4 @@ def _print_calibration(found: Calibration) -> None:
     kappa = (
         "undefined, because both always give the same label" if found.kappa is None else f"{found.kappa:.3f}"
     )
-    typer.echo(f"\n{found.rows:,} rollouts: agreement {100 * found.agreement:.1f} %, kappa {kappa}")
+    echo(f"\n{found.rows:,} rollouts: agreement {100 * found.agreement:.1f} %, kappa {kappa}")

@@ -23,6 +23,7 @@ from gym_serve.cli.merge import merge
 from gym_serve.cli.monitoring import monitoring
 from gym_serve.cli.options import App
 from gym_serve.cli.play import play
+from gym_serve.cli.printing import echo
 from gym_serve.cli.reverify import reverify
 from gym_serve.cli.top import top
 from gym_serve.cli.validate import resolve, validate
@@ -63,7 +64,7 @@ main.command()(monitoring)
 def _print_version(asked: bool) -> None:
     if asked:
         ours, ray = version("gym-serve"), version("ray")
-        typer.echo(f"gym-serve {ours}, Ray {ray}, Python {platform.python_version()}")
+        echo(f"gym-serve {ours}, Ray {ray}, Python {platform.python_version()}")
         raise typer.Exit
 
 

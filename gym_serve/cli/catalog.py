@@ -10,7 +10,7 @@ import typer
 
 from gym_serve.cli.completion import types_and_graphs
 from gym_serve.cli.options import JsonOption
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,7 @@ def search(
     _print(found, as_json=as_json)
     if not found:
         if not as_json:
-            typer.echo(f"Nothing found for {' '.join(words)}. gym-serve list shows everything.", err=True)
+            echo(f"Nothing found for {' '.join(words)}. gym-serve list shows everything.", err=True)
         raise typer.Exit(1)
 
 
@@ -131,24 +131,22 @@ def _print(entries: Iterable[Entry], *, as_json: bool) -> None:
 
 
 def _show_type(shown: dict[str, Any]) -> None:
-    typer.echo(
-        f"{shown['name']}: {shown['kind']}, {shown['import_path']} {shown.get('package', '')}".rstrip()
-    )
+    echo(f"{shown['name']}: {shown['kind']}, {shown['import_path']} {shown.get('package', '')}".rstrip())
     if "error" in shown:
-        typer.echo(shown["error"], err=True)
+        echo(shown["error"], err=True)
         return
-    typer.echo(f"\n{shown['description']}\n")
+    echo(f"\n{shown['description']}\n")
     print_table(
         ("setting", "type", "default", ""),
         (tuple(setting.values()) for setting in shown["settings"]),
     )
     for tool in shown.get("tools", ()):
         arguments = ", ".join(tool["parameters"].get("properties", {}))
-        typer.echo(f"\ntool {tool['name']}({arguments}): {tool['description']}")
+        echo(f"\ntool {tool['name']}({arguments}): {tool['description']}")
     if "reverify_mode" in shown:
-        typer.echo(f"\nreverify: {shown['reverify_mode']}")
+        echo(f"\nreverify: {shown['reverify_mode']}")
     for what, path in shown["files"].items():
-        typer.echo(f"{what}: {path}")
+        echo(f"{what}: {path}")
 
 
 def _show_graphs(path: Path, *, as_json: bool) -> None:
@@ -168,10 +166,10 @@ def _show_graphs(path: Path, *, as_json: bool) -> None:
         print_json(shown[0] if len(shown) == 1 else shown)
         return
     for source in sources:
-        typer.echo(f"{source.name}: graph at {source.route_prefix}, {path}\n")
+        echo(f"{source.name}: graph at {source.route_prefix}, {path}\n")
         print_table(("section", "server", "type"), ([*server.values()] for server in _servers(source)))
-        typer.echo()
-    typer.echo(f"Check it with gym-serve validate {path}; print all settings with gym-serve resolve {path}")
+        echo()
+    echo(f"Check it with gym-serve validate {path}; print all settings with gym-serve resolve {path}")
 
 
 def _servers(source: GraphSource) -> list[dict[str, str]]:

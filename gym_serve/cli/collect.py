@@ -194,7 +194,7 @@ def collect(
         "skip_invalid": skip_invalid,
     }
     # Imported here, so that --help and usage errors start fast.
-    from gym_serve.cli.printing import is_quiet
+    from gym_serve.cli.printing import echo, is_quiet
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
     from gym_serve.rollouts.trackers import check_tracker
@@ -205,9 +205,9 @@ def collect(
     _check(target, rows, output, options, budget, resume=resume or retry_failed)
     with target.open() as gym:
         if dashboard:
-            typer.echo(f"Ray's dashboard: {gym.dashboard_url}", err=True)
+            echo(f"Ray's dashboard: {gym.dashboard_url}", err=True)
         if gym.url and not is_quiet():
-            typer.echo(f"Episodes are shown at {gym.url}/ui", err=True)
+            echo(f"Episodes are shown at {gym.url}/ui", err=True)
         outcome = run_collection(
             lambda progress, stopping: gym.collect(
                 rows,

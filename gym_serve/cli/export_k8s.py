@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption
+from gym_serve.cli.printing import echo
 
 
 def export_k8s(
@@ -47,18 +48,16 @@ def export_k8s(
     else:
         text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
     name, variables = secret_of(source)
     if variables:
         optional = [variable for variable, needed in variables.items() if not needed]
         literals = " ".join(f"--from-literal={v}=..." for v, needed in variables.items() if needed)
-        typer.echo(
-            f"Pods take variables from a Secret: kubectl create secret generic {name} {literals}", err=True
-        )
+        echo(f"Pods take variables from a Secret: kubectl create secret generic {name} {literals}", err=True)
         if optional:
-            typer.echo(f"It may have {', '.join(optional)} as well.", err=True)
+            echo(f"It may have {', '.join(optional)} as well.", err=True)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -14,7 +14,7 @@ import typer
 
 from gym_serve.cli.completion import environments
 from gym_serve.cli.options import JsonOption, parse_pairs
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.types.errors import GraphError, NotFound
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run_fixtures(
     else:
         _print(results, failed)
         for kind in missing:
-            typer.echo(f"No fixture is of the kind {kind!r}. Add one with the name '{kind}: ...'", err=True)
+            echo(f"No fixture is of the kind {kind!r}. Add one with the name '{kind}: ...'", err=True)
     if failed or missing:
         raise typer.Exit(1)
 
@@ -127,9 +127,9 @@ def _print(results: Sequence[FixtureResult], failed: Sequence[FixtureResult]) ->
         ((result.name, result.kind, "ok" if result.passed else "FAILED") for result in results),
     )
     for result in failed:
-        typer.echo(f"\n{result.name}", err=True)
+        echo(f"\n{result.name}", err=True)
         for problem in result.problems:
-            typer.echo(f"  - {problem}", err=True)
+            echo(f"  - {problem}", err=True)
     kinds = Counter(result.kind for result in results)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    typer.echo(f"\n{len(results) - len(failed)} of {len(results)} passed, each run twice: {counts}")
+    echo(f"\n{len(results) - len(failed)} of {len(results)} passed, each run twice: {counts}")

@@ -11,7 +11,7 @@ import typer
 
 from gym_serve.cli import completion
 from gym_serve.cli.options import JsonOption, parse_pairs
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.types.errors import InvalidRequest
 
 if typing.TYPE_CHECKING:
@@ -96,12 +96,12 @@ def _read(paths: list[Path]) -> Iterator[JSON]:
 
 def _print(report: ExportReport) -> None:
     masked = f", {report.masked:,} of them masked" if report.masked else ""
-    typer.echo(f"{report.path}: {report.records:,} records of {report.exported:,} rollouts{masked}")
+    echo(f"{report.path}: {report.records:,} records of {report.exported:,} rollouts{masked}")
     for what, found in (("left out", report.dropped), ("left out branches", report.dropped_branches)):
         for reason, dropped in found.items():
-            typer.echo(f"{what}: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
+            echo(f"{what}: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
     for note in report.notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
 
 
 def import_nemo_gym(
@@ -161,11 +161,11 @@ def import_nemo_gym(
         )
         return
     for note in imported.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for dataset in imported.datasets:
         described = ", ".join(f"{key} {value}" for key, value in dataset.items())
-        typer.echo(f"data set: {described}", err=True)
+        echo(f"data set: {described}", err=True)
     if output is None:
-        typer.echo(imported.yaml(), nl=False)
+        echo(imported.yaml(), nl=False)
     else:
-        typer.echo(f"{output}: check it with gym-serve validate {output}")
+        echo(f"{output}: check it with gym-serve validate {output}")

@@ -12,10 +12,11 @@ import typer
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
-from gym_serve.cli.printing import print_json, print_start, print_table
+from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.graph.loading import load_graph
 from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
+from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
 from gym_serve.routing.starting import HTTP_PORT, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
@@ -52,13 +53,17 @@ def up(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Ray cluster, or auto; by default RAY_ADDRESS, or the Ray that up has started.",
+            help="Ray cluster, or auto; by default RAY_ADDRESS, the Ray of up, or that of ray start.",
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(help="HTTP port, if Serve does not run yet. [default: 8000, or any free one]"),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the files of your own code that a cluster gets, and stop."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a graph and leave it running; a running graph of the same name is updated in place.
@@ -67,7 +72,7 @@ def up(
     gym-serve down --all.
 
     A cluster gets the packages of the graph's own classes from this machine, and servers whose code has
-    changed are replaced: docs/deploying.md.
+    changed are replaced: docs/deploying.md. --dry-run lists the files.
 
     Exit status: 0 once every server is ready, or 1 if the graph has a problem or did not start.
 
@@ -75,7 +80,14 @@ def up(
     """
     source = load_graph(file, overrides=set_ or (), application=application)
     graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)
+    if dry_run:
+        _print_files(graph, as_json=as_json)
+        return
     print_start()
+    if local_ray.use(address) is None and (address := local_ray.head()) is not None:
+        echo(
+            f"Joining the Ray at {address}, which `ray start` has started; --address names another", err=True
+        )
     if is_new := local_ray.use(address) is None:
         if problems := problems_here(graph):
             raise GraphError(problems, source=source.path)
@@ -100,9 +112,22 @@ def up(
     if as_json:
         print_json({"ok": True, "name": source.name, "url": url})
     else:
-        typer.echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
+        echo(f"{source.name} runs at {url}\nIts episodes are shown at {url}/ui")
         if (dashboard := dashboard_url()) is not None:
-            typer.echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
+            echo(f"Ray's dashboard shows its servers at {dashboard}/#/serve")
+
+
+def _print_files(graph: Graph, *, as_json: bool) -> None:
+    from gym_serve.graph.code import files_of
+
+    files = files_of(graph)
+    if as_json:
+        print_json({"ok": True, "files": files})
+        return
+    for file in files:
+        echo(str(file))
+    size = sum(file.stat().st_size for file in files)
+    echo(f"{len(files)} files, {size:,} bytes: what a cluster gets of your own code", err=True)
 
 
 _UNHEALTHY = 3
@@ -121,11 +146,11 @@ def status(*, address: ClusterOption = None, as_json: JsonOption = False) -> Non
     if as_json:
         print_json({"ok": healthy, "applications": applications})
     elif not applications:
-        typer.echo("No graph runs.")
+        echo("No graph runs.")
     else:
         print_table(("graph", "server", "status", "replicas", ""), _status_rows(applications))
         for line in _reasons(applications):
-            typer.echo(line)
+            echo(line)
     if not healthy:
         raise typer.Exit(_UNHEALTHY)
 
@@ -215,7 +240,7 @@ def down(
     if as_json:
         print_json({"ok": True, "stopped": stopped})
     else:
-        typer.echo(f"Stopped {stopped}.")
+        echo(f"Stopped {stopped}.")
 
 
 def _stop_all() -> str:
@@ -285,13 +310,13 @@ def logs(
         time.sleep(_POLL_SECONDS)
         _print_records(nodes.read())
     if not nodes.found:
-        typer.echo(f"{server or 'these graphs'}: there are no logs", err=True)
+        echo(f"{server or 'these graphs'}: there are no logs", err=True)
         raise typer.Exit(1)
 
 
 def _print_records(records: list[Record]) -> None:
     for record in records:
-        typer.echo(record.text)
+        echo(record.text)
 
 
 def _servers_of(graph: str | None) -> list[tuple[str, str]]:

@@ -19,10 +19,17 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from gym_serve.routing.starting import START_LOG, free_port, haproxy_folder, ray_environment, try_twice
+from gym_serve.routing.starting import (
+    START_LOG,
+    free_port,
+    haproxy_folder,
+    private_files,
+    ray_environment,
+    ray_folder,
+    try_twice,
+)
 from gym_serve.types.errors import BadRequest, Conflict, Unavailable
 
 _log = logging.getLogger(START_LOG)
@@ -30,6 +37,7 @@ _log = logging.getLogger(START_LOG)
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _AUTH = "RAY_AUTH_MODE"
+_ADDRESS_FILE = "ray_current_cluster"
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -41,7 +49,7 @@ class LocalRay:
         address: where it is, ``127.0.0.1:port``.
         auth_mode: ``RAY_AUTH_MODE`` for processes that join it.
         pid: its first process, which leads a process group of its own.
-        folder: Ray's folder. In it ``ray start`` writes the address for every Ray program of this user.
+        folder: Ray's folder, in which ``ray start`` writes the address.
         files: a folder for HAProxy.
     """
 
@@ -83,7 +91,8 @@ def start() -> LocalRay:
         Unavailable: Ray did not start.
     """
     _log.info("Starting Ray…")
-    return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
+    with private_files():
+        return try_twice("Ray", _start, lambda: None, lambda error: isinstance(error, RuntimeError))
 
 
 def _start() -> LocalRay:
@@ -93,7 +102,7 @@ def _start() -> LocalRay:
     arguments = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     # Free ports: `ray start` tries only the default one, and fails beside another Ray.
     arguments += [f"--dashboard-port={free_port(8265)}", f"--ray-client-server-port={free_port(10001)}"]
-    arguments += ["--disable-usage-stats", "--dashboard-agent-listen-port=0"]
+    arguments += ["--disable-usage-stats", "--dashboard-agent-listen-port=0", f"--temp-dir={ray_folder()}"]
     mode = _auth_mode()
     state = _state()
     state.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +126,7 @@ def _start() -> LocalRay:
                 "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a single node has nowhere to drain to
             },
         )
-        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, _folder(), str(files))
+        found = LocalRay(f"127.0.0.1:{port}", mode, process.pid, str(ray_folder()), str(files))
         file.write(json.dumps(asdict(found)))
     try:
         os.environ.setdefault(_AUTH, mode)  # Ray reads it when it is imported
@@ -156,6 +165,23 @@ def use(address: str | None) -> str | None:
         os.environ.setdefault(_AUTH, own.auth_mode)
         return own.address
     return address
+
+
+def head() -> str | None:
+    """The address of the Ray that ``ray start`` has started on this machine, to join; None without one.
+
+    It is told from a Ray of ``serve run`` or of a driver, which ends with its process, by the file in which
+    ``ray start`` writes the address.
+    """
+    running = _running()
+    for folder in _folders():
+        with suppress(OSError):
+            port = Path(folder, _ADDRESS_FILE).read_text().strip().rpartition(":")[2]
+            for address, mode in running.items():
+                if address.rpartition(":")[2] == port:
+                    os.environ.setdefault(_AUTH, mode)
+                    return address
+    return None
 
 
 def is_own(address: str | None) -> bool:
@@ -222,24 +248,24 @@ def _state() -> Path:
     return Path(home) / "gym-serve" / "ray.json"
 
 
-def _folder() -> str:
-    """Ray's temporary folder, by Ray's rules."""
+def _folders() -> set[str]:
+    """Where the Rays of this user have their files: by our rule, and by Ray's."""
     temporary = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
-    return str(Path(temporary or "/tmp") / "ray")
+    return {os.path.realpath(folder) for folder in (ray_folder(), Path(temporary or "/tmp") / "ray")}
 
 
 def _running() -> dict[str, str]:
     """This user's Rays on this machine: ``RAY_AUTH_MODE`` by address; empty without ``/proc``.
 
-    Rays with another temporary folder are left out, as Ray's own programs do.
+    Rays with their files elsewhere are left out.
     """
-    found = {}
+    found, folders = {}, _folders()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
             program, *arguments = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
             options = dict(argument.partition("=")[::2] for argument in arguments)
-            folder = options.get("--temp_dir", "")
-            if program.endswith("/raylet") and os.path.realpath(folder) == os.path.realpath(_folder()):
+            folder = os.path.realpath(options.get("--temp_dir", ""))
+            if program.endswith("/raylet") and folder in folders:
                 environment = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
                 modes = [value for name, _, value in (v.partition("=") for v in environment) if name == _AUTH]
                 found[options["--gcs-address"]] = modes[0] if modes else "disabled"
@@ -264,7 +290,7 @@ def _is_written(ray: LocalRay) -> bool:
 
 
 def _address_file(ray: LocalRay) -> Path:
-    return Path(ray.folder, "ray_current_cluster")
+    return Path(ray.folder, _ADDRESS_FILE)
 
 
 def _lock(descriptor: int) -> bool:
@@ -276,12 +302,18 @@ def _lock(descriptor: int) -> bool:
 
 
 def _auth_mode() -> str:
-    """``RAY_AUTH_MODE``: the user's, else ``token`` if this Ray supports tokens (2.52 and later)."""
+    """``RAY_AUTH_MODE``: the user's, else ``token``, and a token for it.
+
+    Raises:
+        Unavailable: Ray cannot write one.
+    """
     if mode := os.environ.get(_AUTH):
         return mode
-    if tuple(map(int, version("ray").split(".")[:2])) < (2, 52):
-        return "disabled"
     if not (os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file()):
-        made = subprocess.run([*_RAY, "get-auth-token", "--generate"], capture_output=True, check=False)
-        return "token" if made.returncode == 0 else "disabled"
+        command = [*_RAY, "get-auth-token", "--generate"]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            raise Unavailable(
+                f"Ray wrote no token: {made.stderr.strip()[-250:]}; put one into RAY_AUTH_TOKEN"
+            )
     return "token"

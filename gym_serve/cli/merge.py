@@ -19,6 +19,7 @@ from gym_serve.cli.options import (
     TokenOption,
     UrlOption,
 )
+from gym_serve.cli.printing import echo
 from gym_serve.types.errors import GraphError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def merge(
         report = _report(outputs, metrics)
     print_report(report, as_json=as_json, failures=failures)
     if missing := report.progress.remaining:
-        typer.echo(f"{missing:,} rollouts are missing. Make them with: gym-serve collect --resume", err=True)
+        echo(f"{missing:,} rollouts are missing. Make them with: gym-serve collect --resume", err=True)
     if missing or report.progress.failed:
         raise typer.Exit(_UNFINISHED)
 

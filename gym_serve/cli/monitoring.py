@@ -13,7 +13,7 @@ import gym_serve.observe
 from gym_serve.cli import local_ray
 from gym_serve.cli.lifecycle import ClusterOption
 from gym_serve.cli.options import JsonOption
-from gym_serve.cli.printing import print_json
+from gym_serve.cli.printing import echo, print_json
 
 _SHIPPED = Path(gym_serve.observe.__file__).parent / "monitoring"
 _SCRAPE = "10s"
@@ -48,10 +48,10 @@ def monitoring(
     if as_json:
         print_json({"ok": True, "folder": str(folder), "follows_nodes": discovery is not None})
         return
-    typer.echo(f"prometheus --config.file={folder}/prometheus.yml")
-    typer.echo(f"GF_PATHS_PROVISIONING={folder}/grafana grafana server")
+    echo(f"prometheus --config.file={folder}/prometheus.yml")
+    echo(f"GF_PATHS_PROVISIONING={folder}/grafana grafana server")
     if discovery is None:
-        typer.echo(
+        echo(
             "Prometheus will ask the nodes of now: this machine has no list of Ray's that follows them. "
             "Call this again on the head node, with its dashboard, or after a node has joined.",
             err=True,

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
 from gym_serve.cli.completion import applications, graph, graphs
-from gym_serve.cli.printing import print_json, print_start, set_verbosity
+from gym_serve.cli.printing import echo, print_json, print_start, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
@@ -263,7 +263,7 @@ class _Command(TyperCommand):
         except GymError as error:
             stop(error, as_json=ctx.params.get("as_json", False))
         except KeyboardInterrupt:
-            typer.echo("Stopped by Ctrl-C.", err=True)
+            echo("Stopped by Ctrl-C.", err=True)
             raise typer.Exit(130) from None
 
 
@@ -287,7 +287,7 @@ def stop(error: GymError, *, as_json: bool = False) -> NoReturn:
         content = {"ok": False, **problems, **error.to_body()}
         print_json(content)
     else:
-        typer.echo(error.message, err=True)
+        echo(error.message, err=True)
     raise typer.Exit(1)
 
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
-from gym_serve.cli.printing import new_console, plain, print_json
+from gym_serve.cli.printing import new_console, print_json
 from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
@@ -94,7 +94,7 @@ def play(
     chosen = agent_name(task) or agent
     if chosen not in graph.nodes or graph.nodes[chosen].kind != "agent":
         raise NotFound(f"`agent_ref.name` must be an agent of the graph, got {chosen!r}")
-    transcript = _Transcript(console if not as_json else Console(quiet=True))
+    transcript = _Transcript(console if not as_json else new_console(quiet=True))
     rollout = asyncio.run(_episode(graph, chosen, task, transcript))
     if as_json:
         print_json(rollout)
@@ -249,13 +249,13 @@ class _Transcript:
 
     def _head(self, title: str, detail: str = "", seconds: float | None = None) -> None:
         timed = "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-        rest = "  ".join(filter(None, [plain(detail), timed]))
+        rest = "  ".join(filter(None, [detail, timed]))
         self._console.print(
             Rule(Text.assemble((title, "bold"), f"  {rest}" if rest else ""), align="left", style="dim")
         )
 
     def _write(self, text: str, style: str | None = None) -> None:
-        lines = plain(text).splitlines() or [""]
+        lines = text.splitlines() or [""]
         for line in lines[:_LINES]:
             self._console.print(Text(line, style=style or ""))
         if (more := len(lines) - _LINES) > 0:

@@ -1,7 +1,8 @@
 """Output of the commands: tables and JSON on stdout, problems and progress on stderr.
 
-Text of data sets and models is printed literally, never as markup. If stdout is no terminal, tables are as
-wide as they need to be.
+Text of data sets and models is printed literally, never as markup, and without control characters: all that
+the commands print passes `echo`, `new_console` or `print_json`. If stdout is no terminal, tables are as wide
+as they need to be.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 
 from gym_serve.routing.starting import START_LOG
@@ -28,6 +30,17 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 50
 
 
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text to stdout, or to stderr (``err``), with a newline (``nl``)."""
+    typer.echo(plain(text), err=err, nl=nl)
+
+
+class _PlainConsole(Console):
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table, unless it has no rows."""
     table = table_of(columns, rows)
@@ -36,18 +49,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table. Long cells are folded, never cut off, and hold no control characters."""
-    table = Table(*columns, box=None, pad_edge=False)
+    """A table. Long cells are folded, never cut off."""
+    table = Table(*map(plain, columns), box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
     for cells in rows:
-        table.add_row(*map(plain, cells))
+        table.add_row(*map(plain, cells))  # here too, as it changes their width
     return table
 
 
-def new_console() -> Console:
-    """A console for stdout."""
-    console = Console(markup=False, highlight=False)
+def new_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """A console for stdout, or ``stderr``; a ``quiet`` one prints nothing."""
+    console = _PlainConsole(markup=False, highlight=False, stderr=stderr, quiet=quiet)
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
     return console
@@ -55,7 +68,7 @@ def new_console() -> Console:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=_plain).decode())
+    typer.echo(_json(value, orjson.OPT_INDENT_2))
 
 
 def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> None:
@@ -67,10 +80,10 @@ def print_json_stream(head: Mapping[str, Any], name: str, items: Iterable[Any]) 
         items: the list, one line each.
     """
     out = sys.stdout
-    out.write(orjson.dumps(head, option=orjson.OPT_INDENT_2, default=_plain).decode()[:-2])
+    out.write(_json(head, orjson.OPT_INDENT_2)[:-2])
     out.write(f',\n  "{name}": [')
     for position, item in enumerate(items):
-        out.write((",\n    " if position else "\n    ") + orjson.dumps(item, default=_plain).decode())
+        out.write((",\n    " if position else "\n    ") + _json(item))
     out.write("\n  ]\n}\n")
 
 
@@ -78,9 +91,9 @@ def print_problems(problems: Problems) -> None:
     """Print the problems of files to stderr."""
     kept = problems.kept
     for problem in kept[:_SHOWN]:
-        typer.echo(plain(problem), err=True)
+        echo(problem, err=True)
     if (more := len(kept) - _SHOWN) > 0:
-        typer.echo(f"and {more:,} other problems", err=True)
+        echo(f"and {more:,} other problems", err=True)
 
 
 def set_verbosity(verbose: int = 0, *, quiet: bool = False) -> None:
@@ -115,7 +128,9 @@ class _Printer(logging.Handler):
     """Writes to what is stderr at that moment: while a progress bar is shown, above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)  # `typer.echo` would find the terminal behind the bar
+        print(
+            plain(self.format(record)), file=sys.stderr
+        )  # `typer.echo` would find the terminal behind the bar
 
 
 def packed(parts: Iterable[str], width: int) -> list[str]:
@@ -153,6 +168,12 @@ def sparkline(counts: Sequence[int]) -> str:
 def bar(count: int, most: int, width: int = 40) -> str:
     """A bar proportional to ``count``; empty only for 0."""
     return "█" * max(round(width * count / most), 1) if count else ""
+
+
+def _json(value: Any, option: int = 0) -> str:
+    """JSON in which control characters are escaped, those too that JSON allows."""
+    text = orjson.dumps(value, option=option, default=_plain).decode()
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

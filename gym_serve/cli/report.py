@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gym_serve.cli.printing import new_console, plain, print_json, table_of
+from gym_serve.cli.printing import new_console, print_json, table_of
 from gym_serve.metrics import (
     SUMMARY_COLUMNS,
     Aggregator,
@@ -129,7 +129,7 @@ def print_report(
         console.print(table, markup=False, highlight=False, soft_wrap=isinstance(table, str))
         console.print()
     for line in _lines(report, asked):
-        console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(report: Report, failures: Failures) -> tuple[list[SummaryRow], Asked]:

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from gym_serve.cli.printing import is_quiet, packed, shortened
+from gym_serve.cli.printing import echo, is_quiet, new_console, packed, shortened
 from gym_serve.cli.report import print_report
 from gym_serve.metrics import Failures
 from gym_serve.servers.runner import relax_garbage_collection
@@ -61,7 +61,7 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
     Raises:
         GymError: what the collection raises.
     """
-    display = ProgressDisplay(Console(stderr=True, quiet=is_quiet()))
+    display = ProgressDisplay(new_console(stderr=True, quiet=is_quiet()))
     announced = False
 
     def on_progress(progress: Progress) -> None:
@@ -93,23 +93,23 @@ def report_and_exit(
 ) -> NoReturn:
     """Print the report that `run_collection` returned, and exit with the status of the run (see above)."""
     if report is None:
-        typer.echo("Stopped before the first rollout.", err=True)
+        echo("Stopped before the first rollout.", err=True)
     else:
         print_report(report, as_json=as_json, failures=failures)
     if report is not None and report.exhausted and signalled is None:
-        typer.echo(
+        echo(
             f"Stopped: {report.exhausted}. Run the command with --resume and a higher limit to continue.",
             err=True,
         )
         raise typer.Exit(_BUDGET)
     if report is not None and report.operator_error is not None:
         where = f" ({report.operator_error.server})" if report.operator_error.server else ""
-        typer.echo(f"Stopped: {report.operator_error.message}{where}", err=True)
+        echo(f"Stopped: {report.operator_error.message}{where}", err=True)
         left = f"{remaining:,} rollouts remain. " if (remaining := report.progress.remaining) else ""
-        typer.echo(f"{left}Fix the problem, then run the same command with --resume.", err=True)
+        echo(f"{left}Fix the problem, then run the same command with --resume.", err=True)
         raise typer.Exit(signalled or _OPERATOR)
     if report is None or not report.complete:
-        typer.echo("Run the same command with --resume to continue.", err=True)
+        echo("Run the same command with --resume to continue.", err=True)
         raise typer.Exit(signalled or (_FAILURES if report is not None and report.uncompared else 1))
     raise typer.Exit(_FAILURES if report.progress.failed else 0)
 

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from gym_serve.cli.completion import graphs
 from gym_serve.cli.options import JsonOption, Target, TokenOption, UrlOption
-from gym_serve.cli.printing import print_json, shortened
+from gym_serve.cli.printing import new_console, print_json, shortened
 from gym_serve.types.errors import GymError, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def top(
         if as_json:
             print_json({"ok": True, "name": gym.name, **gym.stats()})
             return
-        console = Console(highlight=False)
+        console = new_console()
         asyncio.run(_watch(gym, console, interval))
 
 

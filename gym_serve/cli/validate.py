@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import yaml
 
+from gym_serve.cli.completion import graph as graph_names
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
-from gym_serve.cli.printing import print_json, print_table
+from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.graph.preflight import problems_here
-from gym_serve.graph.spec import MASK, Node
+from gym_serve.graph.spec import MASK, Graph, Node
+from gym_serve.types.errors import GymError
 
 _COLUMNS = ("server", "kind", "type", "references", "replicas")
 
 
 def validate(
-    file: FileArgument,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Graph files (Serve config files in YAML), or names of gym-serve list graph.",
+            autocompletion=graph_names,
+        ),
+    ],
     set_: SetOption = None,
     application: ApplicationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a graph file: print all of its problems, or its servers. Starts nothing.
+    """Check graph files: print all of their problems, or their servers. Starts nothing.
 
     Missing packages, programs and files of this machine are reported on stderr, as by gym-serve up. They
     are no problem of the file, because the graph may run elsewhere.
@@ -30,15 +40,41 @@ def validate(
 
     Example: gym-serve validate graphs/math.yaml --set agents.math_agent.max_steps=3
     """
-    graph = resolve_file(file, set_, application)
-    missing = problems_here(graph)
+    if len(files) == 1:
+        _print_graph(resolve_file(files[0], set_, application), as_json=as_json)
+        return
+    found: dict[str, Any] = {}
+    for file in files:
+        try:
+            graph = resolve_file(file, set_, application)
+        except GymError as error:
+            found[str(file)] = {"ok": False, "error": error.message}
+            if not as_json:
+                echo(f"{file}: {error.message}", err=True)
+            continue
+        found[str(file)] = _as_json(graph)
+        if not as_json:
+            echo(f"\n{file}")
+            _print_graph(graph)
+    ok = all(one["ok"] for one in found.values())
     if as_json:
-        print_json({"ok": True, "problems": [], "missing": missing, "graph": graph.public()})
-    else:
-        for problem in missing:
-            typer.echo(f"missing on this machine: {problem}", err=True)
-        typer.echo("ok")
-        print_table(_COLUMNS, (_cells(name, node) for name, node in graph.nodes.items()))
+        print_json({"ok": ok, "files": found})
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _as_json(graph: Graph) -> dict[str, Any]:
+    return {"ok": True, "problems": [], "missing": problems_here(graph), "graph": graph.public()}
+
+
+def _print_graph(graph: Graph, *, as_json: bool = False) -> None:
+    if as_json:
+        print_json(_as_json(graph))
+        return
+    for problem in problems_here(graph):
+        echo(f"missing on this machine: {problem}", err=True)
+    echo("ok")
+    print_table(_COLUMNS, (_cells(name, node) for name, node in graph.nodes.items()))
 
 
 def _cells(name: str, node: Node) -> tuple[str, ...]:
@@ -78,4 +114,4 @@ def resolve(
     if as_json:
         print_json(resolved)
     else:
-        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())
+        echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gym_serve.cli.options import JsonOption
-from gym_serve.cli.printing import print_json
+from gym_serve.cli.printing import echo, print_json
 
 PORT = 7433
 
@@ -73,13 +73,13 @@ def view(
         if as_json:
             print_json({"ok": True, "folder": str(export), "rollouts": count})
         else:
-            typer.echo(f"{export}: {count:,} rollouts; to look: python -m http.server --directory {export}")
+            echo(f"{export}: {count:,} rollouts; to look: python -m http.server --directory {export}")
         return
 
     def say(url: str) -> None:
         if as_json:
             print_json({"ok": True, "url": url})
         else:
-            typer.echo(f"{url}\nCtrl-C ends it.")
+            echo(f"{url}\nCtrl-C ends it.")
 
     serve(paths, host=host, port=port, default_port=PORT, browser=browser, say=say, prices=prices)

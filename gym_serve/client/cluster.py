@@ -9,30 +9,41 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 from contextlib import suppress
+from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
-from gym_serve.routing.serve_compat import forget_serve, http_address, serve_is_running, stop_serve
+from gym_serve.routing.serve_compat import (
+    forget_serve,
+    http_address,
+    require_token,
+    serve_is_running,
+    stop_serve,
+)
 from gym_serve.routing.starting import (
     HTTP_PORT,
     START_LOG,
     free_port,
     haproxy_folder,
+    private_files,
     ray_environment,
+    ray_folder,
     try_twice,
 )
 from gym_serve.types.errors import BadRequest, ClusterMismatch, Unauthorized, Unavailable
 
 _log = logging.getLogger(START_LOG)
 
-_NO_TOKEN = getattr(ray.exceptions, "AuthenticationError", ())  # Ray 2.52 and later
 _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
+
+_CONNECT_SECONDS = 5.0
 
 _HAVE = (
     "put the cluster's token (`ray get-auth-token` prints it there) into RAY_AUTH_TOKEN, or into the "
@@ -127,11 +138,13 @@ def start_ray(*, dashboard: bool = False) -> Reaper:
         reaper.reap()
 
     _log.info("Starting Ray…")
+    require_token()
     files = haproxy_folder()
     reaper = Reaper(ray_environment(files), files)
     try:
-        with reaper.marking():
-            try_twice("Ray", lambda: _init("local", dashboard=dashboard), undo, _is_own)
+        with reaper.marking(), private_files():
+            folder = str(ray_folder())
+            try_twice("Ray", lambda: _init("local", dashboard=dashboard, _temp_dir=folder), undo, _is_own)
     except BaseException:
         undo()
         reaper.dismiss()
@@ -159,10 +172,11 @@ def start_serve(port: int) -> None:
     try_twice("Serve", start, undo, _is_own)
 
 
-def _init(address: str, *, dashboard: bool | None = None) -> None:
+def _init(address: str, *, dashboard: bool | None = None, **options: Any) -> None:
     ray.init(
         address=address,
         include_dashboard=dashboard,
+        **options,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
@@ -180,6 +194,7 @@ def join(address: str) -> None:
     Raises:
         ClusterMismatch, Unavailable, Unauthorized: as for `Cluster`.
     """
+    _check_reachable(address)
     try:
         _init(address)
     except RuntimeError as error:
@@ -193,7 +208,7 @@ def join(address: str) -> None:
             f"here (a venv with its Python; pip install 'ray[serve]=={dict(cluster).get('Ray')}'), "
             "or reach the graph over HTTP: Gym.connect(url)"
         ) from None
-    except _NO_TOKEN:
+    except AuthenticationError:
         raise Unauthorized(
             f"the Ray cluster at {address} needs a token, and this process has none: {_HAVE}"
         ) from None
@@ -204,6 +219,24 @@ def join(address: str) -> None:
         raise Unavailable(
             f"no Ray cluster at {address!r}: {error}. Start one with `ray start --head`"
         ) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens, which Ray itself tries for over a minute.
+
+    Raises:
+        Unavailable: no process accepts connections there.
+    """
+    named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+    host, _, port = (named or "").removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # Ray finds the cluster by itself, or says what is wrong with the address
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        given = os.environ.get("RAY_ADDRESS") == named
+        hint = "unset RAY_ADDRESS, or correct it" if given else "start one with `ray start --head`"
+        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * given}{named}: {error}; {hint}") from None
 
 
 def _refused(address: str) -> str:

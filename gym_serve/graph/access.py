@@ -146,6 +146,17 @@ def exposure(host: str | None, tokens: Sequence[SecretStr], *, insecure: bool) -
     )
 
 
+def open_ray(*, insecure: bool) -> str | None:
+    """Why a graph must not run on a Ray without a token; None if its file says that it may."""
+    if insecure:
+        return None
+    return (
+        "insecure: this Ray asks for no token: whoever reaches a port of it, from any machine, runs code "
+        "with your rights. Start it, and this process, with RAY_AUTH_MODE=token (`ray get-auth-token "
+        "--generate` makes a token), or write insecure: true into the graph's file"
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address."""
     try:

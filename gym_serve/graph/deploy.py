@@ -5,7 +5,6 @@ this module does without postponed annotations.
 """
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,16 +14,14 @@ from pydantic import BaseModel, SecretStr
 from ray import cloudpickle, serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from gym_serve.graph.access import exposure
+from gym_serve.graph.access import exposure, open_ray
 from gym_serve.graph.code import code_hash, with_code
 from gym_serve.graph.gateway import Gateway, application
 from gym_serve.graph.replica import Replica
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import AutoscalingOptions, Graph, GraphSpec, Node, ServerOptions
-from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale, http_host, with_version
+from gym_serve.routing.serve_compat import autoscaling_config, http_host, takes_any_code, with_version
 from gym_serve.types.errors import GraphError
-
-logger = logging.getLogger("gym_serve")
 
 GATEWAY = "gateway"
 """Name of the deployment that is every application's ingress."""
@@ -81,9 +78,11 @@ def build(
         shipped: what `gym_serve.graph.code.ship` has uploaded.
 
     Raises:
-        GraphError: other machines reach Serve, and the graph has no token.
+        GraphError: other machines reach Serve, and the graph has no token; or Ray has none.
     """
     if problem := exposure(http_host(), graph.auth_tokens, insecure=graph.insecure):
+        raise GraphError(problem)
+    if takes_any_code() and (problem := open_ray(insecure=graph.insecure)):
         raise GraphError(problem)
     bound: dict[str, serve.Application] = {}
     for name in graph.order():
@@ -159,11 +158,8 @@ def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy
     scaling = options.autoscaling
     if scaling is None:
         deployment.setdefault("num_replicas", 1)
-    elif can_autoscale():
-        deployment["autoscaling_config"] = _autoscaling(scaling, policy)
     else:
-        logger.warning("%s does not scale: autoscaling needs Ray 2.51 or newer", name)
-        deployment["num_replicas"] = scaling.initial_replicas or scaling.fewest or 1
+        deployment["autoscaling_config"] = _autoscaling(scaling, policy)
     return {
         **deployment,
         "ray_actor_options": actor,

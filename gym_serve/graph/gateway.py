@@ -204,6 +204,7 @@ class Gateway:
             logger.exception("%s %s failed [%s]", request.method, request.scope["path"], request_id)
             response = wire.failed(GymError(f"the gateway failed: {type(error).__name__} [{request_id}]"))
         response = wire.in_form_of(request.scope["path"], response)
+        response.headers["x-content-type-options"] = "nosniff"
         if request_id != request.headers.get("x-request-id"):
             response.headers["x-request-id"] = request_id  # else the proxy answers with the client's
         return response

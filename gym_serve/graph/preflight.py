@@ -8,12 +8,14 @@ with its resources, in its ``runtime_env``. Only that needs Ray: `problems_here`
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_serve.graph.access import open_ray
 from gym_serve.graph.code import with_code
 from gym_serve.graph.spec import SECTION_OF, Graph, Node
 
@@ -41,6 +43,10 @@ def preflight(graph: Graph, *, checked: bool = False, shipped: Mapping[str, str]
 
 def problems_here(graph: Graph) -> list[str]:
     """What this machine lacks, for a Ray that will be started here; resources are not checked."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and (
+        problem := open_ray(insecure=graph.insecure)
+    ):
+        return [problem]
     # A server with a runtime_env sees other packages and files.
     return list(_problems_of(node for node in _deployed(graph) if not node.options.runtime_env))
 

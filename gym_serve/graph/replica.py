@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -39,6 +41,7 @@ from gym_serve.routing.serve_compat import (
     logs_directory,
     may_report_load,
     node_address,
+    process_is_alive,
     request_limits,
 )
 from gym_serve.routing.serve_metrics import serve_metrics
@@ -61,6 +64,10 @@ def transport_to(node: Node, handle: DeploymentHandle[Any] | None) -> Transport:
         raise GraphError(f"{node.name}: no deployment handle")
     transport = ReplicaTransport(node.name, handle)
     return FailoverTransport(transport) if node.kind == "resources" else transport
+
+
+_LOOKS = (1.0, 5.0, 30.0, 60.0)
+"""Seconds before each look whether a caller is dead: Ray learns of a process at once, and of a node later."""
 
 
 def log_of_replica(options: LogOptions) -> None:
@@ -124,7 +131,8 @@ class Replica:
         if is_model:
             await self._weights.fetch()
         self._admission = Admission(self._runner.dispatch, self._runner.stream, request_limits)
-        self._listener = Listener(self._dispatch, self._stream, self._load)
+        self._partings: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._dispatch, self._stream, self._load, self._part_from)
         self._directory = Directory(self._application, name)
         await self._directory.put(self._replica, await self._listener.start(node_address()))
         if is_model:
@@ -137,6 +145,23 @@ class Replica:
         self._other_cpu = OtherCpu(name)
         await self._publisher.start()
         relax_garbage_collection()
+
+    def _part_from(self, caller: str) -> None:
+        """A process has no connection any more: if it is dead, nobody may go on with its sessions."""
+        if isinstance(server := self._runner.server, ResourcesServer) and server.live_sessions:
+            task = asyncio.create_task(self._orphan(server, caller))
+            self._partings.add(task)
+            task.add_done_callback(self._partings.discard)
+
+    async def _orphan(self, server: ResourcesServer, caller: str) -> None:
+        for seconds in _LOOKS:
+            await asyncio.sleep(seconds)
+            if self._listener.is_connected(caller):
+                return  # it was the network
+            with suppress(RuntimeError, RayError):
+                if not await asyncio.to_thread(process_is_alive, caller):
+                    server.sessions.orphan(caller)
+                    return
 
     async def ping(self) -> None:
         """Answer, so that the caller knows that this replica runs."""

@@ -13,8 +13,10 @@ back to the page. The token is in no address and in no log, and no script sees i
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
+from collections import Counter
 from urllib.parse import parse_qs, quote
 
 from starlette.requests import Request
@@ -23,10 +25,16 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from gym_serve.graph import html_pages, wire
 from gym_serve.graph.access import PASS_COOKIE, PASS_SECONDS, Access
 from gym_serve.observe.logs import fault
-from gym_serve.types.errors import GymError, Unauthorized
+from gym_serve.types.errors import GymError, Overloaded, Unauthorized
 
 SIGN_IN = "sign-in"
 """The route."""
+
+_WRONG_SECONDS = 1.0
+_MOST_WRONG = 4
+"""A wrong token is answered after a second, and so many of a client wait at once: it guesses 4 a second."""
+
+_wrong: Counter[str] = Counter()  # that wait, by client
 
 _LARGEST_FORM = 16_384
 _PAGE = re.compile(r"(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*/?)?")  # a path that cannot lead to another host
@@ -65,6 +73,7 @@ async def answer(request: Request, root: str, access: Access) -> Response:
 
     Raises:
         TooLarge, BadRequest: the form is none.
+        Overloaded: the client guesses tokens.
     """
     path = f"{quote(root)}/"
     if request.method == "DELETE":
@@ -81,10 +90,19 @@ async def answer(request: Request, root: str, access: Access) -> Response:
     page = page if _PAGE.fullmatch(page) else ""
     response = RedirectResponse(f"{path}{page}", status_code=303)
     if access.secured:
+        client = request.client.host if request.client else "a client"
+        if _wrong[client] >= _MOST_WRONG:
+            raise Overloaded("too many wrong tokens at once; try again in a moment")
         try:
             made = access.pass_of(given.get("token", ""))
         except Unauthorized as error:
-            client = request.client.host if request.client else "a client"
+            _wrong[client] += 1
+            try:
+                await asyncio.sleep(_WRONG_SECONDS)
+            finally:
+                _wrong.subtract([client])
+                if not _wrong[client]:
+                    del _wrong[client]
             fault(None, "sign-in", f"{client} has typed a wrong token")
             return form(root, page, error)
         secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))

@@ -214,7 +214,7 @@ class GraphSpec(BaseModel):
     auth_token: Annotated[Any, SkipValidation] = None
     """Bearer token that every HTTP request must carry, written as ``${NAME}``; of a list, any will do."""
     insecure: Annotated[Any, SkipValidation] = None
-    """Whether a graph without a token may be reached from other machines."""
+    """Whether a graph without a token may be reached from other machines, or run on a Ray without one."""
     tracing: Annotated[Any, SkipValidation] = None
     """Share of the rollouts whose traces are recorded, from 0 to 1. OpenTelemetry's environment variables set
     where they are sent. Without it, nothing is recorded."""
@@ -310,7 +310,8 @@ class Graph:
     Attributes:
         nodes: the servers by name, in the order of the file.
         auth_tokens: bearer tokens of HTTP requests, of which any will do; none for an open graph.
-        insecure: whether a graph without tokens may be reached from other machines.
+        insecure: whether a graph without tokens may be reached from other machines, and may run on a Ray
+            without a token.
         default_agent: agent of the rows that name none.
         gateway: options of the deployment that answers HTTP.
         tracing: share of the rollouts that are traced; None for no tracing at all.

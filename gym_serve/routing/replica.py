@@ -31,7 +31,7 @@ from gym_serve.routing.rpc import (
     NotDeliveredError,
     QueueFullError,
 )
-from gym_serve.routing.serve_compat import local_handle
+from gym_serve.routing.serve_compat import local_handle, this_process
 from gym_serve.servers.context import closing, patience, time_limit
 from gym_serve.servers.sessions import RESTORE, replica_of
 from gym_serve.servers.transport import Call, Reply
@@ -211,7 +211,7 @@ class ReplicaTransport:
             self._members.died(replica)  # e.g. of an earlier application of the same name
             raise ConnectError(f"There is no replica {replica[:64]!r}.")
         try:
-            channel = await Channel.open(address)
+            channel = await Channel.open(address, this_process())
         except ConnectTimeoutError:
             raise
         except ConnectError:

@@ -1,24 +1,26 @@
-"""Ray beyond its documented API, feature-detected: no other module uses its private parts (a test checks it).
+"""Ray beyond its documented API: no other module uses its private parts (a test checks it).
 
 - `MemberRouter` and `RunningVersion`: which replicas and versions run.
 - `with_version`: a deploy restarts only the servers that changed.
-- `latency_bounds` and `adds_up_gauges`: what it takes to feed Serve's own metrics; `metrics_targets`: where
+- `latency_bounds`: what it takes to feed Serve's own metrics; `metrics_targets`: where
   they are.
+- `require_token` and `takes_any_code`: whether Ray asks for a token.
 - `upload_code`: a package that the nodes fetch.
 - ``kv_...``: the key-value store that Ray's own libraries use.
-- `worker_is_alive`: whether a process of the cluster lives.
+- `worker_is_alive`, `this_process` and `process_is_alive`: whether a process of the cluster lives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
+import os
 import shutil
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,15 +29,19 @@ import ray
 from ray import serve
 from ray._private import ray_constants, worker
 from ray._private.runtime_env import packaging
+from ray._private.thirdparty.pathspec import PathSpec  # type: ignore[attr-defined]
+from ray._raylet import (  # type: ignore[attr-defined]  # in Cython
+    AuthenticationMode,
+    Config,
+    get_authentication_mode,
+)
 from ray.core.generated import gcs_pb2
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.experimental import internal_kv
 from ray.serve import Deployment, context
-from ray.serve import config as serve_config
 from ray.serve._private import constants
 from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.config import DeploymentConfig
-from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve.config import AutoscalingConfig
@@ -48,7 +54,6 @@ from gym_serve.types.errors import Unavailable
 
 _STOP_SECONDS = 30.0
 _PIN_SECONDS = 2_000_000  # 23 days: in milliseconds it must fit 31 bits
-_OWN_LOOP = "_run_router_in_separate_loop"
 _RAY = tuple(map(int, ray.__version__.split(".")[:2]))
 
 
@@ -75,19 +80,13 @@ class MemberRouter(PowerOfTwoChoicesRequestRouter):
 
 
 def local_handle(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
-    """``handle`` for ``method``, its router on the running event loop (before Ray 2.49: in a thread).
+    """``handle`` for ``method``, its router on the running event loop.
 
     Call it inside the event loop that will use the handle.
     """
     if not handle.is_initialized:
-        here = {_OWN_LOOP: False} if hasattr(InitHandleOptions, _OWN_LOOP) else {}
-        handle._init(**here)  # type: ignore[no-untyped-call]
+        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
     return handle.options(method_name=method)
-
-
-def can_autoscale() -> bool:
-    """Whether this Ray has autoscaling policies (2.51 and later)."""
-    return hasattr(serve_config, "AutoscalingContext")
 
 
 def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings: Any) -> AutoscalingConfig:
@@ -127,16 +126,18 @@ def may_report_load() -> bool:
 
 def latency_bounds() -> list[float]:
     """Upper bounds of the buckets of Serve's latencies, in milliseconds."""
-    known = getattr(constants, "REQUEST_LATENCY_BUCKETS_MS", constants.DEFAULT_LATENCY_BUCKET_MS)
-    return [float(bound) for bound in known]
+    return [float(bound) for bound in constants.REQUEST_LATENCY_BUCKETS_MS]
 
 
-def adds_up_gauges() -> bool:
-    """Whether this Ray keeps gauges of one name with different labels apart, as it does with OpenTelemetry.
+def require_token() -> None:
+    """Let the Ray that this process will start ask for a token, as it does by itself from 2.59 on."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    Config.initialize("")  # Ray has read the environment when it was imported
 
-    Elsewhere all gauges of a name have the labels of the first one, and overwrite one another.
-    """
-    return bool(getattr(ray_constants, "RAY_ENABLE_OPEN_TELEMETRY", False))
+
+def takes_any_code() -> bool:
+    """Whether the connected Ray has no token, so that whoever reaches its ports runs code on it."""
+    return bool(ray.is_initialized() and get_authentication_mode() == AuthenticationMode.DISABLED)
 
 
 def node_address() -> str:
@@ -148,6 +149,18 @@ def node_resources() -> dict[str, dict[str, float]]:
     """What each node of the connected cluster has, by its id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+
+
+def this_process() -> str:
+    """Names this process to others, for `process_is_alive`."""
+    context = ray.get_runtime_context()
+    return f"{context.get_worker_id()}@{context.get_node_id()}"
+
+
+def process_is_alive(name: str) -> bool:
+    """Whether a process that names itself by `this_process` lives; see `worker_is_alive`."""
+    worker_id, _, node_id = name.partition("@")
+    return worker_is_alive(worker_id, node_id)
 
 
 def worker_is_alive(worker_id: str, node_id: str) -> bool:
@@ -162,12 +175,7 @@ def worker_is_alive(worker_id: str, node_id: str) -> bool:
     if node_id not in node_resources():
         return False  # its workers are not reported any more
     known: Any = ray._private.state.state
-    if (connect := getattr(known, "_connect_and_get_accessor", None)) is not None:
-        accessor = connect()
-    else:
-        known._check_connected()
-        accessor = known.global_state_accessor
-    found = accessor.get_worker_info(ray.WorkerID.from_hex(worker_id))
+    found = known._connect_and_get_accessor().get_worker_info(ray.WorkerID.from_hex(worker_id))
     tables: Any = gcs_pb2
     return found is not None and bool(tables.WorkerTableData.FromString(found).is_alive)
 
@@ -222,9 +230,8 @@ def most_resources() -> dict[str, float] | None:
     """What a cluster that grows may have in all; None for one that does not grow, or does not say."""
     if _by_ray_client():
         return None
-    known = getattr(ray._private.state.state, "get_max_resources_from_cluster_config", None)
-    most: dict[str, float] | None = known() if known is not None else None
-    return most
+    most = ray._private.state.state.get_max_resources_from_cluster_config()
+    return None if most is None else {name: float(amount) for name, amount in most.items()}
 
 
 async def is_being_deleted(application: str) -> bool:
@@ -337,17 +344,15 @@ class RunningVersion:
 
     def restore(self) -> None:
         """Deploy them, in the place of what was deployed since. Replicas of these versions go on."""
-        given: dict[str, Any] = {
-            "name": self.application,
-            "route_prefix": self.route,
-            "logging_config": None,
-            "ingress_deployment_name": self.ingress,
-            "deployments": self.deployments,
-            "deployment_handles": {},
-            "external_scaler_enabled": False,
-        }
-        known = {field.name for field in fields(BuiltApplication)}
-        built = BuiltApplication(**{key: value for key, value in given.items() if key in known})
+        built = BuiltApplication(
+            name=self.application,
+            route_prefix=self.route,
+            logging_config=None,
+            ingress_deployment_name=self.ingress,
+            deployments=self.deployments,
+            deployment_handles={},
+            external_scaler_enabled=False,
+        )
         _client().deploy_applications([built], wait_for_applications_running=False)
 
 
@@ -365,10 +370,15 @@ def running_version(application: str) -> RunningVersion | None:
     return None
 
 
+def ignoring(file: Path) -> Callable[[Path], bool]:
+    """Whether a ``.gitignore`` names a file below its folder, by the library that Ray brings."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    rules: Any = PathSpec.from_lines("gitwildmatch", lines)  # type: ignore[no-untyped-call]
+    return lambda path: path.is_relative_to(file.parent) and rules.match_file(path.relative_to(file.parent))
+
+
 def upload_code(folder: Path) -> str:
     """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its files.
-
-    What a ``.gitignore`` in it names is left out.
 
     Raises:
         Unavailable: the cluster does not take it.
@@ -378,15 +388,13 @@ def upload_code(folder: Path) -> str:
             archive = shutil.make_archive(f"{scratch}/code", "zip", folder)
             stored = ray.remote(num_cpus=0)(_upload_archive).remote(Path(archive).read_bytes())
         return str(ray.get(stored))
-    known = inspect.signature(packaging.get_uri_for_directory).parameters
-    options: dict[str, Any] = {"include_gitignore": True} if "include_gitignore" in known else {}
     try:
-        uri: str = packaging.get_uri_for_directory(str(folder), **options)
+        uri: str = packaging.get_uri_for_directory(str(folder), include_gitignore=False)
         # Ray's own reference to it ends after minutes, and then it goes with the last replica that uses it: a
         # replica that is started in the place of the only one would not find it.
         packaging.pin_runtime_env_uri(uri, expiration_s=_PIN_SECONDS)
         with TemporaryDirectory() as scratch:
-            packaging.upload_package_if_needed(uri, scratch, str(folder), **options)
+            packaging.upload_package_if_needed(uri, scratch, str(folder), include_gitignore=False)
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise Unavailable(f"the cluster does not take the graph's code: {error}") from error
     return uri

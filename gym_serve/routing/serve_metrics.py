@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gym_serve.observe import catalogue
 from gym_serve.observe.metrics import Metric, Point
-from gym_serve.routing.serve_compat import adds_up_gauges, latency_bounds
+from gym_serve.routing.serve_compat import latency_bounds
 
 _ERROR = 500
 
@@ -54,10 +54,7 @@ class _Derived(Metric):
 
 
 def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metric, ...]:
-    """Serve's series of a deployment, for the process of one of its replicas.
-
-    Their labels stand in Serve's order: before OpenTelemetry, Ray takes labels by their place, not by name.
-    """
+    """Serve's series of a deployment, for the process of one of its replicas."""
     bounds = latency_bounds()
     here = {"deployment": deployment, "replica": replica, "application": application}
     queue = {
@@ -66,7 +63,7 @@ def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metr
         "handle": "gym_serve",
         "actor_id": replica,
     }
-    found = [
+    return (
         _Derived(
             "counter",
             "serve_deployment_request_counter",
@@ -91,17 +88,13 @@ def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metr
             "The current number of queries to this deployment waiting to be assigned to a replica.",
             lambda: _gauge(catalogue.CALLS_QUEUED, deployment, queue),
         ),
-    ]
-    if adds_up_gauges():
-        found += [
-            _Derived(
-                "gauge",
-                "serve_replica_processing_queries",
-                "The current number of queries being processed.",
-                lambda: _gauge(catalogue.CALLS_RUNNING, deployment, {**here, "source": "gym_serve"}),
-            )
-        ]
-    return tuple(found)
+        _Derived(
+            "gauge",
+            "serve_replica_processing_queries",
+            "The current number of queries being processed.",
+            lambda: _gauge(catalogue.CALLS_RUNNING, deployment, {**here, "source": "gym_serve"}),
+        ),
+    )
 
 
 def rebucketed(

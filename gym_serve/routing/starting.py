@@ -1,4 +1,4 @@
-"""Starting Ray and Serve on this machine: free ports, their environment, HAProxy, and a second attempt."""
+"""Starting Ray and Serve on this machine: ports, files, environment, HAProxy, and a second attempt."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import random
 import shlex
 import socket
+import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +21,11 @@ T = TypeVar("T")
 
 _HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _SCRIPT = """#!/bin/sh
-# HAProxy for Serve, reachable from this machine and by this user only; docs/http.md says why -dS.
+# HAProxy for Serve, reachable from this machine and by this user only. Who sends a part of a header holds a
+# connection for 10 seconds, not for Serve's hour. docs/http.md says why -dS.
 for argument in "$@"; do
-  [ "$previous" = -f ] && sed -i -E 's/^( *bind )[*]?:/\\1127.0.0.1:/; s/ mode 666 / mode 600 /' "$argument"
+  [ "$previous" = -f ] && sed -i -E 's/^( *bind )[*]?:/\\1127.0.0.1:/; s/ mode 666 / mode 600 /
+    s/^( *)timeout client .*/&\\n\\1timeout http-request 10s/' "$argument"
   previous=$argument
 done
 exec BINARY -dS "$@"
@@ -54,6 +57,50 @@ def free_port(*usual: int) -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise OSError("no port is free")
+
+
+_LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Bytes that the path of Ray's folder may have: it holds sockets, whose paths have at most 107."""
+
+_NO_OTHER_USER = 0o077
+
+
+def ray_folder() -> Path:
+    """Where a Ray that is started here keeps its files: ``gs-USER/ray`` below ``RAY_TMPDIR``, or ``/tmp``.
+
+    Ray opens its own folders to all users, and any of them who reaches its sockets and files runs code as
+    this one. So the folder above them belongs to this user alone. A ``RAY_TMPDIR`` that is too long for
+    sockets is not used, and ``TMPDIR``, which programs set to long ones, never is.
+
+    Raises:
+        Unavailable: another user has the folder.
+    """
+    private = Path(os.environ.get("RAY_TMPDIR") or "/tmp", f"gs-{os.getuid()}")
+    if len(os.fsencode(private / "ray")) > _LONGEST_FOLDER:
+        private = Path("/tmp", private.name)
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise Unavailable(f"{private} must be a folder of this user; set RAY_TMPDIR to another place")
+    private.chmod(0o700)
+    return private / "ray"
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What this process and those that it starts in the block create is for this user alone.
+
+    So is Ray's token from then on, which earlier Rays wrote for all users to read.
+    """
+    before = os.umask(_NO_OTHER_USER)
+    try:
+        token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        for path in (token, token.parent) if token.parent.name == ".ray" else (token,):
+            with suppress(OSError):  # there is none, or it is another user's
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_NO_OTHER_USER)
+        yield
+    finally:
+        os.umask(before)
 
 
 def haproxy_folder() -> Path:
@@ -130,5 +177,5 @@ def try_twice(
         reason = " ".join(str(error).split())[:250].rstrip(".")
         raise Unavailable(
             f"{what} did not start, in two tries: {type(error).__name__}: {reason}. The machine may be too "
-            "busy. Try again later, or see Ray's logs in session_latest/logs of its folder (/tmp/ray)."
+            f"busy. Try again later, or see Ray's logs in {ray_folder()}/session_latest/logs."
         ) from error

@@ -293,7 +293,7 @@ class ResourcesServer(Server):
 
     @property
     def live_sessions(self) -> int:
-        return len(self.sessions)
+        return self.sessions.wanted
 
     def traceparent(self, session: str) -> str | None:
         return self.sessions.traceparent(session)

@@ -37,7 +37,7 @@ from typing import Any, Generic, TypeVar
 
 from gym_serve.observe.cpu import measured_in_thread
 from gym_serve.observe.timeline import OCCUPIED, QUEUED, Recorder, microseconds
-from gym_serve.servers.context import current
+from gym_serve.servers.context import CALLER, current
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import (
     GymError,
@@ -51,6 +51,8 @@ from gym_serve.types.errors import (
 S = TypeVar("S")
 
 _SWEEP_SECONDS = 5.0
+_ORPHAN_SECONDS = 60.0
+"""For how long a session is kept whose opener has died, in case that another process goes on with it."""
 _STOP_SECONDS = 10.0
 """Seconds that a stopping server waits for running calls before it closes their sessions."""
 
@@ -81,6 +83,7 @@ class OpenSession(Generic[S]):
         meter: the usage of the model calls that were made for it.
         row: the row's own keys, if a tool of the environment reads them.
         quiet: event, if something waits for it, that the last call of a closed session has ended.
+        opener: the process that opened it, if that is another one; empty for a client's session.
         traceparent: the span that it was opened in; calls from outside that name no span of their own, as
             those of a harness, belong to its trace.
     """
@@ -97,6 +100,7 @@ class OpenSession(Generic[S]):
     row: Any = None
     quiet: asyncio.Event | None = None
     of_client: bool = False
+    opener: str = ""
     traceparent: str | None = None
 
 
@@ -119,6 +123,7 @@ class SessionTable(Generic[S]):
         self.replica = replica
         self.ttl = ttl
         self._sessions: dict[str, OpenSession[S]] = {}
+        self._orphans: dict[str, float] = {}
         self.of_clients = 0
         """How many of them clients opened over HTTP."""
 
@@ -130,6 +135,7 @@ class SessionTable(Generic[S]):
         session_id = f"{self.replica}.{secrets.token_urlsafe(16)}"
         session = OpenSession(session_id, state, now, version=version, of_client=of_client)
         session.traceparent = current().traceparent
+        session.opener = "" if of_client else CALLER.get()
         self._sessions[session.id] = session
         self.of_clients += of_client
         return session
@@ -144,6 +150,7 @@ class SessionTable(Generic[S]):
         session = self._sessions.get(session_id)
         if session is not None:
             session.used = now
+            self._orphans.pop(session_id, None)  # whoever calls it, has taken it over
             return session
         owner = replica_of(session_id)
         if owner and owner != self.replica:
@@ -160,6 +167,7 @@ class SessionTable(Generic[S]):
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.closed = True
+            self._orphans.pop(session_id, None)
             self.of_clients -= session.of_client
         return session
 
@@ -167,9 +175,24 @@ class SessionTable(Generic[S]):
         """Ids of all open sessions."""
         return list(self._sessions)
 
+    @property
+    def wanted(self) -> int:
+        """How many sessions are open, without those whose opener is gone."""
+        return len(self._sessions) - len(self._orphans)
+
+    def orphan(self, opener: str, now: float) -> None:
+        """A process is gone: the sessions that it opened expire soon, unless somebody calls them."""
+        orphans = [s.id for s in self._sessions.values() if s.opener == opener and not s.running]
+        self._orphans.update(dict.fromkeys(orphans, now))
+
     def expired(self, now: float) -> list[str]:
-        """Ids of the sessions whose time to live is over and that run no call."""
-        return [s.id for s in self._sessions.values() if not s.running and now - s.used > self.ttl]
+        """Ids of the sessions whose time to live, or that of orphans, is over and that run no call."""
+        return [
+            s.id
+            for s in self._sessions.values()
+            if not s.running
+            and (now - s.used > self.ttl or now - self._orphans.get(s.id, now) > _ORPHAN_SECONDS)
+        ]
 
 
 class LiveSessions(Generic[S]):
@@ -205,6 +228,15 @@ class LiveSessions(Generic[S]):
     def __len__(self) -> int:
         """How many sessions are open."""
         return len(self._table)
+
+    @property
+    def wanted(self) -> int:
+        """How many sessions are open, without those whose opener is gone."""
+        return self._table.wanted
+
+    def orphan(self, opener: str) -> None:
+        """See `SessionTable.orphan`."""
+        self._table.orphan(opener, self.clock())
 
     def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import orjson
 
 from gym_serve.rollouts.files import split_name
 from gym_serve.types.errors import BadRequest, InvalidRequest
-from gym_serve.view.sources import shown
+from gym_serve.view.sources import open_regular, shown
 
 _MOST_TAGS = 50
 _LONGEST_TAG = 100
@@ -83,7 +84,7 @@ class Annotations:
         found = {"n": n, "id": id_, **_checked(given), "at": round(time.time(), 3)}
         with self._lock:
             try:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
                 descriptor = os.open(self.path, flags, 0o666)
                 try:
                     os.write(descriptor, orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE))
@@ -96,13 +97,15 @@ class Annotations:
     def _read(self) -> dict[int, dict[str, Any]]:
         with self._lock:
             try:
-                stat = self.path.stat()
+                found = self.path.lstat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise FileNotFoundError(self.path)
             except OSError:
                 if self._known:
                     self._known, self._revision = {}, self._revision + 1
                 self._seen = None
                 return self._known
-            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
             if seen != self._seen:
                 self._seen = seen
                 self._known = dict(_records(self.path))
@@ -118,11 +121,11 @@ def annotations_of(main: Path) -> Path:
 def read_annotations(path: Path) -> dict[int, dict[str, Any]]:
     """The annotations of a file by the rollout's number: ``id``, ``tags``, ``comment``, ``reward``, ...; none
     if the file does not exist."""
-    return dict(_records(path)) if path.exists() else {}
+    return dict(_records(path.resolve())) if path.is_file() else {}
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, "rb") as file:
+    with open(open_regular(path), "rb") as file:
         for line in file:
             try:
                 found = orjson.loads(line)

@@ -18,7 +18,7 @@ from gym_serve.types.errors import InvalidRequest
 from gym_serve.view.facts import Usage
 from gym_serve.view.index import MOST_MODELS, usage_columns
 from gym_serve.view.runs import Reading
-from gym_serve.view.sources import RunFiles
+from gym_serve.view.sources import RunFiles, open_regular
 
 _LARGEST_HEADER = 16 << 20  # bytes
 
@@ -50,7 +50,8 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
     try:
         if path.resolve().parent != files.main.parent or path.stat().st_size > _LARGEST_HEADER:
             return {}
-        found = orjson.loads(path.read_bytes())["prices"]
+        with open(open_regular(path.resolve()), "rb") as file:
+            found = orjson.loads(file.read())["prices"]
         return {str(name): Prices.model_validate(prices) for name, prices in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return {}

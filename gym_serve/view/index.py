@@ -32,7 +32,7 @@ import orjson
 
 from gym_serve.rollouts.files import MAX_ROW_BYTES
 from gym_serve.view.facts import Facts, Usage, facts_of
-from gym_serve.view.sources import Copy, RunFiles, cache_folder, shown
+from gym_serve.view.sources import Copy, RunFiles, cache_folder, open_regular, shown
 
 FAILURES = 10**9
 """Number of the first failed attempt."""
@@ -260,7 +260,7 @@ class Indexer:
         if size == feed.seen:
             return False
         more = True
-        with open(path, "rb") as file:
+        with open(open_regular(path, follow=feed.key == "main"), "rb") as file:
             file.seek(feed.offset)
             while more and time.monotonic() < ends:
                 more = self._batch(feed, file, ends)
@@ -288,7 +288,9 @@ class Indexer:
 
     def _decompress(self, feed: _Feed, ends: float) -> bool:
         if feed.copy is None:
-            feed.copy = Copy(feed.path, self.folder / f"{feed.key}.jsonl", *feed.copied)
+            feed.copy = Copy(
+                feed.path, self.folder / f"{feed.key}.jsonl", *feed.copied, follow=feed.key == "main"
+            )
         copy = feed.copy
         try:
             while more := copy.step():
@@ -511,7 +513,7 @@ def _tools(facts: Facts) -> str:
 
 def _ends(path: Path, length: int) -> tuple[str, str]:
     """Digests of the first bytes of a file, and of the last ones before ``length``."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_regular(path, follow=True)
     try:
         head = os.pread(descriptor, min(_ENDS, length), 0)
         tail = os.pread(descriptor, min(_ENDS, length), max(0, length - _ENDS))

@@ -19,7 +19,7 @@ from gym_serve.view.annotations import Annotations, annotations_of
 from gym_serve.view.expression import Node, Schema, column, condition
 from gym_serve.view.facts import top_level
 from gym_serve.view.index import FAILURES, FORMAT, database_of
-from gym_serve.view.sources import RunFiles, cache_folder, shown
+from gym_serve.view.sources import RunFiles, cache_folder, open_regular, shown
 
 _KEPT = 64  # results
 _POOL = 4  # connections
@@ -214,7 +214,7 @@ class Reading:
             path = self.run.folder / f"{key}.jsonl"
         start, size = rows[0]
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_regular(path, follow=key == "main")
             try:
                 line = _read_all(descriptor, size, start)
             finally:

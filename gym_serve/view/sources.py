@@ -8,8 +8,10 @@ read by a decompressed copy in the cache, which follows the file as it grows.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -31,6 +33,8 @@ _BESIDE = ("_failures", "_materialized_inputs", "_comparisons", ".annotations")
 """What follows the name of a run in its other files."""
 _CHUNK = 1 << 18
 _DECODED = 1 << 20
+_FREE, _RATIO, _MOST = 256 << 20, 200, 64 << 30
+"""A file may become 256 MiB whatever its size, beyond that 200 times its size, and never more than 64 GiB."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,27 @@ def find_runs(paths: Iterable[Path]) -> list[RunFiles]:
             hashlib.blake2b(os.fsencode(main), digest_size=6).hexdigest(),
             shown(main.relative_to(common)),
             main,
-            _beside(main, Outputs.of(main).failures),
+            beside(main, Outputs.of(main).failures),
         )
         for main in sorted(mains)
     ]
+
+
+def open_regular(path: Path, *, follow: bool = False) -> int:
+    """Open a regular file for reading; its descriptor. A pipe would hang its reader, and a device never ends.
+
+    Args:
+        path: of the file.
+        follow: whether it may be a link.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def shown(path: Path) -> str:
@@ -122,11 +143,12 @@ def _main_of(path: Path) -> Path:
     return path
 
 
-def _beside(main: Path, path: Path) -> Path:
-    """A file beside another; where it is a link to elsewhere, one that is not there."""
-    if path.is_symlink() and not path.resolve().is_relative_to(main.parent):
-        return path.with_name(f".outside.{path.name}")
-    return path
+def beside(main: Path, path: Path) -> Path:
+    """A file beside another, where a link to it leads; where it leads elsewhere, one that is not there."""
+    if not path.is_symlink():
+        return path
+    target = path.resolve()
+    return target if target.is_relative_to(main.parent.resolve()) else path.with_name(f".outside.{path.name}")
 
 
 def _common_folder(paths: list[Path]) -> Path:
@@ -140,10 +162,14 @@ class Copy:
         source: a ``.gz`` or ``.zst`` file in any framing.
         target: the copy.
         read, written: bytes of both up to the end of the last complete frame, from an earlier `Copy`.
+        follow: whether the file may be a link.
     """
 
-    def __init__(self, source: Path, target: Path, read: int = 0, written: int = 0) -> None:
+    def __init__(
+        self, source: Path, target: Path, read: int = 0, written: int = 0, *, follow: bool = False
+    ) -> None:
         self.source = source
+        self._follow = follow
         self.target = target
         self.read = read
         self.written = written
@@ -161,7 +187,7 @@ class Copy:
             ValueError: the file is damaged.
         """
         if not self._left:
-            with open(self.source, "rb") as file:
+            with open(open_regular(self.source, follow=self._follow), "rb") as file:
                 file.seek(self._at)
                 self._left = file.read(_CHUNK)
             self._at += len(self._left)
@@ -169,6 +195,7 @@ class Copy:
                 return False
         with open(self.target, "ab") as out:
             try:
+                self._check(out)
                 while self._left or (self._frame is not None and self._more(self._frame)):
                     self._decode(out)
             except CORRUPT as error:
@@ -187,9 +214,17 @@ class Copy:
         else:
             out.write(frame.decompress(self._left, _DECODED))
             self._left = frame.unused_data if frame.eof else frame.unconsumed_tail
+        self._check(out)
         if frame.eof:
             self._frame = None
             self.read, self.written = self._at - len(self._left), out.tell()
+
+    def _check(self, out: BinaryIO) -> None:
+        if out.tell() > min(_MOST, max(_FREE, _RATIO * self._at)):
+            raise ValueError(
+                f"{shown(self.source)} is shown up to {out.tell() >> 20:,} MiB: {self._at:,} bytes of it "
+                "become more than rollouts do. If you trust it, decompress it yourself"
+            )
 
     def _more(self, frame: Any) -> bool:
         return isinstance(frame, zstd.ZstdDecompressor) and not frame.needs_input

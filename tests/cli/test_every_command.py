@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from support.commands import COMMANDS, options_of
 from typer.testing import CliRunner
 
-from gym_serve.cli import main
+from gym_serve import cli
+from gym_serve.cli import main, printing
 
 NO_REPORT = {"logs"}  # prints the lines of a log as they are
 
@@ -125,3 +127,27 @@ def test_help_loads_no_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_all_that_is_printed_is_cleaned_in_one_place() -> None:
+    """Of escapes that data, models and logs may contain: `printing` alone calls what writes to a terminal."""
+    writes = re.compile(
+        r"typer\.echo|typer\.secho|(?<!Plain)\bConsole\(|(?<![\w.])print\(|sys\.stdout\.write"
+    )
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        if file.name != "printing.py":
+            assert not writes.search(file.read_text()), file
+
+
+def test_what_is_printed_holds_no_escape(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2Jx\x9b1m\u202etxt"
+    printing.echo(hostile)
+    printing.echo(hostile, err=True)
+    printing.print_table([hostile], [[hostile]])
+    printing.new_console().print(hostile)
+    printing.print_json({hostile: hostile})
+    printing.print_json_stream({"a": hostile}, "b", [hostile])
+    told = capsys.readouterr()
+    assert not {"\x1b", "\x9b", "\u202e"} & set(told.out + told.err)
+    assert told.out.count("\ufffd[2Jx\ufffd1m\ufffdtxt") == 4
+    assert told.out.count(r"\u001b[2Jx\u009b1m\u202etxt") == 4

@@ -177,7 +177,7 @@ def test_diff_leaves_out_tasks_with_other_prompts_and_says_so(tmp_path: Path) ->
 def test_reasons_are_shown_and_nothing_of_a_row_reaches_the_terminal(tmp_path: Path) -> None:
     rollout = rollout_of(0, 0, 0.0, agent="a\x1b]0;title\x07", _ng_rollout_id="\x1b[2J0-0")
     run = write_lines(tmp_path / "out.jsonl", [{**rollout, "reason": "no box \x1b[31mfound\x9b1m"}])
-    for arguments in (["profile", str(run)], ["diff", str(run), str(run)]):
+    for arguments in (["profile", str(run)], ["diff", str(run), str(run)], ["profile", str(run), "--json"]):
         result = runner.invoke(main, arguments)
         assert not {"\x1b", "\x07", "\x9b"} & set(result.output)
-        assert ("no box \ufffd[31mfound" in result.stdout) == (arguments[0] == "profile")
+        assert ("no box \ufffd[31mfound" in result.stdout) == (arguments == ["profile", str(run)])

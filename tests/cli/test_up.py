@@ -86,14 +86,18 @@ def run(tmp_path: Path) -> Iterator[Run]:
         shutil.rmtree(short, ignore_errors=True)
 
 
+def assert_private(state: Path) -> None:
+    """No other user can enter the folder of that Ray, nor read what its processes write."""
+    private = Path(json.loads(state.read_text())["folder"]).parent
+    modes = {path.stat().st_mode & 0o777 for path in private.rglob("gcs_server*")}
+    assert (private.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a Ray of its own, and a process for each command
 def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
-    nothing = run("status")
-    assert nothing.returncode == 1
-    assert "gym-serve up FILE" in nothing.stderr
-
+    assert "gym-serve up FILE" in run("status").stderr
     up = run("up", "small.yaml", "--json")
     assert up.returncode == 0, up.stderr
     url = json.loads(up.stdout)["url"]
@@ -104,6 +108,7 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
         (config,) = Path(files).glob("*/haproxy.cfg")  # HAProxy answers at the graph's port
         assert f"bind 127.0.0.1:{httpx.URL(url).port}" in config.read_text()
 
+    assert_private(tmp_path / "state/gym-serve/ray.json")
     status = run("status", "--json")
     assert status.returncode == 0, status.stdout
     assert json.loads(status.stdout)["ok"]
@@ -146,6 +151,20 @@ def test_from_up_to_down(run: Run, tmp_path: Path) -> None:
     again = run("down", "--all")
     assert again.returncode == 1
     assert "No Ray of gym-serve up runs" in again.stderr
+
+
+@pytest.mark.parametrize(("folder", "found"), [("ray", True), ("gs", True), ("none", False)])
+def test_the_ray_of_ray_start_is_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, found: bool
+) -> None:
+    monkeypatch.setattr(local_ray, "_folders", lambda: {str(tmp_path / "ray"), str(tmp_path / "gs")})
+    monkeypatch.setattr(
+        local_ray, "_running", lambda: {"10.0.0.5:6379": "token", "10.0.0.5:7777": "disabled"}
+    )
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "ray_current_cluster").write_text("127.0.0.1:6379\n")
+    assert local_ray.head() == ("10.0.0.5:6379" if found else None)
 
 
 def test_down_says_what_it_needs() -> None:

@@ -77,6 +77,19 @@ def test_validate_prints_every_problem_to_stderr(file: str) -> None:
     )
 
 
+def test_validate_checks_many_files(file: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("applications: []")
+    good = runner.invoke(main, ["validate", file, file])
+    assert (good.exit_code, good.stdout.count("\nok\n")) == (0, 2), good.output
+    both = runner.invoke(main, ["validate", str(bad), file])
+    assert both.exit_code == 1
+    assert f"{bad}: " in both.stderr
+    assert "\nok\n" in both.stdout
+    told = json.loads(runner.invoke(main, ["validate", str(bad), file, "--json"]).stdout)
+    assert (told["ok"], [one["ok"] for one in told["files"].values()]) == (False, [False, True])
+
+
 def test_validate_as_json(file: str) -> None:
     good = runner.invoke(main, ["validate", file, "--json"])
     assert good.exit_code == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from gym_serve.client import cluster as cluster_module
 from gym_serve.client.cluster import join
 from gym_serve.types.errors import Unauthorized, Unavailable
 
@@ -19,6 +20,8 @@ REFUSED = (
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str | None = None) -> None:
+    monkeypatch.setattr(cluster_module, "_check_reachable", lambda address: None)
+
     def init(**_: Any) -> None:
         raise error from (RuntimeError(cause) if cause else None)
 
@@ -43,7 +46,6 @@ def test_a_refused_token(monkeypatch: pytest.MonkeyPatch, mode: str | None, advi
         join("x:6379")
 
 
-@pytest.mark.skipif(not hasattr(ray.exceptions, "AuthenticationError"), reason="Ray 2.52 and later")
 def test_no_token_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     fails(monkeypatch, ray.exceptions.AuthenticationError("no authentication token was found"))
     with pytest.raises(Unauthorized, match="ray get-auth-token"):
@@ -54,6 +56,29 @@ def test_any_other_failure_is_no_matter_of_tokens(monkeypatch: pytest.MonkeyPatc
     fails(monkeypatch, ConnectionError("Failed to connect"), "Timed out while waiting for GCS")
     with pytest.raises(Unavailable, match="no Ray cluster at 'x:6379'"):
         join("x:6379")
+
+
+@pytest.mark.parametrize(
+    ("variable", "address", "told"),
+    [
+        ("127.0.0.1:1", "auto", "no Ray cluster at RAY_ADDRESS=127.0.0.1:1: .*refused; unset RAY_ADDRESS"),
+        ("127.0.0.1:1", "127.0.0.1:1", "at RAY_ADDRESS=127.0.0.1:1: .*refused; unset RAY_ADDRESS"),
+        (None, "127.0.0.1:1", "at 127.0.0.1:1: .*refused; start one with `ray start --head`"),
+        (None, "ray://127.0.0.1:1", "at ray://127.0.0.1:1: "),
+        (None, "[::1]:1", "no Ray cluster at"),
+        (None, "no-such-host.invalid:6379", "no Ray cluster at no-such-host.invalid:6379"),
+        (None, "127.0.0.1:99999", "no Ray cluster at 127.0.0.1:99999"),
+    ],
+)
+def test_a_dead_cluster_is_told_in_seconds(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, address: str, told: str
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for over a minute"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    with pytest.raises(Unavailable, match=told):
+        join(address)
 
 
 def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:

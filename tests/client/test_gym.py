@@ -178,7 +178,7 @@ def test_addresses_that_cannot_work_say_what_to_do(gym: Gym, monkeypatch: pytest
     def mismatch(**_: object) -> None:
         # Ray 2.60's text, see ray._private.utils.check_version_info.
         raise RuntimeError(
-            "Version mismatch: The cluster was started with:\n    Ray: 2.48.0\n    Python: 3.12.1\n"
+            "Version mismatch: The cluster was started with:\n    Ray: 2.55.0\n    Python: 3.12.1\n"
             "This process on node 10.0.0.1 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
         )
 
@@ -188,7 +188,7 @@ def test_addresses_that_cannot_work_say_what_to_do(gym: Gym, monkeypatch: pytest
         ClusterMismatch, match=r"Ray 2\.48\.0, Python 3\.12\.1; this process runs Ray 2\.60\.0"
     ) as raised:
         Gym.from_graph(GRAPH, address="auto", name="x")
-    assert "pip install 'ray[serve]==2.48.0'" in raised.value.message
+    assert "pip install 'ray[serve]==2.55.0'" in raised.value.message
 
     def nothing(**_: object) -> None:
         raise ConnectionError("Could not find any running Ray instance")

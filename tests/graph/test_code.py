@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gym_serve.cli import main
 from gym_serve.environments.mcqa import Mcqa
-from gym_serve.graph.code import code_hash, own_code, with_code
+from gym_serve.graph.code import code_hash, own_code, shipped_files, with_code
 from gym_serve.graph.deploy import build
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
@@ -85,6 +89,39 @@ def test_it_is_the_package_and_what_it_imports(folder: Path) -> None:
     assert own_code(own()) == [
         folder / name for name in ("gs_code_env", "gs_code_helper", "gs_code_single.py")
     ]
+
+
+def test_keys_data_and_links_out_of_the_package_stay_here(folder: Path, tmp_path: Path) -> None:
+    package, outside = folder / "gs_code_env", folder / "elsewhere"
+    names = ".env .aws/credentials.py id_rsa key.pem data/rows.jsonl data/big.jsonl made.py venv/lib.py"
+    names += " sub/prompt.txt sub/secret.py sub/.gitignore sub/.x.py"
+    for name in names.split():
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("secret.py" if name.endswith(".gitignore") else "")
+    outside.mkdir()
+    (outside / "key.py").write_text("")
+    (package / "link.py").symlink_to(outside / "key.py")
+    (package / "inner.py").symlink_to(package / "env.py")
+    (package / "folder").symlink_to(outside)
+    os.mkfifo(package / "pipe.py")
+    (folder / ".gitignore").write_text("made.py\n")
+    found = [str(file.relative_to(package)) for file in shipped_files(package)]
+    assert found == ["__init__.py", "env.py", "inner.py"]
+    data = '[tool.setuptools.package-data]\n"*" = ["*.txt", "id_*"]\ngs_code_env = ["data/rows.jsonl"]\n'
+    (folder / "pyproject.toml").write_text(data)
+    found = [str(file.relative_to(package)) for file in shipped_files(package)]
+    assert found == ["__init__.py", "data/rows.jsonl", "env.py", "id_rsa", "inner.py", "sub/prompt.txt"]
+
+
+def test_what_would_be_sent_is_listed(folder: Path) -> None:
+    graph = folder / "graph.yaml"
+    args = "{resources: {env: {type: 'gs_code_env:Own'}}}"
+    graph.write_text(f"applications: [{{name: x, import_path: 'gym_serve.graph:app', args: {args}}}]")
+    result = CliRunner().invoke(main, ["up", str(graph), "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    files = [Path(name).relative_to(folder) for name in json.loads(result.stdout)["files"]]
+    assert len(files) == 5
+    assert Path("gs_code_helper/deep.py") in files
 
 
 def test_what_is_installed_or_ours_is_not_own() -> None:

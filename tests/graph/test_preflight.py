@@ -35,6 +35,19 @@ class NeedsFile(ResourcesServer):
         return 1.0
 
 
+@pytest.mark.parametrize(
+    ("mode", "insecure", "refused"),
+    [("disabled", None, True), ("Disabled", False, True), ("disabled", True, False), ("token", None, False)],
+)
+def test_a_ray_without_a_token_is_started_only_where_the_file_says_so(
+    monkeypatch: pytest.MonkeyPatch, mode: str, insecure: bool | None, refused: bool
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    given = {"models": {"policy": {"type": "scripted_model"}}, "insecure": insecure}
+    found = problems_here(resolve(GraphSpec(**given), env={}))
+    assert ["write insecure: true" in problem for problem in found] == [True] * refused
+
+
 def problems(section: str, **settings: Any) -> list[str]:
     policy = {"type": "scripted_model"}
     sections: dict[str, Any] = {"models": {"policy": policy}, "resources": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -11,8 +12,10 @@ from http.cookies import SimpleCookie
 import httpx
 import pytest
 from support.local_site import ROOT, local_site
+from support.waiting import until
 
-from gym_serve.graph import access
+from gym_serve.graph import access, sign_in
+from gym_serve.types.errors import Overloaded
 
 TOKEN, OLD = "a-token/with+signs=ä", "an-older-one"
 GRAPH = {
@@ -68,6 +71,24 @@ async def test_a_wrong_token_is_told_and_logged_without_it(
     assert "value='graph'" in answer.text
     assert "wrong token" in caplog.text
     assert "guess" not in caplog.text + answer.text
+
+
+async def test_guessing_tokens_is_slow(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_in, "_WRONG_SECONDS", 3600.0)
+    guesses = [asyncio.create_task(signed_in(http, f"guess {n}")) for n in range(sign_in._MOST_WRONG)]
+    await until(lambda: sum(sign_in._wrong.values()) == sign_in._MOST_WRONG)
+    assert (await signed_in(http, TOKEN)).status_code == Overloaded.status  # the right one tells no more
+    assert not any(guess.done() for guess in guesses)
+    for guess in guesses:
+        guess.cancel()
+    await asyncio.gather(*guesses, return_exceptions=True)
+    await until(lambda: not sign_in._wrong)
+    assert (await signed_in(http, TOKEN)).status_code == 303
+
+
+async def test_no_answer_is_taken_for_another_type(http: httpx.AsyncClient) -> None:
+    for path in ("graph", "health", "no-such-page", "sign-in"):
+        assert (await http.get(path)).headers["x-content-type-options"] == "nosniff", path
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.processes import can_mount, run_module
+from support.processes import RAY_TOKEN, can_mount, run_module
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,7 +15,8 @@ pytestmark = [
 
 
 def test_logs_of_both_nodes_are_found_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of both nodes, the driver and the command
+    for name, value in RAY_TOKEN.items():  # of both nodes, the driver and the command
+        monkeypatch.setenv(name, value)
     said = run_module("support.two_machines", str(tmp_path))
     assert said["here"] == []  # the policy's file is on the other node
     at = f"rollout={said['rollout']}"

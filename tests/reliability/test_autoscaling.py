@@ -17,13 +17,11 @@ from typer.testing import CliRunner
 from gym_serve import Gym
 from gym_serve.cli import local_ray, main
 from gym_serve.client import loop
-from gym_serve.routing.serve_compat import can_autoscale
 from gym_serve.servers.clients import EnvironmentClient
 
 # Serve means to drop, some day, the field by which replicas report more often than every 10 seconds.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning"),
-    pytest.mark.skipif(not can_autoscale(), reason="autoscaling needs Ray 2.51"),
 ]
 
 QUICK = {

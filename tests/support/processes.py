@@ -19,6 +19,10 @@ __all__ = ["can_mount", "children_titled", "environment", "is_running", "replica
 TESTS = Path(__file__).parents[1]
 
 
+RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64}
+"""For a Ray of its own: its token, which programs with another home need too."""
+
+
 def environment(*hidden: str, tests: bool = False) -> dict[str, str]:
     """The environment for a program that a test starts.
 

@@ -99,6 +99,7 @@ def write(user: Path, version: str, price: int) -> None:
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text(ENVIRONMENT)
     (package / "version.txt").write_text(version)
+    (user / "pyproject.toml").write_text('[tool.setuptools.package-data]\nmy_env = ["*.txt"]\n')
     (user / "my_prices.py").write_text(f"PRICE = {price}\n")
     (user / "my_model.py").write_text(MODEL)
     (user / "graph.yaml").write_text(GRAPH)

@@ -16,6 +16,8 @@ from view.made import failed, rollout, write
 
 from gym_serve.rollouts.files import RecordFile
 from gym_serve.types.errors import InvalidRequest
+from gym_serve.view import sources
+from gym_serve.view.costs import recorded_prices
 from gym_serve.view.index import Indexer, database_of, drop_stale
 from gym_serve.view.server import runs_json
 from gym_serve.view.sources import RunFiles, find_runs
@@ -266,3 +268,40 @@ def test_the_state_is_read_by_anybody_meanwhile(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reading.sql("DELETE FROM rollouts")
     indexer.close()
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
+def test_a_file_that_becomes_far_larger_is_shown_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(sources, "_FREE", 1 << 20)
+    monkeypatch.setattr(sources, "_RATIO", 4)
+    path = tmp_path / ("out.jsonl.gz" if compress is gzip.compress else "out.jsonl.zst")
+    path.write_bytes(compress(LINES) + compress(b" " * (64 << 20)))
+    with View([path], tmp_path / "cache") as view:
+        assert shown(view) == shown(view) == ids(50)
+        with view.reading(*view.runs) as reading:
+            assert "become more than rollouts do" in reading.problems()[0]["message"]
+    (copy,) = (tmp_path / "cache").rglob("main.jsonl")
+    assert copy.stat().st_size < 4 << 20
+
+
+@pytest.mark.parametrize("name", ["out_failures.jsonl", "out.annotations.jsonl", "out_run.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "device"])
+def test_side_files_that_are_none_are_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    folder, secret = tmp_path / "folder", tmp_path / "secret.jsonl"
+    folder.mkdir()
+    write(folder / "out.jsonl", [rollout(0, 0)])
+    secret.write_bytes(b'{"n": 0, "id": "0-0", "comment": "secret", "prices": {}}\n' + LINES)
+    with View([folder], tmp_path / "cache") as view:  # at first there is none
+        assert shown(view) == ids(1)
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).symlink_to("/dev/zero" if kind == "device" else secret)
+        (run,) = view.runs.values()
+        assert shown(view) == ids(1)
+        assert run.annotations.all_tags() == list(run.annotations.lines()) == []
+        assert recorded_prices(run.files) == {}
+    with View([folder], tmp_path / "other") as view:
+        assert shown(view) == ids(1)

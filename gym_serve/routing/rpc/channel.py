@@ -28,7 +28,7 @@ from gym_serve.routing.rpc.messages import (
     StreamRequest,
     decode,
 )
-from gym_serve.routing.rpc.network import Address, caller_context, enable_keepalive
+from gym_serve.routing.rpc.network import CALLER_HEADER, Address, caller_context, enable_keepalive
 from gym_serve.servers.transport import Call, Reply
 
 logger = logging.getLogger("gym_serve")
@@ -86,8 +86,12 @@ class Channel:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, address: Address) -> Channel:
+    async def open(cls, address: Address, caller: str = "") -> Channel:
         """Connect.
+
+        Args:
+            address: of the replica.
+            caller: names this process, for what the replica does once it is gone.
 
         Raises:
             ConnectError: the replica is gone, or leaving.
@@ -99,7 +103,7 @@ class Channel:
             socket = await asyncio.wait_for(
                 client.ws_connect(
                     f"{'ws' if tls is None else 'wss'}://{address.host}:{address.port}/",
-                    headers={"authorization": f"Bearer {address.token}"},
+                    headers={"authorization": f"Bearer {address.token}", CALLER_HEADER: caller},
                     max_msg_size=0,
                     ssl=tls or True,
                 ),

@@ -32,17 +32,28 @@ from gym_serve.routing.rpc.messages import (
     StreamRequest,
     decode,
 )
-from gym_serve.routing.rpc.network import Address, check_certificate, enable_keepalive, listener_context
-from gym_serve.servers.context import closing, time_limit
+from gym_serve.routing.rpc.network import (
+    CALLER_HEADER,
+    Address,
+    check_certificate,
+    enable_keepalive,
+    listener_context,
+)
+from gym_serve.servers.context import CALLER, closing, time_limit
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, GymError
+
+_OPENING_SECONDS = 10.0
+_MOST_OPENING = 1024
+"""A connection without the token is closed after 10 seconds, or once there are 1,024 younger ones."""
 
 _LOAD_SECONDS = 1.0  # between two reports of the load, if it changed
 
 
 class _Connection:
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: web.WebSocketResponse, caller: str) -> None:
         self.socket = socket
+        self.caller = caller
         self.outbox = Outbox(socket.send_bytes)
         self.calls: dict[int, asyncio.Task[None]] = {}
         self.streams: dict[int, asyncio.Semaphore] = {}  # room for parts on their way
@@ -75,6 +86,7 @@ class Listener:
         dispatch: runs a call. A failure is a reply.
         stream: runs a call whose answer comes in parts. A failure is a `GymError`.
         load: how busy the replica is: its live sessions and calls in progress.
+        lost: is told the name of a caller whose last connection has ended.
 
     Both raise `QueueFullError` for a call that they did not begin.
     """
@@ -84,12 +96,16 @@ class Listener:
         dispatch: Callable[[Call], Awaitable[Reply]],
         stream: Callable[[Call], AsyncIterator[bytes]],
         load: Callable[[], int],
+        lost: Callable[[str], None] = lambda caller: None,
     ) -> None:
         self._dispatch = dispatch
         self._stream = stream
         self._load = load
+        self._lost = lost
         self._token = secrets.token_urlsafe(32)
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._opening: dict[web.RequestHandler, None] = {}
         self._reports: asyncio.Task[None] | None = None
         self._connections: set[_Connection] = set()
         self._stopping = False
@@ -98,6 +114,10 @@ class Listener:
     def calls(self) -> int:
         """Calls in progress."""
         return sum(len(connection.calls) for connection in self._connections)
+
+    def is_connected(self, caller: str) -> bool:
+        """Whether a caller has a connection."""
+        return any(connection.caller == caller for connection in self._connections)
 
     async def start(self, host: str) -> Address:
         """Listen on a free port of ``host``, an address of this machine.
@@ -109,8 +129,16 @@ class Listener:
         application.router.add_get("/", self._accept)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, 0, ssl_context=listener_context()).start()
-        port = self._runner.addresses[0][1]
+        tls = listener_context()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connected,
+            host,
+            0,
+            ssl=tls,
+            backlog=_MOST_OPENING,
+            ssl_handshake_timeout=_OPENING_SECONDS if tls else None,
+        )
+        port = self._server.sockets[0].getsockname()[1]
         await check_certificate(host, port)
         self._reports = asyncio.create_task(self._report())
         return Address(host, port, self._token)
@@ -128,18 +156,39 @@ class Listener:
         for connection in connections:
             await connection.outbox.flush()
             await connection.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def _connected(self) -> web.RequestHandler:
+        assert self._runner is not None
+        assert self._runner.server is not None
+        handler = self._runner.server()
+        self._opening[handler] = None
+        asyncio.get_running_loop().call_later(_OPENING_SECONDS, self._give_up, handler)
+        if len(self._opening) > _MOST_OPENING:
+            self._give_up(next(iter(self._opening)))
+        return handler
+
+    def _give_up(self, handler: web.RequestHandler) -> None:
+        """Close a connection, unless it has shown the token."""
+        if handler in self._opening:
+            del self._opening[handler]
+            if handler.transport is not None:
+                handler.transport.abort()
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("authorization", "").encode()
         if self._stopping or not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
             return web.Response(status=503 if self._stopping else 401)
+        self._opening.pop(request.protocol, None)
         if request.transport is not None:
             enable_keepalive(request.transport.get_extra_info("socket"))
         socket = web.WebSocketResponse(max_msg_size=0, compress=False)
         await socket.prepare(request)
-        connection = _Connection(socket)
+        connection = _Connection(socket, request.headers.get(CALLER_HEADER, ""))
+        CALLER.set(connection.caller)  # of the tasks that are made here: its calls
         self._connections.add(connection)
         writer = asyncio.create_task(connection.outbox.run())
         try:
@@ -159,6 +208,8 @@ class Listener:
             for task in connection.calls.values():
                 task.cancel()
             await asyncio.gather(writer, *connection.calls.values(), return_exceptions=True)
+            if connection.caller and not self._stopping and not self.is_connected(connection.caller):
+                self._lost(connection.caller)
         return socket
 
     def _read(self, connection: _Connection, messages: list[Message]) -> None:

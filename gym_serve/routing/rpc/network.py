@@ -26,6 +26,9 @@ _CERTIFICATE, _KEY, _CA = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 11_000))
 
 
+CALLER_HEADER = "x-gym-serve-caller"
+
+
 class Address(msgspec.Struct, frozen=True):
     """Where a replica listens.
 

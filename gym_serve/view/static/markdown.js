@@ -1,5 +1,6 @@
 // Markdown of models. The parser's tokens become elements one by one: HTML in a text stays text, links ask before
 // they open, and images are shown only if the text itself contains them (data:).
+import { within } from "./budget.js";
 import { h, html } from "./dom.js";
 import { Code } from "./code.js";
 import { Link } from "./link.js";
@@ -13,25 +14,33 @@ parser.validateLink = () => true; // nothing is opened or loaded by itself: Link
 parser.inline.ruler.before("escape", "formula", inlineFormula);
 parser.block.ruler.before("fence", "formula", blockFormula, { alt: ["paragraph", "reference", "blockquote", "list"] });
 
+const LONGEST_FORMULA = 5000; // characters
+const MOST_TRIES = 1000; // places of a text where a formula may begin: each costs a search for its end
+
+const mayTry = ({ env }) => (env.tries = (env.tries ?? 0) + 1) <= MOST_TRIES;
+
 const PAIRS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
 
 function inlineFormula(state, silent) {
   const { src, pos, posMax } = state;
   const first = src.charCodeAt(pos);
   if (first !== 36 && first !== 92) return false; // $ and \
-  const found = src.startsWith("\\boxed{", pos) ? boxed(src, pos, posMax) : delimited(src, pos, posMax);
+  const found = src.startsWith("\\boxed{", pos) ? boxed(src, pos, posMax) : delimited(state);
   if (!found) return false;
   if (!silent) Object.assign(state.push("formula", "", 0), { content: found.content, meta: { display: found.display } });
   state.pos = found.end;
   return true;
 }
 
-function delimited(src, pos, posMax) {
+function delimited(state) {
+  const { src, pos, posMax } = state;
   for (const [open, close, display] of PAIRS) {
     if (!src.startsWith(open, pos)) continue;
+    if (!mayTry(state)) return null;
     const start = pos + open.length;
-    const end = src.indexOf(close, start);
-    if (end <= start || end + close.length > posMax) return null;
+    const length = src.slice(start, Math.min(posMax, start + LONGEST_FORMULA + close.length)).indexOf(close);
+    if (length <= 0) return null;
+    const end = start + length;
     const content = src.slice(start, end);
     // "$5 and $6" are prices: a formula begins and ends without a space, and no digit follows it.
     if (open === "$" && (/^\s|\s$|\n\n/.test(content) || /\d/.test(src[end + 1] ?? ""))) return null;
@@ -52,10 +61,11 @@ function boxed(src, pos, posMax) {
 function blockFormula(state, startLine, endLine, silent) {
   const first = state.src.slice(state.bMarks[startLine] + state.tShift[startLine], state.eMarks[startLine]);
   const pair = PAIRS.slice(0, 2).find(([open]) => first.startsWith(open));
-  if (!pair) return false;
+  if (!pair || !mayTry(state)) return false;
   const [open, close] = pair;
   const lines = [];
-  for (let line = startLine; line < endLine; line++) {
+  const most = state.bMarks[startLine] + LONGEST_FORMULA;
+  for (let line = startLine; line < endLine && state.bMarks[line] < most; line++) {
     const text = line === startLine ? first.slice(open.length)
       : state.src.slice(state.bMarks[line], state.eMarks[line]);
     const end = text.indexOf(close);
@@ -126,7 +136,6 @@ function single(token) {
 }
 
 // LaTeX as MathML, which browsers draw by themselves: no fonts, no style attributes. KaTeX gives a tree of it.
-const LONGEST_FORMULA = 5000; // characters of a formula
 const FORMULAS = { output: "mathml", throwOnError: true, strict: "ignore", trust: false, maxExpand: 200, maxSize: 20 };
 const ELEMENTS = new Set(
   ("math semantics mrow mi mn mo ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover " +
@@ -151,15 +160,18 @@ function element(node) {
 
 /** A formula, or its source if it is none. */
 function Formula({ source, display = false }) {
-  if (source.length <= LONGEST_FORMULA) {
-    try {
-      const tree = katex.__renderToDomTree(source, { ...FORMULAS, displayMode: display });
-      return html`<span class=${display ? "formula block" : "formula"}>${element(tree)}</span>`;
-    } catch {
-      // no LaTeX that KaTeX knows
-    }
+  const plain = () => html`<code class="formula">${visible(source)}</code>`;
+  if (source.length > LONGEST_FORMULA) return plain();
+  return within(() => drawn(source, display) ?? plain(), plain);
+}
+
+function drawn(source, display) {
+  try {
+    const tree = katex.__renderToDomTree(source, { ...FORMULAS, displayMode: display });
+    return html`<span class=${display ? "formula block" : "formula"}>${element(tree)}</span>`;
+  } catch {
+    return null; // no LaTeX that KaTeX knows
   }
-  return html`<code class="formula">${visible(source)}</code>`;
 }
 
 const LIMIT = 40_000; // characters; a longer text is shown as it stands
