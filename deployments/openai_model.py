@@ -24,6 +24,7 @@ from gym_serve.types.protocols import (
     input_form,
     response_events,
     response_to_chat,
+    responses_usage,
 )
 from gym_serve.types.requests import JSON
 
@@ -81,6 +82,8 @@ class OpenAIModel(UpstreamModel):
         if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
             raise _error_of(error)
         checked = check_response(response)
+        if usage := responses_usage(checked.get("usage")):
+            checked = {**checked, "usage": usage}
         for item in checked["output"][-1:]:
             item.update(metadata)
         return checked

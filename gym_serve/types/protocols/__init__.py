@@ -7,7 +7,7 @@ answer of a backend that makes no sense raises `Unavailable`.
     request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
                input_form
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
-               check_completion    check_response    usage_sum
+               check_completion    check_response    responses_usage       usage_sum
     stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
                responses_sse       chat_sse          read_events
     finished   response_events     chat_chunks       message_events      item_events
@@ -56,7 +56,14 @@ from gym_serve.types.protocols.response_stream import (
     response_events,
     responses_sse,
 )
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, Tokens, completion_tokens, tokens_of, usage_sum
+from gym_serve.types.protocols.tokens import (
+    TOKEN_KEYS,
+    Tokens,
+    completion_tokens,
+    responses_usage,
+    tokens_of,
+    usage_sum,
+)
 
 __all__ = [
     "FINAL_EVENTS",
@@ -96,6 +103,7 @@ __all__ = [
     "response_to_message",
     "responses_sse",
     "responses_to_chat",
+    "responses_usage",
     "split_think",
     "tokens_of",
     "usage_sum",
