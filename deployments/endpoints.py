@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from gym_serve.deployments.http_client import BaseUrl
 from gym_serve.servers import ModelServer
@@ -40,6 +40,17 @@ Urls = Annotated[list[BaseUrl], BeforeValidator(_as_list), Field(min_length=1)]
 """One base URL, or a list of them."""
 
 
+def _sendable(secret: SecretStr) -> SecretStr:
+    value = secret.get_secret_value().strip()
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise ValueError("must be one line without control characters")
+    return SecretStr(value)
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
+"""A secret in a header, without the white space around it that files and shells leave there."""
+
+
 class EndpointConfig(ModelServer.Config):
     """Settings of the endpoints."""
 
@@ -48,12 +59,12 @@ class EndpointConfig(ModelServer.Config):
     go to one of them, and to another when it is gone."""
     model: str
     """Name of the model at the endpoint; it replaces the request's."""
-    api_key: SecretStr = SecretStr("EMPTY")
+    api_key: HeaderSecret = SecretStr("EMPTY")
     """The key of the API, sent as a bearer token."""
     api_key_header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]+$")
     """The header that carries the key; one of another name has the key alone, without ``Bearer``
     (Azure's is ``api-key``)."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    headers: dict[str, HeaderSecret] = Field(default_factory=dict)
     """Further headers of every request."""
     query: dict[str, str] = Field(default_factory=dict)
     """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``. A key has its place in ``api_key``
@@ -267,12 +278,14 @@ class Endpoint:
         breaker: whether calls may go there.
         limit: how many, and how large; None for no limit.
         named: what a row said of it; None for an endpoint of this server.
+        answered: whether a call was answered there, so that its key is a good one.
     """
 
     def __init__(self, url: str, limit: RateLimit | None = None, named: ModelEndpoint | None = None) -> None:
         self.url = url
         self.named = named
         self.calls = 0
+        self.answered = False
         self.breaker = Breaker()
         self.limit = limit
 

@@ -17,7 +17,7 @@ import orjson
 from pydantic import AfterValidator, SecretStr, StringConstraints
 
 from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import redirected, retry_after
+from gym_serve.deployments.retries import redirected
 from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
@@ -31,6 +31,7 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 from gym_serve.types.exact import foreign_json
+from gym_serve.types.protocols import wait_of
 
 BaseUrl = Annotated[
     str,
@@ -183,7 +184,7 @@ def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
     elif type(error) is Unauthorized:
         error = EndpointAccessDenied(f"{error.message} (see headers)")
     error.message = f"{url}: {error.message[:2000]}"
-    wait = error.retry_after if error.retry_after is not None else retry_after(answer.headers)
+    wait = error.retry_after if error.retry_after is not None else wait_of(answer.headers, said)
     error.retry_after = None if wait is None else min(max(wait, 0.0), _LONGEST_WAIT)
     error.stage = error.stage if error.stage in STAGES else None
     error.server = None  # the peer's name for itself means nothing in this graph

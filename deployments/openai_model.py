@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
 from gym_serve.deployments.connections import Connections
-from gym_serve.deployments.endpoints import EndpointConfig, Urls
+from gym_serve.deployments.endpoints import EndpointConfig, HeaderSecret, Urls
 from gym_serve.deployments.openai_sdk import SdkConnections
 from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
-from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
+from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import (
     FINAL_EVENTS,
     TOKEN_KEYS,
@@ -38,7 +38,7 @@ class OpenAIModel(UpstreamModel):
     class Config(EndpointConfig):
         """Settings of the API."""
 
-        api_key: SecretStr
+        api_key: HeaderSecret
         """The key of the API, e.g. ``${OPENAI_API_KEY}``."""
         base_url: Urls = Field(["https://api.openai.com/v1"], validate_default=True)
         """The API, or a list of them; see `chat_model`."""
@@ -79,8 +79,6 @@ class OpenAIModel(UpstreamModel):
     def _response(self, body: JSON, response: Any, metadata: JSON) -> JSON:
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
-        if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
-            raise _error_of(error)
         checked = check_response(response)
         if usage := responses_usage(checked.get("usage")):
             checked = {**checked, "usage": usage}
@@ -132,17 +130,11 @@ class OpenAIModel(UpstreamModel):
 
 
 def _check_event(event: Any) -> None:
-    """Raises what a stream tells of a failure."""
+    """Raises what is wrong with an event of a stream."""
     if not isinstance(event, dict):
         raise Unavailable(f"the stream has an event that is none: {str(event)[:200]}")
     if not isinstance(event.get("type"), str):
         raise Unavailable(f"the stream has an event without a type: {str(event)[:200]}")
-    if event["type"] == "error":
-        raise _error_of(event)
-    response = event.get("response")
-    if event["type"] == "response.failed" and isinstance(response, dict):
-        error = response.get("error")
-        raise _error_of(error if isinstance(error, dict) else {"message": error})
 
 
 def _openai_input(items: Any) -> Any:
@@ -156,13 +148,3 @@ def _openai_input(items: Any) -> Any:
         for i, item in enumerate(items)
         for made in (input_form(item, f"input[{i}]") if isinstance(item, dict) else [item])
     ]
-
-
-def _error_of(error: Mapping[str, Any]) -> Overloaded | Unavailable | BadRequest:
-    """The error of a response that failed although the call succeeded."""
-    code, message = error.get("code"), f"the model failed: {str(error.get('message'))[:2000]}"
-    if code == "rate_limit_exceeded":
-        return Overloaded(message)
-    # Without a code it is no error that the API knows.
-    at_fault = isinstance(code, str) and code not in ("server_error", "vector_store_timeout")
-    return BadRequest(message) if at_fault else Unavailable(message)

@@ -1,7 +1,6 @@
 """Errors, retries and deadlines of the HTTP calls, through `chat_model` and a real server."""
 
 import asyncio
-from email.utils import formatdate
 
 import pytest
 from pydantic import ValidationError
@@ -92,12 +91,17 @@ NO_MODEL = {"message": "The model `m` does not exist."}
     [
         ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
         ((402, {"error": {"message": "Insufficient Balance"}}), EndpointAccessDenied, "Insufficient"),
-        ((403, b"forbidden"), EndpointAccessDenied, "api_key"),
+        ((403, b"forbidden"), EndpointMisconfigured, "api_key"),
+        ((403, {"error": {"code": "permission_denied"}}), EndpointAccessDenied, "api_key"),
         ((429, {"error": {"type": "insufficient_quota"}}), EndpointAccessDenied, "insufficient_quota"),
-        ((404, {"error": NO_MODEL}), EndpointMisconfigured, "`m` does not exist. .see base_url and model"),
+        ((404, {"error": NO_MODEL}), EndpointMisconfigured, "`m` does not exist. .see base_url, model"),
         ((404, b"<html>nginx"), EndpointMisconfigured, "nginx"),
         ((405, {"detail": "Method Not Allowed"}), EndpointMisconfigured, "Method Not Allowed"),
-        ((400, {"error": {**NO_MODEL, "code": "model_not_found"}}), EndpointMisconfigured, "see model"),
+        (
+            (400, {"error": {**NO_MODEL, "code": "model_not_found"}}),
+            EndpointMisconfigured,
+            "see base_url, model",
+        ),
         ((308, b"", {"Location": "https://b/v1"}), EndpointMisconfigured, "'https://b/v1': set base_url"),
         ((302, b""), EndpointMisconfigured, "redirects"),
     ],
@@ -241,20 +245,6 @@ async def test_the_header_reaches_the_error(model, backend):
     with pytest.raises(Unavailable) as caught:
         await model.responses(ASK)
     assert caught.value.retry_after == 0.01
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("inf", None), ("nan", None), ("soon", None)],
-)
-def test_forms_of_retry_after(value, seconds):
-    assert retries.retry_after({"Retry-After": value}) == seconds
-
-
-def test_retry_after_as_a_date():
-    assert retries.retry_after({"Retry-After": formatdate(0, usegmt=True)}) == 0.0
-    assert retries.retry_after({"Retry-After": "Fri, 01 Jan 2100 00:00:00 GMT"}) > 1e6
-    assert retries.retry_after({}) is None
 
 
 async def test_no_retry_begins_after_the_deadline(model, backend):

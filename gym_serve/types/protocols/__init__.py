@@ -38,7 +38,13 @@ from gym_serve.types.protocols.messages import (
     message_to_params,
     response_to_message,
 )
-from gym_serve.types.protocols.overflow import is_context_overflow
+from gym_serve.types.protocols.refusals import (
+    ContextFull,
+    is_context_overflow,
+    refusal,
+    refusal_within,
+    wait_of,
+)
 from gym_serve.types.protocols.requests import (
     ReasoningForm,
     apply_sampling,
@@ -70,6 +76,7 @@ __all__ = [
     "TOKEN_KEYS",
     "ChunkJoiner",
     "CompletionStream",
+    "ContextFull",
     "MessageStream",
     "ReasoningForm",
     "ResponseStream",
@@ -98,6 +105,8 @@ __all__ = [
     "messages_to_items",
     "new_id",
     "read_events",
+    "refusal",
+    "refusal_within",
     "response_events",
     "response_to_chat",
     "response_to_message",
@@ -107,5 +116,6 @@ __all__ = [
     "split_think",
     "tokens_of",
     "usage_sum",
+    "wait_of",
     "wrap_think",
 ]

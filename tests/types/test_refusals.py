@@ -1,0 +1,240 @@
+# ruff: noqa: E501  # the words of backends
+import json
+import time
+from email.utils import formatdate
+
+import pytest
+
+from gym_serve.types.errors import (
+    BadRequest,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    Overloaded,
+    Unavailable,
+)
+from gym_serve.types.protocols import (
+    ContextFull,
+    is_context_overflow,
+    refusal,
+    refusal_within,
+    wait_of,
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # vLLM
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4000 in the "
+        "messages, 1000 in the completion). Please reduce the length of the messages or completion.",
+        "This model's maximum context length is 2048 tokens. However, your request has 8 input tokens",
+        "Input length (11680) exceeds model's maximum context length (4096).",
+        "The decoder prompt (length 16476) is longer than the maximum model length of 16384.",
+        "max_tokens must be at least 1, got -7584. (parameter=max_tokens, value=-7584)",
+        # SGLang
+        "The input (12345 tokens) is longer than the model's context length (8192 tokens).",
+        "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+        "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens). Use a shorter input",
+        # OpenAI
+        '{"error": {"message": "...", "code": "context_length_exceeded"}}',
+        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        # TensorRT-LLM
+        "The sum of prompt length (72417.0), query length (0) should not exceed max_num_tokens (69632)",
+        "`default_max_tokens` (-152) must be greater than 0, `default_max_tokens` (-152) = "
+        "max_seq_len (8192) - `splited_prompt_len` (8000) - `query_token_len` (344)",
+        "Prompt length (5056) exceeds maximum sequence length (2048)",
+        # vLLM from 0.17 on, also behind LiteLLM, and as a body of FastAPI
+        "You passed 8193 input tokens and requested 16 output tokens. However, the model's context length is only "
+        "8192 tokens, resulting in a maximum input length of 8176 tokens.",
+        '{"error": {"message": "litellm.BadRequestError: OpenAIException - {\\"error\\": {\\"message\\": \\"You '
+        'passed 9 input tokens and requested 3 output tokens.\\"}}", "type": null, "code": "400"}}',
+        '{"detail": [{"msg": "The decoder prompt (length 9) is longer than the maximum model length of 8."}]}',
+        # OpenRouter, Moonshot, DashScope, xAI, Gemini
+        '{"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": "{\\"error\\": '
+        '{\\"message\\": \\"prompt is too long: 9 tokens > 8 maximum\\"}}", "provider_name": "Anthropic"}}}',
+        "Invalid request: Your request exceeded model token limit: 262144 (requested: 291351)",
+        '{"error": {"code": "invalid_parameter_error", "message": "Range of input length should be [1, 30720]"}}',
+        "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+        '[{"error": {"code": 400, "message": "The input token count (1200000) exceeds the maximum number of tokens '
+        'allowed (1048576).", "status": "INVALID_ARGUMENT"}}]',
+        '{"error": "context_length_exceeded"}',
+        "This request's prompt exceeds the context of the model",
+        # llama.cpp, Anthropic
+        "the request exceeds the available context size, try increasing it",
+        "prompt is too long: 250000 tokens > 200000 maximum",
+    ],
+)
+def test_context_overflow_in_the_words_of_the_backends(text):
+    for status in (400, 413, 422, 500):
+        assert is_context_overflow(status, text)
+    assert not is_context_overflow(404, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "temperature must be non-negative, got -1",
+        "max_tokens is too large: 5000. This model supports at most 4096 completion tokens",
+        "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
+        "string too long: the name exceeds the maximum allowed length (64)",
+    ],
+)
+def test_other_errors_are_no_overflow(text):
+    assert not is_context_overflow(400, text)
+
+
+def said(message, **fields):
+    return {"error": {"message": message, **fields}}
+
+
+ROW, KEY, SETTING, WAIT, RETRY = (
+    BadRequest,
+    EndpointAccessDenied,
+    EndpointMisconfigured,
+    Overloaded,
+    Unavailable,
+)
+GEMINI_KEY = {
+    "code": 400,
+    "message": "API key not valid. Please pass a valid API key.",
+    "status": "INVALID_ARGUMENT",
+    "details": [{"reason": "API_KEY_INVALID"}],
+}
+ANTHROPIC = {
+    "type": "error",
+    "error": {"type": "invalid_request_error", "message": "Your credit balance is too low"},
+}
+CASES = [
+    *((status, "", RETRY) for status in (408, 409, 425, 499, 500, 502, 503, 504, 520, 524)),
+    *((status, "", WAIT) for status in (420, 429, 529)),
+    *((status, "", KEY) for status in (401, 402, 407)),
+    *((status, "<html>nginx</html>", SETTING) for status in (403, 404, 405)),
+    *((status, "no", ROW) for status in (400, 413, 415, 422, 451)),
+    (404, "Path '/v1' not found. Ping http://.../-/routes for available routes.", RETRY),
+    (500, said("Incorrect API key", code="invalid_api_key"), RETRY),
+    # Of a prompt
+    (403, said("openai/gpt-5 requires moderation on OpenRouter", code=403), ROW),
+    (403, said("flagged", metadata={"reasons": ["x"]}), ROW),
+    (403, said("no", code="content_policy_violation"), ROW),
+    (400, said("The response was filtered", code="content_filter"), ROW),
+    (400, said("Input data may contain inappropriate content.", code="DataInspectionFailed"), ROW),
+    (400, said("Content Exists Risk"), ROW),
+    (400, said("temperature must be non-negative", type="invalid_request_error"), ROW),
+    # Key and account
+    (400, {"error": GEMINI_KEY}, KEY),
+    (400, [{"error": GEMINI_KEY}], KEY),
+    (400, ANTHROPIC, KEY),
+    (400, said("litellm.BadRequestError: AnthropicException - " + json.dumps(ANTHROPIC), code="400"), KEY),
+    (400, said("Access denied, please make sure your account is in good standing.", code="Arrearage"), KEY),
+    (400, said("Incorrect API key provided: xai-***"), KEY),
+    (402, said("Insufficient Balance", code="invalid_request_error"), KEY),
+    (403, said("Your account is suspended"), KEY),
+    (403, said("The caller does not have permission", status="PERMISSION_DENIED"), KEY),
+    (429, said("You exceeded your current quota, please check your plan", code="insufficient_quota"), KEY),
+    (429, said("Your account is suspended", type="exceeded_current_quota_error"), KEY),
+    (424, said("https://x: 401", code="endpoint_access_denied"), KEY),
+    # Model and parameters
+    (400, said("Model Not Exist", type="invalid_request_error"), SETTING),
+    (400, said("foo/bar is not a valid model ID", code=400), SETTING),
+    (400, said("litellm.BadRequestError: Invalid model name passed in model=x"), SETTING),
+    (
+        400,
+        said("Unsupported parameter: 'max_tokens' is not supported.", code="unsupported_parameter"),
+        SETTING,
+    ),
+    (404, said("The model `m` does not exist.", code="model_not_found"), SETTING),
+    (404, said("No endpoints found for x"), SETTING),
+    # Limits and servers
+    (429, said("You exceeded your current quota. Please retry in 34s.", status="RESOURCE_EXHAUSTED"), WAIT),
+    (403, said("Rate limit exceeded: requests per day"), WAIT),
+    (400, said("x", code="ThrottlingException"), WAIT),
+    (400, said("The model is loading", code="ModelNotReadyException"), RETRY),
+    # What the model wrote, repeated in a message, stops no run.
+    (400, said("Invalid arguments: Your credit balance is too low"), ROW),
+    (400, said('Invalid arguments: {"error": {"code": "insufficient_quota"}}'), ROW),
+    (400, said("unknown tool 'model_not_found'"), ROW),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "error"), CASES, ids=lambda value: str(value)[:70])
+def test_what_an_error_means(status, body, error):
+    text = body if isinstance(body, str) else json.dumps(body)
+    assert type(refusal("http://x", status, {}, text)) is error
+
+
+def test_a_bare_403_of_an_endpoint_that_answers_is_about_the_prompt():
+    assert type(refusal("http://x", 403, {}, "no", answered=True)) is BadRequest
+    denied = refusal("http://x", 403, {}, json.dumps(said("no", code="invalid_api_key")), answered=True)
+    assert type(denied) is EndpointAccessDenied
+
+
+CHUNK = {"choices": [{"delta": {}, "finish_reason": "error"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (said("slow", code=429), WAIT),
+        (said("slow", code="429"), WAIT),
+        (said("who?", code=401), KEY),
+        (said("gone", code=502), RETRY),
+        (said("no", code=400), ROW),
+        (said("x", status=503), RETRY),
+        (said("x", code="rate_limit_exceeded"), WAIT),
+        (said("x", code="server_error"), RETRY),
+        (said("x", code="engine_crashed"), RETRY),
+        (said("x", code="invalid_image_url"), ROW),
+        ({"error": "boom"}, RETRY),
+        ({**CHUNK, **said("x", code=429)}, WAIT),
+        ({"choices": [{"error": {"code": 502, "message": "x"}}]}, RETRY),
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, WAIT),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "x"}}, RETRY),
+        ({"type": "response.failed", "response": said("x", code="invalid_prompt")}, ROW),
+        ({"type": "response.failed", "response": {}}, RETRY),
+        ({"error": None, "output": []}, None),
+        ({"type": "response.created", "response": {"error": None}}, None),
+        ({"choices": []}, None),
+        ({"choices": "x"}, None),
+        ("x", None),
+        (None, None),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_what_an_error_inside_an_answer_means(answer, error):
+    found = refusal_within("http://x", answer)
+    assert (type(found) if found else None) is error
+
+
+def test_an_overflow_inside_an_answer():
+    for code in (400, "context_length_exceeded"):
+        with pytest.raises(ContextFull):
+            refusal_within("http://x", said("maximum context length is 8 tokens", code=code))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "seconds"),
+    [
+        *(({"Retry-After": value}, None, seconds) for value, seconds in (("3", 3), ("0.5", 0.5), ("-1", 0))),
+        *(({"Retry-After": value}, None, None) for value in ("inf", "nan", "soon", "")),
+        ({"Retry-After": formatdate(0, usegmt=True)}, None, 0),
+        ({"Retry-After": "86400"}, None, 86400),
+        ({"Retry-After-Ms": "250"}, None, 0.25),
+        ({"X-RateLimit-Reset-Requests": "6m0s"}, None, 360),
+        ({"X-RateLimit-Reset-Requests": "1h2m3.5s"}, None, 3723.5),
+        ({"X-RateLimit-Reset": "1000"}, None, 1000),
+        ({}, said("Please try again in 7m12.5s. Visit"), 432.5),
+        ({}, said("Please retry in 34s."), 34),
+        ({}, said("x", details=[{"@type": "RetryInfo", "retryDelay": "21s"}]), 21),
+        ({}, said("slow"), None),
+        ({}, None, None),
+    ],
+)
+def test_until_when_an_endpoint_asks_to_wait(headers, body, seconds):
+    assert wait_of(headers, body) == seconds
+
+
+def test_moments():
+    assert wait_of({"Retry-After": "Fri, 01 Jan 2100 00:00:00 GMT"}) > 1e6
+    for moment in (time.time() + 100, (time.time() + 100) * 1000):
+        assert 90 < wait_of({"X-RateLimit-Reset": str(int(moment))}) <= 100
