@@ -24,9 +24,9 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field
 
-from gym_serve.deployments.http_client import BaseUrl
+from gym_serve.deployments.http_client import BaseUrl, HeaderSecret
 from gym_serve.servers import ModelServer
 from gym_serve.types.errors import Retryable
 from gym_serve.types.model_endpoint import ModelEndpoint
@@ -40,17 +40,6 @@ Urls = Annotated[list[BaseUrl], BeforeValidator(_as_list), Field(min_length=1)]
 """One base URL, or a list of them."""
 
 
-def _sendable(secret: SecretStr) -> SecretStr:
-    value = secret.get_secret_value().strip()
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
-        raise ValueError("must be one line without control characters")
-    return SecretStr(value)
-
-
-HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
-"""A secret in a header, without the white space around it that files and shells leave there."""
-
-
 class EndpointConfig(ModelServer.Config):
     """Settings of the endpoints."""
 
@@ -59,7 +48,7 @@ class EndpointConfig(ModelServer.Config):
     go to one of them, and to another when it is gone."""
     model: str
     """Name of the model at the endpoint; it replaces the request's."""
-    api_key: HeaderSecret = SecretStr("EMPTY")
+    api_key: HeaderSecret = Field("EMPTY", validate_default=True)
     """The key of the API, sent as a bearer token."""
     api_key_header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]+$")
     """The header that carries the key; one of another name has the key alone, without ``Bearer``

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Annotated, Any
 
 import aiohttp
@@ -40,11 +41,27 @@ BaseUrl = Annotated[
 ]
 """A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
 
+
+def _sendable(secret: SecretStr) -> SecretStr:
+    value = secret.get_secret_value().strip()
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise ValueError("must be one line without control characters")
+    return SecretStr(value)
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
+"""A secret in a header, without the white space around it that files and shells leave there."""
+
+
 STAGES = ("seed", "model", "tool", "verify", "close")
 """The stages of an episode in which a peer may have failed."""
 
 _CONNECT_SECONDS = 10.0
 _PROBE_SECONDS = 2.0
+_MAX_HEADER = 64 << 10  # bytes: gateways send their policies and traces
+_HEADERS: dict[str, Any] = (  # aiohttp before 3.14 has no limit of their number
+    {"max_headers": 1000} if "max_headers" in signature(aiohttp.ClientSession).parameters else {}
+)
 _LONGEST_WAIT = 3600.0  # seconds of a Retry-After that are believed
 _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words that may occur in any text
 
@@ -58,6 +75,9 @@ def open_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        max_line_size=_MAX_HEADER,
+        max_field_size=_MAX_HEADER,
+        **_HEADERS,
     )
 
 

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
 from gym_serve.deployments.connections import Connections
-from gym_serve.deployments.endpoints import EndpointConfig, HeaderSecret, Urls
+from gym_serve.deployments.endpoints import EndpointConfig, Urls
+from gym_serve.deployments.http_client import HeaderSecret
 from gym_serve.deployments.openai_sdk import SdkConnections
 from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
@@ -45,7 +46,7 @@ class OpenAIModel(UpstreamModel):
         extra_body: JSON = Field(default_factory=dict)
         """Default fields of every request; the row and the request may say otherwise."""
         sampling_overrides: JSON = Field(default_factory=dict)
-        """Fields of every request that hold whatever row and request say."""
+        """Fields of every request that hold whatever row and request say; null leaves a field out."""
         max_retries: int = Field(5, ge=0)
         """Further attempts after a 429, a 5xx or a broken connection."""
 

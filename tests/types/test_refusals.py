@@ -4,13 +4,11 @@ import time
 from email.utils import formatdate
 
 import pytest
+from support.quirks import KEY, REFUSALS, RETRY, ROW, WAIT, said
 
 from gym_serve.types.errors import (
     BadRequest,
     EndpointAccessDenied,
-    EndpointMisconfigured,
-    Overloaded,
-    Unavailable,
 )
 from gym_serve.types.protocols import (
     ContextFull,
@@ -84,80 +82,7 @@ def test_other_errors_are_no_overflow(text):
     assert not is_context_overflow(400, text)
 
 
-def said(message, **fields):
-    return {"error": {"message": message, **fields}}
-
-
-ROW, KEY, SETTING, WAIT, RETRY = (
-    BadRequest,
-    EndpointAccessDenied,
-    EndpointMisconfigured,
-    Overloaded,
-    Unavailable,
-)
-GEMINI_KEY = {
-    "code": 400,
-    "message": "API key not valid. Please pass a valid API key.",
-    "status": "INVALID_ARGUMENT",
-    "details": [{"reason": "API_KEY_INVALID"}],
-}
-ANTHROPIC = {
-    "type": "error",
-    "error": {"type": "invalid_request_error", "message": "Your credit balance is too low"},
-}
-CASES = [
-    *((status, "", RETRY) for status in (408, 409, 425, 499, 500, 502, 503, 504, 520, 524)),
-    *((status, "", WAIT) for status in (420, 429, 529)),
-    *((status, "", KEY) for status in (401, 402, 407)),
-    *((status, "<html>nginx</html>", SETTING) for status in (403, 404, 405)),
-    *((status, "no", ROW) for status in (400, 413, 415, 422, 451)),
-    (404, "Path '/v1' not found. Ping http://.../-/routes for available routes.", RETRY),
-    (500, said("Incorrect API key", code="invalid_api_key"), RETRY),
-    # Of a prompt
-    (403, said("openai/gpt-5 requires moderation on OpenRouter", code=403), ROW),
-    (403, said("flagged", metadata={"reasons": ["x"]}), ROW),
-    (403, said("no", code="content_policy_violation"), ROW),
-    (400, said("The response was filtered", code="content_filter"), ROW),
-    (400, said("Input data may contain inappropriate content.", code="DataInspectionFailed"), ROW),
-    (400, said("Content Exists Risk"), ROW),
-    (400, said("temperature must be non-negative", type="invalid_request_error"), ROW),
-    # Key and account
-    (400, {"error": GEMINI_KEY}, KEY),
-    (400, [{"error": GEMINI_KEY}], KEY),
-    (400, ANTHROPIC, KEY),
-    (400, said("litellm.BadRequestError: AnthropicException - " + json.dumps(ANTHROPIC), code="400"), KEY),
-    (400, said("Access denied, please make sure your account is in good standing.", code="Arrearage"), KEY),
-    (400, said("Incorrect API key provided: xai-***"), KEY),
-    (402, said("Insufficient Balance", code="invalid_request_error"), KEY),
-    (403, said("Your account is suspended"), KEY),
-    (403, said("The caller does not have permission", status="PERMISSION_DENIED"), KEY),
-    (429, said("You exceeded your current quota, please check your plan", code="insufficient_quota"), KEY),
-    (429, said("Your account is suspended", type="exceeded_current_quota_error"), KEY),
-    (424, said("https://x: 401", code="endpoint_access_denied"), KEY),
-    # Model and parameters
-    (400, said("Model Not Exist", type="invalid_request_error"), SETTING),
-    (400, said("foo/bar is not a valid model ID", code=400), SETTING),
-    (400, said("litellm.BadRequestError: Invalid model name passed in model=x"), SETTING),
-    (
-        400,
-        said("Unsupported parameter: 'max_tokens' is not supported.", code="unsupported_parameter"),
-        SETTING,
-    ),
-    (404, said("The model `m` does not exist.", code="model_not_found"), SETTING),
-    (404, said("No endpoints found for x"), SETTING),
-    # Limits and servers
-    (429, said("You exceeded your current quota. Please retry in 34s.", status="RESOURCE_EXHAUSTED"), WAIT),
-    (403, said("Rate limit exceeded: requests per day"), WAIT),
-    (400, said("x", code="ThrottlingException"), WAIT),
-    (400, said("The model is loading", code="ModelNotReadyException"), RETRY),
-    # What the model wrote, repeated in a message, stops no run.
-    (400, said("Invalid arguments: Your credit balance is too low"), ROW),
-    (400, said('Invalid arguments: {"error": {"code": "insufficient_quota"}}'), ROW),
-    (400, said("unknown tool 'model_not_found'"), ROW),
-]
-
-
-@pytest.mark.parametrize(("status", "body", "error"), CASES, ids=lambda value: str(value)[:70])
+@pytest.mark.parametrize(("status", "body", "error"), REFUSALS, ids=lambda value: str(value)[:70])
 def test_what_an_error_means(status, body, error):
     text = body if isinstance(body, str) else json.dumps(body)
     assert type(refusal("http://x", status, {}, text)) is error

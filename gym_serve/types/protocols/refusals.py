@@ -249,12 +249,12 @@ def refusal(
         secrets: taken out of the message, should the backend repeat them.
         answered: as in `meaning_of`.
     """
+    meaning = meaning_of(status, _read(text), answered=answered)
+    if meaning is Meaning.OVERFLOW:
+        return None
     for secret in filter(None, secrets):
         text = text.replace(secret, "***")
     body = _read(text)
-    meaning = meaning_of(status, body, answered=answered)
-    if meaning is Meaning.OVERFLOW:
-        return None
     told = error_from_body(status if status >= 400 else 500, body)
     wait = told.retry_after if told.retry_after is not None else wait_of(headers, body)
     kind, advice = _ERRORS[meaning]
@@ -335,16 +335,19 @@ def wait_of(headers: Mapping[str, str], body: Any = None) -> float | None:
     if (stated := headers.get("Retry-After-Ms")) is not None and (wait := _seconds(stated)) is not None:
         return wait / 1000
     for name in _WAITS:
-        if (stated := headers.get(name)) is not None and (wait := _seconds(stated)) is not None:
-            return wait
+        if (stated := headers.get(name)) is not None:
+            wait = _seconds(stated, moment=name.startswith("X-"))
+            if wait is not None:
+                return wait
     for said in _said(body, _DEEPEST):
         if asked := _ASKED.search(said[:_LENGTH].lower()):
             return _seconds(asked[1])
     return None
 
 
-def _seconds(stated: str) -> float | None:
-    """Seconds from now: of a number, a span, a moment since 1970 (also in milliseconds), or a date."""
+def _seconds(stated: str, *, moment: bool = False) -> float | None:
+    """Seconds from now: of a number, a span, a date, or, where one may be meant, a moment since 1970 (also in
+    milliseconds)."""
     try:
         value = float(stated)
     except ValueError:
@@ -352,15 +355,13 @@ def _seconds(stated: str) -> float | None:
         if spans and not _SPAN.sub("", stated).strip():
             return sum(float(number) * _IN_SECONDS[unit] for number, unit in spans)
         try:
-            value = parsedate_to_datetime(stated).timestamp()
+            value = parsedate_to_datetime(stated).timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
     if not isfinite(value):
         return None
-    if value > 1e11:
-        value /= 1000
-    if value > _LONGEST_WAIT:
-        value -= time.time()
+    if moment and value > _LONGEST_WAIT:
+        value = (value / 1000 if value > 1e11 else value) - time.time()
     return min(max(0.0, value), _LONGEST_WAIT)
 
 
