@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from pydantic import ValidationError
+from yarl import URL
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
@@ -154,6 +155,41 @@ def proxies(monkeypatch):
 
     yield name
     proxy_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "proxy"),
+    [
+        ({"http_proxy": "host:3128"}, "http://a/v1", "http://host:3128"),
+        ({"all_proxy": "http://p:1"}, "http://a/v1", "http://p:1"),
+        ({"https_proxy": "http://p:1"}, "http://a/v1", None),
+        ({"https_proxy": "http://me:secret@p:1"}, "https://a/v1", "http://me:secret@p:1"),
+        *(
+            ({"http_proxy": "http://p:1", "no_proxy": direct}, url, None)
+            for direct, url in (
+                ("10.0.0.0/8", "http://10.1.2.3:8000/v1"),
+                ("a:8000", "http://a:8000/v1"),
+                ("[::1]", "http://[::1]:8/v1"),
+                ("::1", "http://[::1]:8/v1"),
+                (".inside", "http://a.inside/v1"),
+                ("*", "http://a/v1"),
+            )
+        ),
+        ({"http_proxy": "http://p:1", "no_proxy": "a:8000"}, "http://a:9000/v1", "http://p:1"),
+    ],
+)
+def test_which_proxy(proxies, variables, url, proxy):
+    proxies(**variables)
+    assert proxy_of(url) == (proxy and URL(proxy))
+
+
+def test_a_proxy_that_is_none_of_http_is_told_by_its_variable(proxies):
+    proxies(all_proxy="socks5://me:secret@p:1")
+    with pytest.raises(
+        EndpointMisconfigured, match="must be an HTTP proxy, got socks5://p: change"
+    ) as caught:
+        proxy_of("https://a/v1")
+    assert "secret" not in caught.value.message
 
 
 async def test_the_proxy_of_the_environment(proxies):
