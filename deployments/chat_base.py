@@ -41,8 +41,8 @@ class ChatServer(ModelServer):
         chat_template_kwargs: JSON = Field(default_factory=dict)
         """Default arguments of the chat template, e.g. ``{enable_thinking: false}``."""
         sampling_overrides: JSON = Field(default_factory=dict)
-        """Fields of every request that hold whatever row and request say. Training sets here the
-        sampling of the policy that it optimizes."""
+        """Fields of every request that hold whatever row and request say; null leaves a field out, which the
+        endpoint refuses. Training sets here the sampling of the policy that it optimizes."""
         reasoning_input: ReasoningForm = "field"
         """How the model is shown earlier reasoning that comes without token ids: ``field`` (beside the
         content; an endpoint needs a reasoning parser), ``think_tags`` (in the content) or ``drop``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Literal
 
 from gym_serve.deployments.chat_base import ChatServer
 from gym_serve.deployments.chat_streams import Whole, joined
@@ -44,6 +44,8 @@ class ChatModel(ChatServer, RowEndpointModel):
         carry the version that the trainer told (`Gym.update_weights`)."""
         replace_developer_role_with_system: bool = False
         """For chat templates that do not know the developer role."""
+        max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+        """How the endpoint calls the limit of an answer; OpenAI's reasoning models refuse ``max_tokens``."""
         sequential_reasoning_allowed: bool = True
         """Off: a turn of reasoning alone is not continued, but ends as ``content_filter``."""
 
@@ -159,6 +161,9 @@ class ChatModel(ChatServer, RowEndpointModel):
             chat_template_kwargs=config.chat_template_kwargs,
             overrides=config.sampling_overrides,
         )
+        for field in ("max_completion_tokens", "max_tokens"):
+            if field != config.max_tokens_field and (limit := body.pop(field, None)) is not None:
+                body.setdefault(config.max_tokens_field, limit)
         if config.return_token_ids and body.get("n") not in (None, 1):
             raise BadRequest("n: token ids are returned for one choice only")
         if body.get("top_logprobs") is None:

@@ -14,7 +14,9 @@ data (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gym_serve.servers.context import closing
@@ -48,14 +50,20 @@ async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator
 
     Raises:
         Unavailable: an event is not JSON, or too large, or there is none.
+
+    Read as other clients do: a byte order mark, events without data, and a last event without the blank line
+    after it, which is left out where it is cut short.
     """
-    empty = True
+    empty, first = True, True
     rest = b""
     data: list[bytes] = []
     size = 0
     async with closing(content):
         async for chunk in content:
-            *lines, rest = (rest + chunk).split(b"\n")
+            rest += chunk
+            if first and len(rest) >= len(BOM_UTF8):
+                rest, first = rest.removeprefix(BOM_UTF8), False
+            *lines, rest = rest.split(b"\n")
             for raw in lines:
                 line = raw.removesuffix(b"\r")
                 if line.startswith(b"data:"):
@@ -63,11 +71,18 @@ async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator
                     size += len(line)
                 elif not line and data:
                     event, data, size = b"\n".join(data), [], 0
-                    if event != _DONE:
+                    if event not in (_DONE, b""):
                         empty = False
                         yield _decoded(url, event)
             if size + len(rest) > _MAX_EVENT:
                 raise Unavailable(f"{url} sent an event of over {_MAX_EVENT} bytes")
+    if rest.startswith(b"data:"):
+        data.append(rest[5:].removeprefix(b" ").removesuffix(b"\r"))
+    with suppress(Unavailable):
+        if data and (event := b"\n".join(data)) not in (_DONE, b""):
+            last = _decoded(url, event)
+            empty = False
+            yield last
     if empty:
         raise Unavailable(f"{url} answered a stream without any event")
 
@@ -84,8 +99,7 @@ async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, Non
             if isinstance(event, Whole):
                 yield event
                 return
-            joiner.add(event)
-            yield event
+            yield joiner.add(event)
     yield Whole(mended(joiner.completion()))
 
 

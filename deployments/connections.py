@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -24,13 +24,13 @@ from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_even
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
 from gym_serve.deployments.http_client import open_session
 from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import failure, redirected
+from gym_serve.deployments.retries import redirected
 from gym_serve.observe.tracing import span
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.exact import foreign_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
-from gym_serve.types.protocols import is_context_overflow
+from gym_serve.types.protocols import ContextFull, refusal, refusal_within
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
@@ -61,27 +61,25 @@ def traced(headers: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
 
 
 class Answer(NamedTuple):
-    """The body of an answer; None if the prompt does not fit the model's context."""
+    """An answer.
 
-    url: str
-    body: bytes | None
+    Attributes:
+        said: the decoded body; None if the prompt does not fit the model's context.
+        problem: why the body is no answer, which is no reason to ask again at once; None for one that is.
+    """
+
+    said: Any
+    problem: Unavailable | None = None
 
     def decoded(self) -> Any:
-        """The decoded body; None if the prompt does not fit.
+        """What was said.
 
         Raises:
             Unavailable: it is no JSON, or null.
         """
-        if self.body is None:
-            return None
-        try:
-            said = foreign_json(self.body)
-        except ValueError as error:
-            shown = self.body[:200]
-            raise Unavailable(f"{self.url} answered what is no JSON ({error}): {shown!r}") from None
-        if said is None:  # which is not what a prompt that does not fit is
-            raise Unavailable(f"{self.url} answered null")
-        return said
+        if self.problem is not None:
+            raise self.problem
+        return self.said
 
 
 class Response(NamedTuple):
@@ -183,6 +181,9 @@ class Connections:
                 chunks = stream_in(call, self._content(url, response))
                 async with closing(read_events(url, chunks)) as events:
                     async for event in events:
+                        if self._is_refused(url, event, endpoint):
+                            yield Whole(None)
+                            return
                         yield event
             else:
                 with time_limit(call.timeout()):
@@ -262,14 +263,38 @@ class Connections:
     def _answer(self, url: str, response: Response, text: bytes, endpoint: Endpoint) -> Answer:
         status, headers = response.status, response.headers
         if status < 300:
-            return Answer(url, text)
+            try:
+                said = foreign_json(text)
+            except ValueError as error:
+                return Answer(None, Unavailable(f"{url} answered what is no JSON ({error}): {text[:200]!r}"))
+            if said is None:  # which is not what a prompt that does not fit is
+                return Answer(None, Unavailable(f"{url} answered null"))
+            return Answer(None if self._is_refused(url, said, endpoint) else said)
         if status < 400:
             raise redirected(url, headers, f"{MODEL_FIELD}.base_url" if endpoint.named else "base_url")
         shown = text.decode("utf-8", "replace")
-        if is_context_overflow(status, shown):
-            return Answer(url, None)
-        secrets = endpoint.named.secrets if endpoint.named else self._secrets
-        raise failure(url, status, headers, shown, secrets)
+        refused = refusal(url, status, headers, shown, self._secrets_of(endpoint), answered=endpoint.answered)
+        if refused is None:
+            return Answer(None)
+        raise refused
+
+    def _is_refused(self, url: str, said: Any, endpoint: Endpoint) -> bool:
+        """Whether what was said with status 200 is that the prompt does not fit.
+
+        Raises:
+            GymError: it is another error.
+        """
+        try:
+            error = refusal_within(url, said, self._secrets_of(endpoint))
+        except ContextFull:
+            return True
+        if error is not None:
+            raise error
+        endpoint.answered = True
+        return False
+
+    def _secrets_of(self, endpoint: Endpoint) -> Iterable[str]:
+        return endpoint.named.secrets if endpoint.named else self._secrets
 
     async def _content(self, url: str, response: Response) -> AsyncIterator[bytes]:
         size = 0

@@ -24,9 +24,9 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field
 
-from gym_serve.deployments.http_client import BaseUrl
+from gym_serve.deployments.http_client import BaseUrl, HeaderSecret
 from gym_serve.servers import ModelServer
 from gym_serve.types.errors import Retryable
 from gym_serve.types.model_endpoint import ModelEndpoint
@@ -48,12 +48,12 @@ class EndpointConfig(ModelServer.Config):
     go to one of them, and to another when it is gone."""
     model: str
     """Name of the model at the endpoint; it replaces the request's."""
-    api_key: SecretStr = SecretStr("EMPTY")
+    api_key: HeaderSecret = Field("EMPTY", validate_default=True)
     """The key of the API, sent as a bearer token."""
     api_key_header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]+$")
     """The header that carries the key; one of another name has the key alone, without ``Bearer``
     (Azure's is ``api-key``)."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    headers: dict[str, HeaderSecret] = Field(default_factory=dict)
     """Further headers of every request."""
     query: dict[str, str] = Field(default_factory=dict)
     """Query of every request, e.g. Azure's ``{api-version: 2024-10-21}``. A key has its place in ``api_key``
@@ -267,12 +267,14 @@ class Endpoint:
         breaker: whether calls may go there.
         limit: how many, and how large; None for no limit.
         named: what a row said of it; None for an endpoint of this server.
+        answered: whether a call was answered there, so that its key is a good one.
     """
 
     def __init__(self, url: str, limit: RateLimit | None = None, named: ModelEndpoint | None = None) -> None:
         self.url = url
         self.named = named
         self.calls = 0
+        self.answered = False
         self.breaker = Breaker()
         self.limit = limit
 

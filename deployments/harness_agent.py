@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 from typing_extensions import Self
 
-from gym_serve.deployments.http_client import HttpClient, masked
+from gym_serve.deployments.http_client import HeaderSecret, HttpClient, masked
 from gym_serve.servers import AgentServer, Episode
 from gym_serve.servers.captures import Recording
 from gym_serve.servers.context import current, use
@@ -69,7 +69,7 @@ class HarnessAgent(AgentServer):
         url: _Url | None = None
         """URL of a harness, which gets a ``POST`` with ``row``, ``base_url``, ``api_key``,
         ``resources_url`` and ``session``, answered by a JSON object when it is done."""
-        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        headers: dict[str, HeaderSecret] = Field(default_factory=dict)
         """Headers of that request."""
         command: list[str] | None = Field(None, min_length=1)
         """Or a program with its arguments, without a shell. It gets the row as JSON on its input, and

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Annotated, Any
 
 import aiohttp
@@ -17,7 +18,7 @@ import orjson
 from pydantic import AfterValidator, SecretStr, StringConstraints
 
 from gym_serve.deployments.proxies import proxy_of, shown_error
-from gym_serve.deployments.retries import redirected, retry_after
+from gym_serve.deployments.retries import redirected
 from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
@@ -32,6 +33,7 @@ from gym_serve.types.errors import (
     error_from_body,
 )
 from gym_serve.types.exact import foreign_json
+from gym_serve.types.protocols import wait_of
 
 BaseUrl = Annotated[
     str,
@@ -40,8 +42,23 @@ BaseUrl = Annotated[
 ]
 """A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
 
+
+def _sendable(secret: SecretStr) -> SecretStr:
+    value = secret.get_secret_value().strip()
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise ValueError("must be one line without control characters")
+    return SecretStr(value)
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
+"""A secret in a header, without the white space around it that files and shells leave there."""
+
 _CONNECT_SECONDS = 10.0
 _PROBE_SECONDS = 2.0
+_MAX_HEADER = 64 << 10  # bytes: gateways send their policies and traces
+_HEADERS: dict[str, Any] = (  # aiohttp before 3.14 has no limit of their number
+    {"max_headers": 1000} if "max_headers" in signature(aiohttp.ClientSession).parameters else {}
+)
 _LONGEST_WAIT = 3600.0  # seconds of a Retry-After that are believed
 _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words that may occur in any text
 
@@ -55,6 +72,9 @@ def open_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        max_line_size=_MAX_HEADER,
+        max_field_size=_MAX_HEADER,
+        **_HEADERS,
     )
 
 
@@ -181,7 +201,7 @@ def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
     elif type(error) is Unauthorized:
         error = EndpointAccessDenied(f"{error.message} (see headers)")
     error.message = f"{url}: {error.message[:2000]}"
-    wait = error.retry_after if error.retry_after is not None else retry_after(answer.headers)
+    wait = error.retry_after if error.retry_after is not None else wait_of(answer.headers, said)
     error.retry_after = None if wait is None else min(max(wait, 0.0), _LONGEST_WAIT)
     error.stage = error.stage if error.stage in STAGES else None
     error.server = None  # the peer's name for itself means nothing in this graph

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
 from gym_serve.deployments.connections import Connections
 from gym_serve.deployments.endpoints import EndpointConfig, Urls
+from gym_serve.deployments.http_client import HeaderSecret
 from gym_serve.deployments.openai_sdk import SdkConnections
 from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
-from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
+from gym_serve.types.errors import Unavailable
 from gym_serve.types.protocols import (
     FINAL_EVENTS,
     TOKEN_KEYS,
@@ -24,6 +25,7 @@ from gym_serve.types.protocols import (
     input_form,
     response_events,
     response_to_chat,
+    responses_usage,
 )
 from gym_serve.types.requests import JSON
 
@@ -37,14 +39,14 @@ class OpenAIModel(UpstreamModel):
     class Config(EndpointConfig):
         """Settings of the API."""
 
-        api_key: SecretStr
+        api_key: HeaderSecret
         """The key of the API, e.g. ``${OPENAI_API_KEY}``."""
         base_url: Urls = Field(["https://api.openai.com/v1"], validate_default=True)
         """The API, or a list of them; see `chat_model`."""
         extra_body: JSON = Field(default_factory=dict)
         """Default fields of every request; the row and the request may say otherwise."""
         sampling_overrides: JSON = Field(default_factory=dict)
-        """Fields of every request that hold whatever row and request say."""
+        """Fields of every request that hold whatever row and request say; null leaves a field out."""
         max_retries: int = Field(5, ge=0)
         """Further attempts after a 429, a 5xx or a broken connection."""
 
@@ -78,9 +80,9 @@ class OpenAIModel(UpstreamModel):
     def _response(self, body: JSON, response: Any, metadata: JSON) -> JSON:
         if response is None:
             return context_overflow_response({**body, "model": self.config.model})
-        if isinstance(response, dict) and isinstance(error := response.get("error"), dict):
-            raise _error_of(error)
         checked = check_response(response)
+        if usage := responses_usage(checked.get("usage")):
+            checked = {**checked, "usage": usage}
         for item in checked["output"][-1:]:
             item.update(metadata)
         return checked
@@ -129,17 +131,11 @@ class OpenAIModel(UpstreamModel):
 
 
 def _check_event(event: Any) -> None:
-    """Raises what a stream tells of a failure."""
+    """Raises what is wrong with an event of a stream."""
     if not isinstance(event, dict):
         raise Unavailable(f"the stream has an event that is none: {str(event)[:200]}")
     if not isinstance(event.get("type"), str):
         raise Unavailable(f"the stream has an event without a type: {str(event)[:200]}")
-    if event["type"] == "error":
-        raise _error_of(event)
-    response = event.get("response")
-    if event["type"] == "response.failed" and isinstance(response, dict):
-        error = response.get("error")
-        raise _error_of(error if isinstance(error, dict) else {"message": error})
 
 
 def _openai_input(items: Any) -> Any:
@@ -153,13 +149,3 @@ def _openai_input(items: Any) -> Any:
         for i, item in enumerate(items)
         for made in (input_form(item, f"input[{i}]") if isinstance(item, dict) else [item])
     ]
-
-
-def _error_of(error: Mapping[str, Any]) -> Overloaded | Unavailable | BadRequest:
-    """The error of a response that failed although the call succeeded."""
-    code, message = error.get("code"), f"the model failed: {str(error.get('message'))[:2000]}"
-    if code == "rate_limit_exceeded":
-        return Overloaded(message)
-    # Without a code it is no error that the API knows.
-    at_fault = isinstance(code, str) and code not in ("server_error", "vector_store_timeout")
-    return BadRequest(message) if at_fault else Unavailable(message)

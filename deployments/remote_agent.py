@@ -28,7 +28,7 @@ import orjson
 from pydantic import Field, SecretStr, model_validator
 from typing_extensions import Self
 
-from gym_serve.deployments.http_client import BaseUrl, HttpClient
+from gym_serve.deployments.http_client import BaseUrl, HeaderSecret, HttpClient
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.metrics import scored_rollouts
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
@@ -102,7 +102,7 @@ class RemoteAgent(SimpleAgent):
         """Its base URL: ``http://agent.example:8000``."""
         protocol: Literal["run", "responses"] = "run"
         """Whether it answers ``/run`` with a rollout, or ``/v1/responses`` with its next turn."""
-        headers: dict[str, SecretStr] = Field(default_factory=dict)
+        headers: dict[str, HeaderSecret] = Field(default_factory=dict)
         """Headers of every request: ``Authorization`` and the like."""
         max_answer_mb: int = Field(64, ge=1)
         """Megabytes of an answer at most."""

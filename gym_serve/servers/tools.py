@@ -3,8 +3,9 @@
 Its JSON schema derives from the signature: annotations give the types (any that pydantic knows), defaults
 make arguments optional, and the docstring (Google, NumPy or reST style) gives the descriptions. Two
 parameters are injected and are not part of the schema: ``session`` receives the state of the episode, and a
-parameter that is annotated with the class's ``Row`` receives the row's own keys. Arguments are validated
-before the method runs; unknown ones are dropped or refused (`ResourcesServer.extra_arguments`).
+parameter that is annotated with the class's ``Row`` receives the row's own keys. A parameter ``row`` of
+another type is refused: the model would supply it. Arguments are validated before the method runs; unknown
+ones are dropped or refused (`ResourcesServer.extra_arguments`).
 """
 
 from __future__ import annotations
@@ -160,6 +161,11 @@ def _describe(cls: type, name: str, method: Callable[..., Any], extra: Extra) ->
     for parameter in parameters:
         if parameter.name in ("session", row):
             continue
+        if parameter.name == "row":
+            raise TypeError(
+                f"{where}: argument `row` would come from the model; annotate it with the class's `Row` to "
+                "get the row of the episode, or give an argument of the model another name"
+            )
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise TypeError(f"{where}: `{parameter}` has no schema; name each argument")
         if parameter.name not in hints:

@@ -261,7 +261,7 @@ class Unauthorized(OperatorError):
 
 
 class EndpointAccessDenied(OperatorError):
-    """An endpoint refuses the key or the account that a server has for it (its 401, 402 or 403)."""
+    """An endpoint refuses the key or the account that a server has for it (its 401 or 402)."""
 
 
 class EndpointMisconfigured(OperatorError):

@@ -219,3 +219,35 @@ def test_settings_are_checked(settings):
 
 def test_a_trailing_slash_is_no_other_endpoint():
     assert ChatModel(base_url="http://h/v1/", model="m").config.base_url == ["http://h/v1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({}, {"max_tokens": 9}),
+        ({"max_tokens_field": "max_completion_tokens"}, {"max_completion_tokens": 9}),
+        ({"sampling_overrides": {"max_tokens": None}}, {}),
+    ],
+)
+async def test_the_limit_of_an_answer_as_the_endpoint_calls_it(backend, settings, sent):
+    server = ChatModel(base_url=backend.url, model="m", **settings)
+    await server.start()
+    await server.responses({"input": "hi", "max_output_tokens": 9})
+    await server.stop()
+    assert {key: value for key, value in backend.bodies[0].items() if "tokens" in key} == sent
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", " sk-1\r\n", "\tsk-1"])
+async def test_white_space_around_a_key_is_no_part_of_it(backend, key):
+    server = ChatModel(base_url=backend.url, model="m", api_key=key, headers={"X-Team": key})
+    await server.start()
+    await server.responses({"input": "hi"})
+    await server.stop()
+    assert backend.headers[0]["Authorization"] == "Bearer sk-1"
+    assert backend.headers[0]["X-Team"] == "sk-1"
+
+
+def test_a_key_of_two_lines_is_refused_by_its_name():
+    with pytest.raises(ValidationError, match="api_key") as caught:
+        ChatModel.Config(base_url="http://x/v1", model="m", api_key="sk-1\nsk-2")
+    assert "sk-2" not in str(caught.value)

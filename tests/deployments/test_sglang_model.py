@@ -208,7 +208,7 @@ def test_usage_is_told(server: SglangServer) -> None:
         (rollout,) = gym.run([ROW])
     usage = rollout["response"]["usage"]
     assert usage["output_tokens"] == sum(len(turn["generation_token_ids"]) for turn in rollout.tokens)
-    assert usage["input_tokens_details"] == {"cached_tokens": 0}
+    assert usage["input_tokens_details"]["cached_tokens"] == 0
 
 
 @pytest.mark.parametrize(

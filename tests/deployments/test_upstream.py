@@ -1,10 +1,10 @@
 """Errors, retries and deadlines of the HTTP calls, through `chat_model` and a real server."""
 
 import asyncio
-from email.utils import formatdate
 
 import pytest
 from pydantic import ValidationError
+from yarl import URL
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
@@ -92,12 +92,17 @@ NO_MODEL = {"message": "The model `m` does not exist."}
     [
         ((401, {"error": {"message": f"Incorrect API key: {KEY}"}}), EndpointAccessDenied, "api_key"),
         ((402, {"error": {"message": "Insufficient Balance"}}), EndpointAccessDenied, "Insufficient"),
-        ((403, b"forbidden"), EndpointAccessDenied, "api_key"),
+        ((403, b"forbidden"), EndpointMisconfigured, "api_key"),
+        ((403, {"error": {"code": "permission_denied"}}), EndpointAccessDenied, "api_key"),
         ((429, {"error": {"type": "insufficient_quota"}}), EndpointAccessDenied, "insufficient_quota"),
-        ((404, {"error": NO_MODEL}), EndpointMisconfigured, "`m` does not exist. .see base_url and model"),
+        ((404, {"error": NO_MODEL}), EndpointMisconfigured, "`m` does not exist. .see base_url, model"),
         ((404, b"<html>nginx"), EndpointMisconfigured, "nginx"),
         ((405, {"detail": "Method Not Allowed"}), EndpointMisconfigured, "Method Not Allowed"),
-        ((400, {"error": {**NO_MODEL, "code": "model_not_found"}}), EndpointMisconfigured, "see model"),
+        (
+            (400, {"error": {**NO_MODEL, "code": "model_not_found"}}),
+            EndpointMisconfigured,
+            "see base_url, model",
+        ),
         ((308, b"", {"Location": "https://b/v1"}), EndpointMisconfigured, "'https://b/v1': set base_url"),
         ((302, b""), EndpointMisconfigured, "redirects"),
     ],
@@ -150,6 +155,41 @@ def proxies(monkeypatch):
 
     yield name
     proxy_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "proxy"),
+    [
+        ({"http_proxy": "host:3128"}, "http://a/v1", "http://host:3128"),
+        ({"all_proxy": "http://p:1"}, "http://a/v1", "http://p:1"),
+        ({"https_proxy": "http://p:1"}, "http://a/v1", None),
+        ({"https_proxy": "http://me:secret@p:1"}, "https://a/v1", "http://me:secret@p:1"),
+        *(
+            ({"http_proxy": "http://p:1", "no_proxy": direct}, url, None)
+            for direct, url in (
+                ("10.0.0.0/8", "http://10.1.2.3:8000/v1"),
+                ("a:8000", "http://a:8000/v1"),
+                ("[::1]", "http://[::1]:8/v1"),
+                ("::1", "http://[::1]:8/v1"),
+                (".inside", "http://a.inside/v1"),
+                ("*", "http://a/v1"),
+            )
+        ),
+        ({"http_proxy": "http://p:1", "no_proxy": "a:8000"}, "http://a:9000/v1", "http://p:1"),
+    ],
+)
+def test_which_proxy(proxies, variables, url, proxy):
+    proxies(**variables)
+    assert proxy_of(url) == (proxy and URL(proxy))
+
+
+def test_a_proxy_that_is_none_of_http_is_told_by_its_variable(proxies):
+    proxies(all_proxy="socks5://me:secret@p:1")
+    with pytest.raises(
+        EndpointMisconfigured, match="must be an HTTP proxy, got socks5://p: change"
+    ) as caught:
+        proxy_of("https://a/v1")
+    assert "secret" not in caught.value.message
 
 
 async def test_the_proxy_of_the_environment(proxies):
@@ -241,20 +281,6 @@ async def test_the_header_reaches_the_error(model, backend):
     with pytest.raises(Unavailable) as caught:
         await model.responses(ASK)
     assert caught.value.retry_after == 0.01
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("inf", None), ("nan", None), ("soon", None)],
-)
-def test_forms_of_retry_after(value, seconds):
-    assert retries.retry_after({"Retry-After": value}) == seconds
-
-
-def test_retry_after_as_a_date():
-    assert retries.retry_after({"Retry-After": formatdate(0, usegmt=True)}) == 0.0
-    assert retries.retry_after({"Retry-After": "Fri, 01 Jan 2100 00:00:00 GMT"}) > 1e6
-    assert retries.retry_after({}) is None
 
 
 async def test_no_retry_begins_after_the_deadline(model, backend):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from openai.types.responses import ResponseUsage
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -341,8 +342,14 @@ async def test_responses_have_what_newer_types_of_openai_require():
     host = ServerRunner(Looks(**DOUBLE))
     await host.start()
     client = EnvironmentClient(InlineTransport(host))
-    for usage in ({"input_tokens_details": {"cached_tokens": 2}}, None, {"input_tokens_details": "?"}):
+    told = (
+        {"input_tokens_details": {"cached_tokens": 2}},
+        {"input_tokens": 3, "output_tokens_details": None},
+    )
+    for usage in (*told, {"input_tokens_details": "?"}, None):
         await client.verify(ROW, {"output": [], "usage": usage}, None)
     await host.stop()
-    assert usages[0] == {"input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0}}
-    assert usages[1:] == [None, {"input_tokens_details": "?"}]
+    assert usages[0]["input_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
+    assert usages[-1] is None
+    for usage in usages[:-1]:
+        ResponseUsage.model_validate(usage, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 import pytest
@@ -171,6 +171,16 @@ async def test_an_unknown_tool_names_the_nearest_and_no_route() -> None:
     assert reply.status == 404
     assert "did you mean 'forecast'" in orjson.loads(reply.body)["error"]["message"]
     assert "seed_session" not in reply.body.decode()
+
+
+@pytest.mark.parametrize("kind", [dict, int, Any, BaseModel])
+def test_no_model_supplies_the_row(kind: Any) -> None:
+    def look(self: Any, row: Any) -> str:
+        return "seen"
+
+    look.__annotations__["row"] = kind
+    with pytest.raises(TypeError, match=r"Peeking\.look: argument `row` would come from the model"):
+        type("Peeking", (ResourcesServer,), {"look": tool(look)})
 
 
 def test_a_tool_without_types_is_an_error_where_it_is_written() -> None:

@@ -1,10 +1,10 @@
 import copy
 
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseUsage
 
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.protocols import chat_to_response, context_overflow_response
+from gym_serve.types.protocols import chat_to_response, context_overflow_response, responses_usage
 
 PARAMS = {
     "input": "hi",
@@ -119,28 +119,41 @@ def test_incomplete(finish_reason, reason):
     Response.model_validate(result)
 
 
-def test_usage_keeps_unknown_counts_unknown():
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    assert response({"content": "x"}, usage=usage)["usage"] == {
+COUNTS = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached", "written", "reasoned"),
+    [
+        (COUNTS, 0, 0, 0),  # vLLM by default
+        ({**COUNTS, "prompt_tokens_details": None, "completion_tokens_details": None}, 0, 0, 0),
+        ({**COUNTS, "prompt_tokens_details": {"cached_tokens": None}}, 0, 0, 0),
+        ({**COUNTS, "prompt_tokens_details": {"cached_tokens": 4}}, 4, 0, 0),
+        ({**COUNTS, "prompt_tokens_details": {"cache_write_tokens": 3}}, 0, 3, 0),
+        ({**COUNTS, "completion_tokens_details": {"reasoning_tokens": 1}}, 0, 0, 1),
+        ({**COUNTS, "cached_input_tokens": 4, "reasoning_tokens": 2}, 4, 0, 2),
+        ({**COUNTS, "prompt_tokens_details": "?", "completion_tokens_details": []}, 0, 0, 0),
+        ({"input_tokens": 5, "output_tokens": 2}, 0, 0, 0),
+        ({"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}, 4, 0, 0),
+    ],
+)
+def test_a_usage_has_all_that_openais_type_of_it_requires(usage, cached, written, reasoned):
+    made = responses_usage(usage)
+    assert made == {
         "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": None},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
         "output_tokens": 2,
-        "output_tokens_details": {"reasoning_tokens": None},
+        "output_tokens_details": {"reasoning_tokens": reasoned},
         "total_tokens": 7,
     }
-    nested = {
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 1},
-    }
-    counts = response({"content": "x"}, usage={**usage, **nested})["usage"]
-    assert counts["input_tokens_details"] == {"cached_tokens": 0}
-    assert counts["output_tokens_details"] == {"reasoning_tokens": 1}
-    top_level = response({"content": "x"}, usage={**usage, "cached_input_tokens": 4, "reasoning_tokens": 2})[
-        "usage"
-    ]
-    assert top_level["input_tokens_details"] == {"cached_tokens": 4}
-    assert top_level["output_tokens_details"] == {"reasoning_tokens": 2}
-    assert response({"content": "x"})["usage"] is None
+    ResponseUsage.model_validate(made)
+    assert responses_usage(made) == made
+    assert response({"content": "x"}, usage=usage)["usage"] == made
+
+
+@pytest.mark.parametrize("usage", [None, {}, 5, []])
+def test_no_usage_is_none(usage):
+    assert response({"content": "x"}, usage=usage)["usage"] is None
 
 
 BUNDLE = {"prompt_token_ids": [1, 2], "generation_token_ids": [7, 8], "generation_log_probs": [-0.5, 0.0]}

@@ -21,11 +21,11 @@ def test_usage_adds_up():
     }
 
 
-def test_an_unknown_detail_stays_unknown():
-    total = usage_sum([usage(3, 1), usage(4)])
-    assert total["input_tokens_details"] == {"cached_tokens": None}
+def test_a_detail_that_a_call_does_not_tell_adds_nothing():
     without = {key: value for key, value in usage(4, 1).items() if key != "input_tokens_details"}
-    assert usage_sum([usage(3, 1), without])["input_tokens_details"] == {"cached_tokens": None}
+    for other in (usage(4), without, {**usage(4), "input_tokens_details": 5}):
+        for order in ([usage(3, 1), other], [other, usage(3, 1)]):
+            assert usage_sum(order)["input_tokens_details"] == {"cached_tokens": 1}
 
 
 def test_no_usage_has_no_sum():

@@ -45,6 +45,7 @@ from gym_serve.types.errors import (
     VerifierFailed,
     error_from_body,
 )
+from gym_serve.types.protocols import responses_usage
 from gym_serve.types.requests import JSON, VerifyRequest
 
 
@@ -324,14 +325,8 @@ class NemoGym(ResourcesServer):
 
 
 def _complete(body: Any) -> Any:
-    """A row and a response with the one field that openai's types, as NeMo Gym has them, came to require."""
-    try:
-        details = body["response"]["usage"]["input_tokens_details"]
-        missing = "cache_write_tokens" not in details
-    except (KeyError, TypeError):
-        return body  # no usage, which is not required
-    if not missing or not isinstance(details, dict):
+    """A row and a response, whose usage has every count that NeMo Gym's types of it require."""
+    response = body.get("response") if isinstance(body, dict) else None
+    if not isinstance(response, dict) or (usage := responses_usage(response.get("usage"))) is None:
         return body
-    response = body["response"]
-    usage = {**response["usage"], "input_tokens_details": {**details, "cache_write_tokens": 0}}
     return {**body, "response": {**response, "usage": usage}}

@@ -7,7 +7,7 @@ answer of a backend that makes no sense raises `Unavailable`.
     request    responses_to_chat   chat_to_params    message_to_params   apply_sampling   inline_audio
                input_form
     answer     chat_to_response    response_to_chat  response_to_message   context_overflow_response
-               check_completion    check_response    usage_sum
+               check_completion    check_response    responses_usage       usage_sum
     stream     ResponseStream      ChunkJoiner       MessageStream       CompletionStream
                responses_sse       chat_sse          read_events
     finished   response_events     chat_chunks       message_events      item_events
@@ -38,7 +38,13 @@ from gym_serve.types.protocols.messages import (
     message_to_params,
     response_to_message,
 )
-from gym_serve.types.protocols.overflow import is_context_overflow
+from gym_serve.types.protocols.refusals import (
+    ContextFull,
+    is_context_overflow,
+    refusal,
+    refusal_within,
+    wait_of,
+)
 from gym_serve.types.protocols.requests import (
     ReasoningForm,
     apply_sampling,
@@ -56,13 +62,21 @@ from gym_serve.types.protocols.response_stream import (
     response_events,
     responses_sse,
 )
-from gym_serve.types.protocols.tokens import TOKEN_KEYS, Tokens, completion_tokens, tokens_of, usage_sum
+from gym_serve.types.protocols.tokens import (
+    TOKEN_KEYS,
+    Tokens,
+    completion_tokens,
+    responses_usage,
+    tokens_of,
+    usage_sum,
+)
 
 __all__ = [
     "FINAL_EVENTS",
     "TOKEN_KEYS",
     "ChunkJoiner",
     "CompletionStream",
+    "ContextFull",
     "MessageStream",
     "ReasoningForm",
     "ResponseStream",
@@ -91,13 +105,17 @@ __all__ = [
     "messages_to_items",
     "new_id",
     "read_events",
+    "refusal",
+    "refusal_within",
     "response_events",
     "response_to_chat",
     "response_to_message",
     "responses_sse",
     "responses_to_chat",
+    "responses_usage",
     "split_think",
     "tokens_of",
     "usage_sum",
+    "wait_of",
     "wrap_think",
 ]

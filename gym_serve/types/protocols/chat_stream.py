@@ -153,8 +153,12 @@ class ChunkJoiner:
         self._head: JSON = {}
         self._choices: dict[int, JSON] = {}
 
-    def add(self, chunk: Any) -> None:
+    def add(self, chunk: Any) -> JSON:
         """Take a chunk.
+
+        Returns:
+            the chunk in OpenAI's form: a ``delta`` where some backends have a ``message``, and each call with
+            an index of its own where they have none, or the same for all.
 
         Raises:
             Unavailable: it is none, or it tells of a failure.
@@ -164,10 +168,21 @@ class ChunkJoiner:
             raise Unavailable(f"the backend's stream failed: {shown(error or chunk)}")
         self.begun = True
         self._head.update((k, v) for k, v in chunk.items() if k != "choices" and v is not None)
-        for choice in chunk["choices"]:
+        choices = []
+        for given in chunk["choices"]:
+            choice = given
+            if isinstance(given, dict) and given.get("delta") is None and "message" in given:
+                choice = {key: value for key, value in given.items() if key != "message"}
+                choice["delta"] = given["message"]
             check_delta(choice)
             joined = self._choices.setdefault(choice.get("index") or 0, _empty_choice())
+            delta = choice.get("delta") or {}
+            if calls := delta.get("tool_calls"):
+                placed = [_placed(joined["message"]["tool_calls"], joined["places"], part) for part in calls]
+                choice = {**choice, "delta": {**delta, "tool_calls": placed}}
             _add_choice(joined, choice)
+            choices.append(choice)
+        return {**chunk, "choices": choices}
 
     def completion(self) -> JSON:
         """The completion.
@@ -182,20 +197,21 @@ class ChunkJoiner:
             message: JSON = dict(choice["message"])
             if calls := message.pop("tool_calls"):
                 message["tool_calls"] = [calls[at] for at in sorted(calls)]
-            choices.append({**choice, "index": index, "message": message})
+            rest = {key: value for key, value in choice.items() if key != "places"}
+            choices.append({**rest, "index": index, "message": message})
         return {**self._head, "object": "chat.completion", "choices": choices}
 
 
 def _empty_choice() -> JSON:
     message: JSON = {"role": "assistant", "content": None, "tool_calls": {}}
-    return {"message": message, "finish_reason": None, "logprobs": None}
+    return {"message": message, "finish_reason": None, "logprobs": None, "places": {}}
 
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
     for key, value in (choice.get("delta") or {}).items():
         if key == "tool_calls":
             for call in value or ():
-                _add_call(joined["message"]["tool_calls"], call)
+                _add_call(joined["message"]["tool_calls"][call["index"]], call)
         elif key == "role":
             joined["message"]["role"] = value or "assistant"
         elif isinstance(value, str):
@@ -226,12 +242,35 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _add_call(calls: dict[int, JSON], part: Mapping[str, Any]) -> None:
-    index = part.get("index")
-    call = calls.setdefault(
-        index if isinstance(index, int) else len(calls),
-        {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
-    )
+def _placed(calls: dict[int, JSON], places: dict[Any, int], part: Mapping[str, Any]) -> JSON:
+    """A part of a call with the index of its call, which is begun where there is none.
+
+    Args:
+        calls: those so far, by their index.
+        places: which call the backend's last parts with an index belonged to.
+    """
+    index, known = part.get("index"), part.get("id")
+    function = part.get("function")
+    named = isinstance(function, dict) and bool(function.get("name"))
+    at = places.get(index)
+    if index is None:
+        at = next(
+            (at for at, call in calls.items() if known and call["id"] == known), max(calls, default=None)
+        )
+    if at is None:
+        begins = True
+    elif known:
+        begins = named and calls[at]["id"] != known
+    else:
+        begins = index is None and named and bool(calls[at]["function"]["name"])
+    if begins or at is None:
+        at = index if index is not None and index not in calls else max(calls, default=-1) + 1
+        calls[at] = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+    places[index] = at
+    return {**part, "index": at}
+
+
+def _add_call(call: JSON, part: Mapping[str, Any]) -> None:
     call["id"] = part.get("id") or call["id"]
     function = part.get("function")
     for key in ("name", "arguments"):

@@ -390,7 +390,7 @@ def apply_sampling(
         chat: body of ``POST /v1/chat/completions``.
         extra_body: the deployment's defaults.
         chat_template_kwargs: the deployment's chat-template arguments.
-        overrides: values that always hold, whoever asked for something else.
+        overrides: values that always hold, whoever asked for something else; null leaves a key out.
 
     Raises:
         BadRequest: ``metadata.extra_body`` or either ``chat_template_kwargs`` is no JSON object.
@@ -407,7 +407,7 @@ def apply_sampling(
     if template:
         body["chat_template_kwargs"] = template
     body.update(overrides or {})
-    return body
+    return {key: value for key, value in body.items() if value is not None or key not in (overrides or {})}
 
 
 def metadata_object(metadata: Any, key: str) -> JSON:

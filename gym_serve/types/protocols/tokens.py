@@ -15,7 +15,6 @@ lists also cover reasoning and tool calls; the whole list is put on the first te
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from math import isfinite
 from operator import itemgetter
 from typing import Any
@@ -208,23 +207,54 @@ def answer_logprobs(answer: list[Any]) -> JSON | None:
     return {"content": found, "refusal": None} if found else None
 
 
+_DETAILS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
+    "input_tokens_details": (
+        "prompt_tokens_details",
+        {
+            "cached_tokens": ("cached_input_tokens", "cache_read_input_tokens"),
+            "cache_write_tokens": ("cache_creation_input_tokens",),
+        },
+    ),
+    "output_tokens_details": (
+        "completion_tokens_details",
+        {"reasoning_tokens": ("reasoning_output_tokens",)},
+    ),
+}
+"""The details of a Response's usage: their name in chat form, and the counts in them, each with the names
+under which backends send it at the top."""
+
+
 def responses_usage(usage: Any) -> JSON | None:
-    """Usage of a chat completion in Responses form; None without one."""
+    """Usage of a model call in Responses form, with every count that OpenAI's type of it requires.
+
+    Details that nobody told (vLLM tells none by default) are 0: clients with OpenAI's types, as NeMo Gym's
+    servers are, refuse an answer with null in their place.
+
+    Args:
+        usage: in the form of Responses or Chat Completions.
+
+    Returns:
+        None without a usage.
+    """
     if not isinstance(usage, dict) or not usage:
         return None
-    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    given = _first_count(usage.get(key) for key in ("input_tokens", "prompt_tokens"))
+    made = _first_count(usage.get(key) for key in ("output_tokens", "completion_tokens"))
     total = _count(usage.get("total_tokens"))
-    cached = _detail(
-        usage, "prompt_tokens_details", "cached_tokens", "cached_input_tokens", "cache_read_input_tokens"
-    )
-    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens", "reasoning_output_tokens")
+    details: JSON = {}
+    for group, (in_chat, names) in _DETAILS.items():
+        found = usage.get(group, usage.get(in_chat))
+        found = found if isinstance(found, dict) else {}
+        told = [[found.get(name), *map(usage.get, (name, *others))] for name, others in names.items()]
+        counts = zip(names, map(_first_count, told), strict=True)
+        details[group] = {**(found if group in usage else {}), **dict(counts)}
     return {
-        "input_tokens": prompt or 0,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": completion or 0,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "input_tokens": given,
+        "input_tokens_details": details["input_tokens_details"],
+        "output_tokens": made,
+        "output_tokens_details": details["output_tokens_details"],
         # A provider's total may be accounted otherwise than by the sum.
-        "total_tokens": (prompt or 0) + (completion or 0) if total is None else total,
+        "total_tokens": given + made if total is None else total,
     }
 
 
@@ -276,44 +306,22 @@ def _first_count(values: Iterable[Any]) -> int:
 
 
 def usage_sum(usages: Iterable[Mapping[str, Any] | None]) -> JSON | None:
-    """The sum of the Responses usages of several calls; None where none of them has one.
-
-    A nested detail that is unknown (null or absent) in one of the summed usages is null in the sum.
-    """
+    """The sum of the Responses usages of several calls; None where none of them has one."""
     known = [usage for usage in usages if usage]
     total: JSON = {}
-    nested: JSON = {}
     for usage in known:
-        for key, value in usage.items():
-            if isinstance(value, dict):
-                total[key] = nested[key] = None
-            elif key not in nested:
-                total[key] = total.get(key, 0) + (_count(value) or 0)
-    for key in nested:
-        details = [usage.get(key) for usage in known]
-        total[key] = _sum_details([detail if isinstance(detail, dict) else {} for detail in details])
+        _add(total, usage)
     return total if known else None
 
 
-def _sum_details(details: list[JSON]) -> JSON:
-    total: JSON = dict.fromkeys(chain.from_iterable(details), 0)
-    for detail in details:
-        for key, sum_so_far in total.items():
-            count = _count(detail.get(key))
-            total[key] = None if count is None or sum_so_far is None else sum_so_far + count
-    return total
-
-
-def _detail(usage: Mapping[str, Any], group: str, name: str, *aliases: str) -> int | None:
-    """A nested count, or one of the names under which other backends send it at the top."""
-    details = usage.get(group)
-    nested = _count(details.get(name)) if isinstance(details, dict) else None
-    if nested is not None:
-        return nested
-    for alias in (name, *aliases):
-        if (count := _count(usage.get(alias))) is not None:
-            return count
-    return None
+def _add(total: JSON, usage: Mapping[str, Any]) -> None:
+    for key, value in usage.items():
+        if isinstance(value, Mapping):
+            if not isinstance(total.get(key), dict):
+                total[key] = {}
+            _add(total[key], value)
+        elif not isinstance(total.get(key), dict):
+            total[key] = total.get(key, 0) + (_count(value) or 0)
 
 
 def _count(value: Any) -> int | None:

@@ -1,7 +1,22 @@
 # ruff: noqa: E501  # the words of backends
-import pytest
+import json
+import time
+from email.utils import formatdate
 
-from gym_serve.types.protocols import is_context_overflow
+import pytest
+from support.quirks import KEY, REFUSALS, RETRY, ROW, WAIT, said
+
+from gym_serve.types.errors import (
+    BadRequest,
+    EndpointAccessDenied,
+)
+from gym_serve.types.protocols import (
+    ContextFull,
+    is_context_overflow,
+    refusal,
+    refusal_within,
+    wait_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +80,86 @@ def test_context_overflow_in_the_words_of_the_backends(text):
 )
 def test_other_errors_are_no_overflow(text):
     assert not is_context_overflow(400, text)
+
+
+@pytest.mark.parametrize(("status", "body", "error"), REFUSALS, ids=lambda value: str(value)[:70])
+def test_what_an_error_means(status, body, error):
+    text = body if isinstance(body, str) else json.dumps(body)
+    assert type(refusal("http://x", status, {}, text)) is error
+
+
+def test_a_bare_403_of_an_endpoint_that_answers_is_about_the_prompt():
+    assert type(refusal("http://x", 403, {}, "no", answered=True)) is BadRequest
+    denied = refusal("http://x", 403, {}, json.dumps(said("no", code="invalid_api_key")), answered=True)
+    assert type(denied) is EndpointAccessDenied
+
+
+CHUNK = {"choices": [{"delta": {}, "finish_reason": "error"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (said("slow", code=429), WAIT),
+        (said("slow", code="429"), WAIT),
+        (said("who?", code=401), KEY),
+        (said("gone", code=502), RETRY),
+        (said("no", code=400), ROW),
+        (said("x", status=503), RETRY),
+        (said("x", code="rate_limit_exceeded"), WAIT),
+        (said("x", code="server_error"), RETRY),
+        (said("x", code="engine_crashed"), RETRY),
+        (said("x", code="invalid_image_url"), ROW),
+        ({"error": "boom"}, RETRY),
+        ({**CHUNK, **said("x", code=429)}, WAIT),
+        ({"choices": [{"error": {"code": 502, "message": "x"}}]}, RETRY),
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, WAIT),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "x"}}, RETRY),
+        ({"type": "response.failed", "response": said("x", code="invalid_prompt")}, ROW),
+        ({"type": "response.failed", "response": {}}, RETRY),
+        ({"error": None, "output": []}, None),
+        ({"type": "response.created", "response": {"error": None}}, None),
+        ({"choices": []}, None),
+        ({"choices": "x"}, None),
+        ("x", None),
+        (None, None),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_what_an_error_inside_an_answer_means(answer, error):
+    found = refusal_within("http://x", answer)
+    assert (type(found) if found else None) is error
+
+
+def test_an_overflow_inside_an_answer():
+    for code in (400, "context_length_exceeded"):
+        with pytest.raises(ContextFull):
+            refusal_within("http://x", said("maximum context length is 8 tokens", code=code))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "seconds"),
+    [
+        *(({"Retry-After": value}, None, seconds) for value, seconds in (("3", 3), ("0.5", 0.5), ("-1", 0))),
+        *(({"Retry-After": value}, None, None) for value in ("inf", "nan", "soon", "")),
+        ({"Retry-After": formatdate(0, usegmt=True)}, None, 0),
+        ({"Retry-After": "86400"}, None, 86400),
+        ({"Retry-After-Ms": "250"}, None, 0.25),
+        ({"X-RateLimit-Reset-Requests": "6m0s"}, None, 360),
+        ({"X-RateLimit-Reset-Requests": "1h2m3.5s"}, None, 3723.5),
+        ({"X-RateLimit-Reset": "1000"}, None, 1000),
+        ({}, said("Please try again in 7m12.5s. Visit"), 432.5),
+        ({}, said("Please retry in 34s."), 34),
+        ({}, said("x", details=[{"@type": "RetryInfo", "retryDelay": "21s"}]), 21),
+        ({}, said("slow"), None),
+        ({}, None, None),
+    ],
+)
+def test_until_when_an_endpoint_asks_to_wait(headers, body, seconds):
+    assert wait_of(headers, body) == seconds
+
+
+def test_moments():
+    assert wait_of({"Retry-After": "Fri, 01 Jan 2100 00:00:00 GMT"}) > 1e6
+    for moment in (time.time() + 100, (time.time() + 100) * 1000):
+        assert 90 < wait_of({"X-RateLimit-Reset": str(int(moment))}) <= 100
