@@ -1,7 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
     text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
-                   replace_surrogates  stated
+                   replace_surrogates  stated  visible
     reasons        shown  ending  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
@@ -20,6 +20,7 @@ from gym_serve.grading.answers import (
     shown,
     stated,
     undecorated,
+    visible,
 )
 from gym_serve.grading.function_calls import (
     MAX_DEPTH,
@@ -55,5 +56,6 @@ __all__ = [
     "shown",
     "stated",
     "undecorated",
+    "visible",
     "why_unequal",
 ]
