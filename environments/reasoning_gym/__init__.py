@@ -7,7 +7,6 @@ scores 0. No answer is ever run: see families.py and expressions.py.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -23,7 +22,7 @@ from gym_serve.environments.reasoning_gym.families import (
     strange_number,
 )
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
-from gym_serve.grading import bare_answer, last_box_text, replace_surrogates, undecorated, visible
+from gym_serve.grading import last_box_text, replace_surrogates
 from gym_serve.grading.reasons import excerpt
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.sandbox import Limits, PlainProcess, Sandbox, SandboxName, find_sandbox, sandbox_problems
@@ -124,8 +123,6 @@ class ReasoningGym(ResourcesServer):
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
         score, reason = await self._scored(task, answer, request)
-        if score < _FULL and (plain := plain_answer(answer)) != answer:
-            score, reason = max((score, reason), await self._scored(task, plain, request), key=lambda s: s[0])
         if score < 1.0:
             gold = "" if request.answer is None else f"; a right answer is {excerpt(request.answer)}"
             reason = f"the answer {excerpt(answer)} scores {score:.3g}: {reason or 'it is wrong'}{gold}"
@@ -179,19 +176,6 @@ def _sandbox_of(name: SandboxName | None) -> Sandbox:
         return find_sandbox("bubblewrap", _PACKAGES)
     except GraphError:
         return PlainProcess()  # it runs nothing of an answer, so that this is the second of two barriers
-
-
-_OPERATORS = str.maketrans("×·⋅÷−", "***/-")
-
-
-def plain_answer(answer: str) -> str:
-    """``answer`` without box, emphasis and characters that are not seen, with the operators of a keyboard.
-
-    The package compares letter by letter, and some families ask for the very characters that are taken away
-    here; so this is looked at after the answer as it stands.
-    """
-    answer = undecorated(bare_answer(last_box_text(answer) or visible(answer)))
-    return re.sub(r"\\(?:times|cdot)(?![A-Za-z])", "*", answer).translate(_OPERATORS)
 
 
 _OPEN, _CLOSE = "<answer>", "</answer>"

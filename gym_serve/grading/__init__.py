@@ -1,7 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
     text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
-                   replace_surrogates  stated  visible
+                   replace_surrogates  stated
     reasons        shown  ending  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
@@ -20,7 +20,6 @@ from gym_serve.grading.answers import (
     shown,
     stated,
     undecorated,
-    visible,
 )
 from gym_serve.grading.function_calls import (
     MAX_DEPTH,
@@ -56,6 +55,5 @@ __all__ = [
     "shown",
     "stated",
     "undecorated",
-    "visible",
     "why_unequal",
 ]
