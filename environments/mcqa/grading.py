@@ -34,27 +34,38 @@ Choices = Sequence[tuple[str, str]]
 """The options that can be chosen: pairs of upper-case letter and option text."""
 
 _LONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")  # E, (E), [E], $E$
-_LABEL = re.compile(r"\**([A-Z])\s*[:).\-]")  # "E: ...", "E) ...", "E. ...", "E - ..."
+_LABEL = re.compile(r"\**[(\[]?([A-Z])\s*[\]:).\-–—=]")  # "E: ...", "E) ...", "E. ...", "E - ..."
 
 _FULL_WIDTH = {ord(letter) + 0xFEE0: f" {letter}" for letter in ascii_uppercase}
 _ARABIC_BENGALI = zip("أبجدঅবডঢ", "ABCDABCD", strict=True)
 _LATIN = _FULL_WIDTH | {ord(letter): f" {latin}" for letter, latin in _ARABIC_BENGALI}
 _LONE_CHOICE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _LIST_SEPARATOR = re.compile(
-    r"(?:[\s/|&,;.()\[\]{}*?\"'’>-]|\\(?:text|to|lor|rightarrow)\b|\b(?:or|and|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
+    r"(?:[\s/|&,;.()\[\]{}*?\"'’>→+-]|\\(?:text|to|lor|rightarrow)\b|\b(?:or|and|to|then|vs|versus|plus"
+    r"|alternatively|maybe|perhaps|possibly|also|either|both|even|else|could|be)\b)+",
     re.IGNORECASE,
 )
 _NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due)\b)")
 """What follows a letter I or A that is an option, and no pronoun or article."""
 _DENIED = re.compile(
-    r"(?:\b(?:not|isn['’]t|never|neither|nor|except|(?:any|every)thing but|all but|than|instead of)\s+"
-    r"|(?:\\neq?|≠|!=)\s*)(?:(?:the|an?|option|answer|choice)\s+)*"
-    r"[(*]*[A-Z](?![A-Za-z])"
+    r"(?i:\b(?:not|isn['’]t|never|neither|nor|except|(?:any|every)thing but|all but|than|instead of)\s+"
+    r"|(?:\\neq?|≠|!=)\s*)(?:(?:the|an?|option|answer|choice)\s+){0,3}"
+    r"[(*]{0,3}[A-Z](?![A-Za-z])(?:[)*]{0,3},?\s+n?or\s+[(*]{0,3}[A-Z](?![A-Za-z])){0,9}"
 )
+_WRONG = re.compile(
+    r"(?<![A-Za-z'’])[(*]{0,3}(?:[A-Z][)*]{0,3}\s+(?:is|was|seems)|[A-Z](?:[)*]{0,3}(?:,|,?\s+(?:and|or))\s+[(*]{0,3}[A-Z]){1,9}"
+    r"[)*]{0,3}\s+are)(?:\s+(?:not|wrong|false|incorrect|excluded)|n['’]t)\b(?:\s+(?:right|correct|true|it))?"
+)
+_LABELS = re.compile(r"(?<![\w'’])\(?([A-Z])\s?[):]|(?:,|\bor|\band)\s+\(?([A-Z])\)?(?=\s*[(:.)]|$)")
 _REASON = re.compile(
     r"\b(?:because|since|as|due to|given|whereas|while|rather than|instead of)\b", re.IGNORECASE
 )
-_NEGATION = re.compile(r"\b(?:not|neither|nor|never|except)\b", re.IGNORECASE)
+_NEGATION = re.compile(
+    r"\b(?:not|neither|nor|never|except|but)\b|n['’]t\b|\\neq?(?![a-z])|[≠<>]", re.IGNORECASE
+)
+_FORMULA_OF_MORE = re.compile(
+    r"\\(?:frac|sqrt|cdot|times|pm|[dt]frac|binom)(?![a-z])|\d\s?[\^/!+*:]|[\^/+*]\s?\d|\d\s?\\?%"
+)
 
 
 def choices_of(options: Sequence[Mapping[str, str | None]]) -> Choices:
@@ -112,17 +123,34 @@ def _fold(text: str) -> str:
 
 
 def _boxed_letter(text: str, letters: set[str]) -> str | None:
-    content = bare_answer(last_box(text) or "")
-    match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content) or _LABEL.match(_without_fonts(content))
-    return match[1] if match and match[1] in letters else None
+    content = _IN_FRONT.sub("", _without_fonts(bare_answer(latin_letters(last_box(text) or "")))).strip()
+    match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content)
+    if match is None or match[1] not in letters or _labels_another(content, match, letters):
+        return None
+    return match[1]
+
+
+def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bool:
+    """Whether other options are named behind a label: "C-D", "C) Mars or D) Neptune"."""
+    others = _OTHER_LABEL.finditer(content, label.end() - 1)
+    return any((found[1] or found[2]) in letters - {label[1]} for found in others)
 
 
 def _without_fonts(content: str) -> str:
-    r"""``content`` with the label at its start bare: ``\textbf{C}: Saturn`` is ``C: Saturn``."""
-    return _FONT_AROUND_LETTER.sub(r"\1", content, count=1)
+    r"""``content`` without fonts and colours: ``\textbf{C}: \text{Saturn}`` is ``C: Saturn``."""
+    return " ".join(_LATEX_SPACE.sub(" ", _FONT.sub(r"\1", _COLOR.sub("", content))).split())
 
 
-_FONT_AROUND_LETTER = re.compile(r"^\\(?:text|math)[a-z]{0,6}\s*\{\s*([(\[]?[A-Z][)\]]?[:.]?)\s*\}")
+_COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
+_FONT = re.compile(r"(?:\\(?:text|math)[a-z]{0,6}\s*)?\{([^{}\\]*)\}")
+_LATEX_SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z]))|~")
+_IN_FRONT = re.compile(
+    r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s)+(?=[(\[*]*[A-Z](?![a-z]))",
+    re.IGNORECASE,
+)
+_OTHER_LABEL = re.compile(
+    r"(?:^|[^\w'’])\(?([A-Z])\s?[:).](?!\w)|[:).\-–—]\s*(?:or\s|and\s)?\(?([A-Z])\)?\W*$", re.IGNORECASE
+)
 
 
 def _boxed_option(text: str, choices: Choices) -> str | None:
@@ -130,7 +158,7 @@ def _boxed_option(text: str, choices: Choices) -> str | None:
     content = _fold(bare_answer(last_box(text) or ""))
     if exact := letter_of_option(content, choices):
         return exact
-    if _NEGATION.search(content):
+    if _NEGATION.search(content) or _FORMULA_OF_MORE.search(content):
         return None
     found = set()
     # The longest first, each taken out, so that "Moon of Mars" does not name "Mars" as well.
@@ -154,9 +182,9 @@ def _whole(text: str) -> re.Pattern[str]:
 def _answer_line(text: str, letters: set[str], choices: Choices) -> str | None:
     for line in answer_lines(text):
         answer = latin_letters(line).strip()
-        if option := letter_of_option(answer, choices):
+        if option := letter_of_option(bare_answer(answer), choices):
             return option
-        if _lists_letters(_before_reason(answer), letters):
+        if _lists_letters(_before_reason(_undenied(answer)), letters):
             return None
         if letter := _named_letter(answer, letters):
             return letter
@@ -165,7 +193,7 @@ def _answer_line(text: str, letters: set[str], choices: Choices) -> str | None:
 
 def _named_letter(answer: str, letters: set[str]) -> str | None:
     """The option that a sentence names: "C", "(C) Saturn", "I think C", "Option B because A is wrong"."""
-    answer = _DENIED.sub(" ", bare_answer(answer))
+    answer = _undenied(bare_answer(answer))
     if len(answer) == 1:
         return answer.upper() if answer.upper() in letters else None
     for part in (_before_reason(answer), answer):
@@ -175,6 +203,11 @@ def _named_letter(answer: str, letters: set[str]) -> str | None:
         if named:
             return named[0 if named[0].start() == start else -1][0].upper()
     return None
+
+
+def _undenied(answer: str) -> str:
+    """``answer`` without the options that it denies: "not A", "A and B are wrong"."""
+    return _WRONG.sub(" ", _DENIED.sub(" ", answer))
 
 
 def _is_option(match: re.Match[str], letters: set[str], start: int) -> bool:
@@ -198,7 +231,9 @@ def _before_reason(answer: str) -> str:
 
 
 def _lists_letters(answer: str, letters: set[str]) -> bool:
-    """Whether two different options stand side by side: "A, B", "A or B"."""
+    """Whether two different options stand side by side, or each with its text: "A, B", "A) x or B) y"."""
+    if len({label[1] or label[2] for label in _LABELS.finditer(answer)} & letters) > 1:
+        return True
     found = [
         match
         for match in _LONE_CHOICE.finditer(answer)

@@ -80,8 +80,9 @@ _COMMAND = re.compile(r"\\(?:boxed|text(?:bf|it|tt)?|math(?:rm|bf|it|sf|bb|cal)|
 _DELIMITER = re.compile(r"\\[()\[\]]|\$")
 _MONEY_OR_PERCENT = re.compile(r"\\?[%$£€]")
 _GROUP_SEPARATOR = re.compile(r"(\d),(\d{3})(?!\d)")
+_LATEX_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d)")  # 1{,}234 and 1\,234
 _LIST_SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
-_DASHES = str.maketrans("−‐‒–", "----")  # the minus sign, and what stands for one or for a hyphen
+_DASHES = str.maketrans("−‐‒–’ʼ", "----''")  # the minus sign, what stands for it or a hyphen; apostrophes
 _SYMBOLS = str.maketrans({"°": "^\\circ", "√": "\\sqrt", "π": "\\pi"})
 _UNIT = re.compile(r"(\^?\{?\\circ\}?|(?<![a-z])(?:cm|mm|km|kg|m))$")
 
@@ -154,6 +155,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _ungrouped(text: str) -> str:
+    text = _LATEX_SEPARATOR.sub(",", text)
     return _GROUP_SEPARATOR.sub(r"\1\2", text).replace("\\%", "%")
 
 

@@ -275,7 +275,9 @@ _QUERY = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s", re.IGNORECASE)
 _BEGINS = re.compile(
     r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s|(?im:^[ \t]*(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s)"
 )
-_ENDS = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n")  # what is quoted ends nothing
+_ENDS = re.compile(  # what is quoted ends nothing
+    r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n|(?:```|~~~|</\w+>)|(?<=\w)\.\s{1,9}(?=[A-Z][a-z]*\s[a-z])"
+)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 

@@ -39,13 +39,19 @@ _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
 
 _LIST_GAP = re.compile(
-    r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)|[,;&])[\s$]*(?:\\[()\[\]])?[\s$]*"
+    r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
+    r"|[,;&/])[\s$]*(?:\\[()\[\]])?[\s$]*"
 )
 
 _LIST_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
 _LIST_WORD = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*(and|or)\s*\}")
 
-_LABEL = re.compile(r"answer[*_`]{0,4}(?:\s{1,9}is)?\s{0,99}[:：][*_`]{0,4}", re.IGNORECASE)
+_WORDS = "answer|antwort|réponse|respuesta|risposta|resposta|ответ|答案|答え|回答|정답|답"
+"""What languages call an answer."""
+_LABEL = re.compile(
+    rf"(?:{_WORDS})[*_`]{{0,4}}(?:\s{{1,9}}is|是|为)?\s{{0,99}}[:：][*_`]{{0,4}}|(?:答案|回答)[是为](?![否不])",
+    re.IGNORECASE,
+)
 _HEADING = re.compile(
     r"^[ \t]{0,9}(?:#{1,6}[ \t]{1,9}[*_]{0,3}|[*_]{2,3})(?:(?:the|my|final|correct)[ \t]{1,9}){0,2}answer"
     r"[*_]{0,3}[ \t]{0,99}$",
@@ -53,8 +59,18 @@ _HEADING = re.compile(
 )
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
+_BULLET = re.compile(r"^(?:>\s?|[-*•]\s(?!\d))+")
 _MAX_LABELS, _MAX_LINE = 16, 20_000
 """Labels that are looked at from the end of a text, and characters of an answer behind one."""
+_INVISIBLE = dict.fromkeys(
+    (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+)
+"""Characters that are not seen: spaces without width, joiners, marks of direction."""
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|\w{2,6}n['’]t|instead of|rather than|other than|except|anything but|neither|nor)"
+    r"|\\neq?|\\not\s?=|≠|!=)(?:\s{1,9}(?:be|equal to|the|is))?[\s$*_(\[\\]{0,9}(?:boxed\s?\{)?$",
+    re.IGNORECASE,
+)
 _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "”": "”", "„": "“", "‘": "’", "«": "»", "*": "*", "_": "_"}
 
 
@@ -76,6 +92,16 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def visible(text: str) -> str:
+    """``text`` without characters that are not seen."""
+    return text if text.isascii() else text.translate(_INVISIBLE)
+
+
+def is_denied(text: str, start: int) -> bool:
+    """Whether what begins at ``start`` is denied by the words before it: "not 5", "instead of $5$"."""
+    return _DENIED.search(text[max(0, start - 40) : start]) is not None
+
+
 def stated(expected: str) -> str:
     """A row's right answer; for pydantic's `AfterValidator`.
 
@@ -91,8 +117,8 @@ def boxes(text: str) -> list[Span]:
     r"""The contents of the boxes in a text, in the order in which they begin.
 
     A box is ``\boxed{}``, ``\fbox{}``, ``\framebox{}`` or ``\bbox{}``, with space or line breaks before its
-    brace, or without a brace: ``\boxed C``, ``\boxed 23``, ``\boxed\frac{1}{2}``. One that is not closed, or
-    is empty, is none.
+    brace, or without a brace: ``\boxed C``, ``\boxed 23``, ``\boxed\frac{1}{2}``. One that is not closed, is
+    empty, or is denied ("not \boxed{5}"), is none.
     """
     closing = _closing_braces(text)
     found = []
@@ -102,7 +128,8 @@ def boxes(text: str) -> list[Span]:
             start, end = start + 1, closing.get(start, -1)
         else:
             end = _bare_end(text, start, closing)
-        if start < end and _trimmed(text, start, end) != (end, end):
+        blank = start >= end or _trimmed(text, start, end) == (end, end)
+        if not blank and not is_denied(text, box.start()):
             found.append(Span(start, end, box.start()))
     return found
 
@@ -112,6 +139,7 @@ def last_box(text: str) -> str | None:
 
     A box that only names its content (``\boxed{answer}``) counts if there is no other.
     """
+    text = visible(text)
     span = last_box_span(text)
     return None if span is None else text[span.start : span.end].strip()
 
@@ -132,6 +160,7 @@ def last_box_span(text: str) -> Span | None:
 
 def last_boxes(text: str) -> list[str]:
     r"""The last boxes' contents, if only commas, "and" or "or" separate them: ``\boxed{1} and \boxed{2}``."""
+    text = visible(text)
     last = last_box_span(text)
     if last is None:
         return []
@@ -154,6 +183,7 @@ def answer_lines(text: str) -> Iterator[str]:
     may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis,
     quotation marks, a box and a full stop around the answer are removed.
     """
+    text = visible(text)
     labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
     for start in sorted(labels, reverse=True)[:_MAX_LABELS]:
         if answer := _answer_at(text, start):
@@ -245,7 +275,7 @@ def _is_placeholder(text: str, span: Span) -> bool:
 def _answer_at(text: str, start: int) -> str:
     for _ in range(_LOOK_AHEAD):
         end = text.find("\n", start)
-        line = text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE]
+        line = _BULLET.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
         box = _BOX.match(undecorated(line).lstrip("$ "))
         answer = (last_box(line) if box else None) or undecorated(line)
         if answer and not line.startswith("```") and not _is_rule(answer):

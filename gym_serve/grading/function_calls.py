@@ -23,10 +23,14 @@ def arguments_of(call: JSON) -> JSON | None:
 def decoded_arguments(call: JSON) -> Any:
     """The arguments of a ``function_call`` item, be they an object or not; None if they are no JSON.
 
-    A nest of more than `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
+    A blank text or null, which a call without parameters may have, is an empty object. A nest of more than
+    `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
     """
+    arguments = call.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+        return {}
     try:
-        return decode_arguments(call.get("arguments"))
+        return decode_arguments(arguments)
     except ValueError:
         return None
 

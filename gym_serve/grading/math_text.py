@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
+from collections.abc import Callable
 from decimal import Decimal
 from typing import NamedTuple
 
-from gym_serve.grading.answers import answer_lines, bare_answer, last_boxes
+from gym_serve.grading.answers import answer_lines, bare_answer, is_denied, last_boxes, undecorated, visible
 
 MAX_ANSWER = 10_000
 """Characters of an answer that are read; a longer one is equal to nothing."""
@@ -25,7 +26,7 @@ MAX_ANSWER = 10_000
 _BOX = r"\boxed{"
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _DIGIT = re.compile(r"[^\D0-9]")
-_SPACE = r"(?:[ \u00a0\u2009\u202f]|\\[ ,]|~)"
+_SPACE = r"(?:[ \u00a0\u2009\u202f]|\{?\\[ ,;:]\}?|~)"
 _BOXED_NUMERAL = re.compile(
     rf"\\boxed\{{\s{{0,9}}([+-]?)([0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+|[0-9]+)(?:\.([0-9]*))?\s{{0,9}}\}}"
 )
@@ -114,7 +115,7 @@ def written_answer(text: str) -> str | None:
     if boxes := last_boxes(text):
         return ", ".join(boxes)
     line = next(answer_lines(text), None)
-    for candidate, longest_word in ((line, 2), (text, 1)):
+    for candidate, longest_word in ((line, 2), (_stated(text), 2), (undecorated(text).lstrip("->•# "), 1)):
         if candidate is not None and _is_formula(candidate, longest_word):
             return candidate.strip()
     formulas = list(_FORMULA.finditer(text))
@@ -131,18 +132,70 @@ def written_answer(text: str) -> str | None:
             chosen = None
     else:
         chosen = None if re.search(r"\d", text[formulas[-1].end() :]) else formulas[-1]
-    if chosen is None or _connected(text, chosen):
+    if chosen is None or _connected(text, chosen) or is_denied(text, chosen.start()):
         return None
-    return next(group for group in chosen.groups() if group is not None).strip()
+    written = next(group for group in chosen.groups() if group is not None).strip()
+    return None if _BOX in written else written  # a box that is denied
+
+
+_STATEMENT = re.compile(
+    r"\banswer\b(?:[ \t]{1,9}\w{1,15}){0,4}?[ \t]{1,9}"
+    r"(?:is|equals|(?:would|must|will|could|may|might|can|should) be)\b:?"
+    r"(?:[ \t]equal[ \t]to)?[ \t]*([^\n]{1,300})",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?][*_]{0,3}(?:\s|$)")
+_BOUND = re.compile(
+    r"(?:\b(?:at (?:least|most)|(?:less|more|greater|fewer|smaller|larger|lower|higher|bigger) than|up to"
+    r"|between|below|above|under|over|either)\b|[<>≤≥≠±]|\\(?:[lg]eq?|[lg]t|pm)(?![A-Za-z]))"
+    r"(?:\W{1,4}\w{1,12}){0,3}\W{0,4}$",
+    re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(
+    r"[^\w.]*\s(?:or|to|maybe|perhaps|possibly)\b[\w\s,]{0,30}[^\w]{0,4}(?=\d)", re.IGNORECASE
+)
+_RANGE = re.compile(r"\bbetween\s\S{1,40}\s{1,9}and\s{1,9}\W{0,4}$", re.IGNORECASE)
+_REFUSED = re.compile(r"[^\w.]*\sis(?:n['’]t| not| wrong| false| incorrect)\b", re.IGNORECASE)
+_NUMERAL = re.compile(r"\d[\d.,/]*")
+
+
+def _stated(text: str) -> str | None:
+    """What the last "the answer is" of a text says, up to the end of the sentence."""
+    found = _STATEMENT.findall(text)
+    return undecorated(_SENTENCE_END.split(found[-1], maxsplit=1)[0]) if found else None
+
+
+def _is_hedged(text: str) -> bool:
+    """Whether the number that prose ends with, or states as the answer, is denied or not the only one."""
+    stated = next(answer_lines(text), None) or _stated(text)
+    lines = [line for line in text.splitlines() if _NUMERAL.search(line)]
+    clause = stated or (lines[-1][-1000:] if lines else "")
+    numerals = list(_NUMERAL.finditer(clause))
+    if not numerals:
+        return False
+    if stated:
+        first = numerals[0]
+        if is_denied(clause, first.start()) or _BOUND.search(clause[: first.start()]):
+            return True
+    else:
+        first = numerals[-1]
+        if is_denied(clause, first.start()) or _RANGE.search(clause[: first.start()]):
+            return True
+        between = _ALTERNATIVE.match(clause, numerals[-2].end()) if len(numerals) > 1 else None
+        if between and between.end() == first.start():
+            return True
+    return bool(_ALTERNATIVE.match(clause, first.end()) or _REFUSED.match(clause, first.end()))
 
 
 def _is_formula(text: str, longest_word: int) -> bool:
     """Whether a line is an answer without prose around it: it has no long words but units."""
-    if not 0 < len(text.strip()) <= _MAX_FORMULA or "\n" in text.strip():
+    if not 0 < len(text.strip()) <= _MAX_FORMULA or "\n" in text.strip() or _BOX in text:
         return False
     bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT_COMMAND.sub(" ", text))
     words = re.findall(rf"[A-Za-z]{{{longest_word + 1},}}", bare)
-    return not _PROSE.search(bare) and all(word in _UNITS or word.lower() in _UNITS for word in words)
+    return not _PROSE.search(bare) and all(
+        word in _UNITS or word.lower() in _UNITS or word in ("and", "or", "pi") for word in words
+    )
 
 
 def _connected(text: str, formula: re.Match[str]) -> bool:
@@ -157,7 +210,7 @@ def _connected(text: str, formula: re.Match[str]) -> bool:
 
 _TEXT_COMMAND = re.compile(
     r"\\(text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|operatorname\*?|boldsymbol|bm)"
-    r"\s*\{((?:[^{}\\]|\\[^A-Za-z]|\\(?:pi|circ|frac|sqrt|cdot|times)(?![A-Za-z]))*)\}"
+    r"\s*\{((?:[^{}\\]|\^\{[-\d]{1,3}\}|\\[^A-Za-z]|\\(?:pi|circ|frac|sqrt|cdot|times)(?![A-Za-z]))*)\}"
 )
 _SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
 _OPERATORS = frozenset(
@@ -170,7 +223,11 @@ _OPERATORS = frozenset(
 )
 _FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))
 _WORD = re.compile("\0(\\d+)\0")
-_NAMED = {"infinity": r"\infty", "pi": r"\pi", "percent": r"\%", "percentage": r"\%", "pct": r"\%"}
+_NAMED = {
+    **{"thousand": r"\times 10^{3}", "million": r"\times 10^{6}", "billion": r"\times 10^{9}"},
+    **{"trillion": r"\times 10^{12}", "infinity": r"\infty", "pi": r"\pi"},
+    **{"percent": r"\%", "percentage": r"\%", "pct": r"\%", "per cent": r"\%"},
+}
 
 _SIGNS = str.maketrans(
     {
@@ -183,6 +240,8 @@ _SIGNS = str.maketrans(
         **{"×": r"\times ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∞": r"\infty ", "∪": r"\cup "},
         **{"∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ", "∅": r"\emptyset ", "ⅈ": "i", "ⅇ": "e", "µ": "u"},
         "μ": r"\mu ",
+        "º": r"^\circ ",
+        **{chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)},  # of full width
     }
 )
 _VULGAR = re.compile("(\\d?)\\s?([¼-¾⅐-⅞])")
@@ -196,18 +255,41 @@ _STYLES = re.compile(
     r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|[bB]igg?[lrm]?|limits"
     r"|nolimits)(?![A-Za-z])\s*"
 )
-_NEGATIVE_SPACE = re.compile(r"\\!\s*")
-_BARE_FRACTION = re.compile(r"(?<![\w.})\]])\.(?=\d)")
+_NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _FORMULA_AND_UNIT = re.compile(r"\$(\S|\S[^$]*\S)\$(\s+[A-Za-z][A-Za-z /^0-9]*\.?)")
-_EMPTY_ITEM = re.compile(r",\s*(?=,)")
-_SPACES = re.compile(r"\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _LONG_EXPONENT = re.compile(r"\^\s?(-\d+|\d{2,})")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d{1,400}(?:\.\d{0,400})?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
+_COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
+_SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
+    r"\\varnothing(?![A-Za-z])": r"\\emptyset ",
+    r"\\([lr])brace(?![A-Za-z])": lambda m: r"\{" if m[1] == "l" else r"\}",
+    r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
+    r"\\(?:nicefrac|sfrac|xfrac)(?![A-Za-z])": r"\\frac",
+    r"\\colon(?![A-Za-z])": ":",
+    r"(?<=\d|\))\s?\\deg(?:ree)?(?![A-Za-z])|\^\s?\{?\s?\\(?:text|mathrm)\s?\{o\}\s?\}?": r"^\\circ ",
+    r"\*\*": "^",
+    r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
+    r"(?<=\d)\s(thousand|million|billion|trillion)(?![A-Za-z])": lambda m: _NAMED[m[1]],
+    r"(?<![\w.\\}])\.(?=\d)": "0.",
+}
+"""Spellings, and those that math-verify reads."""
+_SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _SYNONYMS.items()]
+_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_LIST_WORDS = re.compile(r"\s*,?\s+(?:and|or)\s+(?=[-+\\(\[$\d])|\s*,(?:\s*,)+")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])\s*")
+_GROUPS = re.compile(
+    r"(?<![\w.,(\[{])(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:['’_]\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?![\w.(]|,\d{3})"
+)
+_COMMA = re.compile(
+    r"(?<![\w.,(\[{])(\d+)(?:,|\{[,.]\})(\d{1,2}|\d{4,}|(?<=^0,)\d+|(?<=^0\{,\})\d+)(?![\w.,)\]])"
+)
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*10\s*\^")
 _MIXED = re.compile(r"(?<![\w.,/^}])(\d{1,30})\s+(\d{1,30})\s*/\s*(\d{1,30})(?![\w/]|[.,]\d)")
 _BASED = re.compile(r"(?<![\w.}\\])(\d[0-9A-Fa-f]*)_\s*(?:\{\s*(\d+)\s*\}|(\d+))(?![\w^])")
 _RELATION = re.compile(
-    r"(\\(?:neq?|le|leq|leqslant|ge|geq|geqslant|lt|gt|not\s?=|approx|sim|simeq|equiv|pm|mp)(?![A-Za-z])|!=|[<>]=?|=)\s*"
+    r"(\\(?:neq?|le|leq|leqslant|ge|geq|geqslant|lt|gt|not\s?=|approx|sim|simeq|equiv|gtrsim|lesssim)(?![A-Za-z])|!=|[<>]=?|=)\s*"
 )
 _RELATIONS = {
     r"\neq": r"\ne", "!=": r"\ne", r"\not=": r"\ne", r"\not =": r"\ne", r"\leq": r"\le", r"\leqslant": r"\le",
@@ -257,32 +339,48 @@ _NO_UNITS = _OPERATORS | {
     "then",
 }
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
-_LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be)|[:=])$")
+_LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
+_LABEL_IN_FRONT = re.compile(
+    r"(?:(?:the|final|my)\s)*(?:answer|result|solution)(?:\sis)?\s?[:=]\s?", re.IGNORECASE
+)
+_IS_WORD = re.compile("[A-Za-z]{4}|^(?:yes|no|odd)$", re.IGNORECASE)
 _SYMBOL = r"\psi_{{{}}}"
 
 
-def read(content: str) -> Reading:
+def read(content: str, *, single: bool = False) -> Reading:
     r"""An answer taken apart, its formulas spelled as math-verify reads them.
 
     Args:
         content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
+        single: no list is expected, so that a comma may stand in a number: ``12,5`` and ``1.234.567``.
     """
-    content = bare_answer(content.replace("\0", ""))
+    content = bare_answer(visible(content).replace("\0", ""))
     if one := _FORMULA_AND_UNIT.fullmatch(content):
         content = one[1] + one[2]
+    if single:
+        content = _COMMA.sub(r"\1.\2", _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), content))
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
     text, words = _marked(text)
-    text = " ".join(text.split())
+    text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
+    text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
     relation = ""
     while found := _RELATION.match(text):
         relation += _RELATIONS.get(found[1], found[1])
         text = text[found.end() :]
-    if _WORDS_ONLY.fullmatch(text) and re.search("[A-Za-z]{4}", text) and text.lower() not in _NAMED:
+    if _WORDS_ONLY.fullmatch(text) and _IS_WORD.search(text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
     text, unit = _without_unit(text, words)
-    if relation == r"\pm" and not words and not re.search(r",|\\[pm][pm](?![A-Za-z])", text):
-        relation, text = "", rf"{text}, -({text})"
+    if _TRIGONOMETRY.search(text):
+        text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
+    if _PLUS_MINUS.match(text):
+        text = ", ".join(map(_both_signs, text.split(",")))
     return Reading(relation, _parts(text, words), unit)
+
+
+def _both_signs(term: str) -> str:
+    r"""``\pm 2`` as ``2, -(2)``."""
+    positive = _PLUS_MINUS.sub("", term.strip(), count=1)
+    return f"{positive}, -({positive})" if _PLUS_MINUS.match(term.strip()) else term
 
 
 def spelled_prose(text: str) -> str:
@@ -302,14 +400,28 @@ def ask(gold: str, answer: str) -> Question:
     if written is None:
         if wanted.relation or len(wanted.parts) != 1 or wanted.parts[0].startswith('"'):
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
+        if _is_hedged(answer):
+            return Question([], None, "it is denied, a bound, or one of several")
         return Question([(_boxed(wanted.parts[0]), spelled_prose(plain_numerals(answer)))], None, None)
     if len(written) > MAX_ANSWER:
         return Question([], written, f"it is longer than {MAX_ANSWER} characters")
-    given = read(written)
+    single = not re.search("[,;]", "".join(wanted.parts))
+    given = read(written, single=single)
     different = _difference(wanted, given)
-    pairs = [] if different else list(zip(wanted.parts, given.parts, strict=True))
+    pairs = [] if different else [_alike(*pair) for pair in zip(wanted.parts, given.parts, strict=True)]
     formulas = [(_boxed(a), _boxed(b)) for a, b in pairs if '"' not in (a[:1], b[:1])]
     return Question(formulas, written, different)
+
+
+def _alike(gold: str, answer: str) -> tuple[str, str]:
+    r"""Two formulas, without ``\%`` where only one of them has it and their numerals are the same."""
+    first, second = (re.sub(r"\s*\\?%\s*$", "", text) for text in (gold, answer))
+    both = first != gold and second != answer
+    return (
+        (first, second)
+        if not both and re.fullmatch(r"-?[\d.]+", first) and first == second
+        else (gold, answer)
+    )
 
 
 def _boxed(formula: str) -> str:
@@ -349,10 +461,11 @@ def _spelled(text: str) -> str:
         text = _SUPERSCRIPT.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
         text = _SUBSCRIPT.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
         text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}", text).translate(_SIGNS)
-    text = _STYLES.sub("", text)
+    text = _COLOR.sub("", _STYLES.sub("", text))
     text = _NEGATIVE_SPACE.sub("", text)
     text = _SPACES.sub(" ", text)
-    text = _BARE_FRACTION.sub("0.", text)
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
     text = _SCIENTIFIC.sub(_decimal, text)
     text = _TIMES_TEN.sub(r"\\times 10^", text)
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
@@ -395,7 +508,7 @@ def _marked(text: str) -> tuple[str, list[str]]:
         words.append(inner)
         return f"\0{len(words) - 1}\0"
 
-    text = _EMPTY_ITEM.sub("", _TEXT_COMMAND.sub(mark, text))
+    text = _TEXT_COMMAND.sub(mark, text)
     return _SWITCHED.sub(mark, text), words
 
 

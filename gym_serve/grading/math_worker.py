@@ -35,6 +35,8 @@ _SAME, _DIFFERENT = 1e-40, 1e-15
 """Relative distance of two exact numbers that are surely equal, and surely not."""
 _ROUNDED = 2e-6
 """Distance of a decimal from every number that agrees with it to six places."""
+_STORED = 1e-14
+"""Relative distance of a decimal from what is stored for it."""
 _FRACTION, _EXACT, _NOTHING = 1e-4, 1e-12, 1e-9
 """Relative distance of two equal numbers, one of which is a decimal, or none; what a decimal 0 may be."""
 
@@ -223,6 +225,8 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
             return None
         apart = abs(gold - answer)
         if any(form.has(Float) for form in forms):
+            if abs(gold) > 1 and apart < _STORED * abs(gold):
+                return True
             return False if apart > _ROUNDED else None
         near = apart / max(abs(gold), abs(answer))
     except Exception:

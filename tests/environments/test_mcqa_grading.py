@@ -65,6 +65,22 @@ texts = st.lists(pieces, max_size=20).map("".join) | st.text()
         (r"\boxed{\textbf{B: Venus}}", "B"),
         (r"\boxed{B}. I put it in \boxed{} as asked.", "B"),
         (r"\boxed{B}, in \boxed{answer} as asked.", "B"),
+        (r"\boxed{(B) Venus}", "B"),
+        (r"\boxed{\text{(B)}~\text{Venus}}", "B"),
+        (r"\boxed{\textbf{(B)}\ \text{Venus}}", "B"),
+        (r"\boxed{\text{Option B}}", "B"),
+        (r"\boxed{The answer is B}", "B"),
+        (r"\boxed{B – Venus}", "B"),
+        (r"\boxed{(\text{B})}", "B"),
+        (r"\boxed{\textcolor{blue}{B}}", "B"),
+        ("\\boxed{\u200eＢ\u200f}", "B"),
+        (r"not \boxed{B}", None),
+        (r"\boxed{B}, not \boxed{C}", "B"),
+        (r"\boxed{B-C}", None),
+        (r"\boxed{B: C}", None),
+        (r"\boxed{B. Or C.}", None),
+        (r"\boxed{B) Venus C) Saturn}", None),
+        (r"\boxed{B: Venus or C: Saturn}", None),
         ("B", None),
         ("", None),
     ],
@@ -85,6 +101,9 @@ def test_strict_takes_a_capital_from_the_last_box(text: str, letter: str | None)
         (r"\boxed{the Moon of Mars}", "D"),
         (r"\boxed{Marsupial}", None),
         (r"\boxed{not Venus}", None),
+        (r"\boxed{anything but Venus}", None),
+        (r"\boxed{It isn't Venus}", None),
+        (r"\boxed{\neq Venus}", None),
         (r"\boxed{Venus or Saturn}", None),
         (r"\boxed{Venus} \boxed{Pluto}", None),
         ("Venus", None),
@@ -109,6 +128,24 @@ def test_lenient_boxed_takes_an_option_text_too(text: str, letter: str | None) -
         ("Answer: Venus, I think", None),
         ("**Answer:** B", "B"),
         ("### Answer\n\n**Venus**", "B"),
+        ("Answer: $\\text{Venus}$", "B"),
+        ("答案：B", "B"),
+        ("Antwort: B", "B"),
+        ("\u200fAnswer: \u200bB", "B"),
+        ("Answer: B (not A or C)", "B"),
+        ("Answer: B, A is wrong", "B"),
+        ("Answer: B. A, C and D are wrong.", "B"),
+        ("Answer: A is wrong, so B", "B"),
+        ("Answer: B isn't right", None),
+        ("Answer: B is not correct", None),
+        ("Answer: Not (B)", None),
+        ("Answer: B) Venus or C) Saturn", None),
+        ("Answer: B: Venus, C: Saturn", None),
+        ("Answer: B vs C", None),
+        ("Answer: B→C", None),
+        ("Answer: B, alternatively C", None),
+        pytest.param("Answer: " + "(" * 20_000, None, marks=pytest.mark.timeout(5)),
+        pytest.param("Answer: " + "B or C or " * 3_000, None, marks=pytest.mark.timeout(5)),
         ("Answer: E", None),
         ("Answer:", None),
         ("answer B", None),
@@ -256,3 +293,21 @@ def test_pronouns_and_articles_are_no_options(text: str, letter: str | None, mod
 )
 def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None) -> None:
     assert match_letter(text, NUMBERS, BOXED) == letter
+
+
+@pytest.mark.parametrize(
+    ("box", "letter"),
+    [
+        ("10", "B"),
+        ("10.", "B"),
+        ("x = 10", "B"),
+        ("10\\text{ cm}", "B"),
+        *(
+            (box, None)
+            for box in ("10^2", "10/3", "10!", "\\sqrt{10}", "\\frac{1}{3}", "10+3", ">10", "\\ne 10")
+        ),
+    ],
+)
+def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) -> None:
+    numbers = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}])
+    assert match_letter(f"\\boxed{{{box}}}", numbers, BOXED) == letter

@@ -86,6 +86,12 @@ async def test_example_rows_run_where_they_are_of_sqlite(server: TextToSql) -> N
         ("selecting: SELECT a FROM t;;", "SELECT a FROM t;"),
         ("a; b; WITH x AS (SELECT 1) SELECT * FROM x", "WITH x AS (SELECT 1) SELECT * FROM x;"),
         ("```sql\nSELECT 1", "SELECT 1;"),
+        ("~~~sql\nSELECT 1\n~~~", "SELECT 1;"),
+        ("```plaintext\nSELECT 1\n```", "SELECT 1;"),
+        ("```\n-- all\nSELECT 1\n```", "SELECT 1;"),
+        ("<sql>SELECT 1</sql>", "SELECT 1;"),
+        ("Use this: SELECT a FROM t. It has all names.", "SELECT a FROM t;"),
+        ("SELECT '```', '</b>' FROM t", "SELECT '```', '</b>' FROM t;"),
     ],
 )
 async def test_the_query_in_a_text(text: str, query: str | None) -> None:

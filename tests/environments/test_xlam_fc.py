@@ -114,3 +114,9 @@ async def test_a_deep_nest_is_scored(levels: int) -> None:
 
 async def test_a_stored_response_can_be_scored_again() -> None:
     assert await Bench(XlamFc()).call("reverify_mode") == "stateless"
+
+
+@pytest.mark.parametrize("arguments", ["{}", "", " \n", "null"])
+async def test_a_call_without_any_arguments_may_leave_them_out(arguments: str) -> None:
+    verdict = await Bench(XlamFc()).verify({"expected_answers": [{"name": "f"}]}, [called("f", arguments)])
+    assert verdict["reward"] == 1.0
