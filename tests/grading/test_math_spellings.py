@@ -188,6 +188,10 @@ BOXED: dict[str, list[tuple[str, str, bool]]] = {
 """Gold, content of the box, whether they are equal."""
 
 TEXTS: list[tuple[str, str, bool]] = [
+    ("-5", "-5", True),
+    ("5", "-5", False),
+    ("-10/9", "-\\frac{10}{9}", True),
+    ("x + 1", "- x + 1", True),
     ("23", "\\boxed {23}", True),
     ("23", "\\boxed\n{23}", True),
     ("23", "\\fbox{23}", True),
