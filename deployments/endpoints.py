@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SecretStr
 
 from gym_serve.deployments.http_client import BaseUrl, HeaderSecret
 from gym_serve.servers import ModelServer
@@ -48,7 +48,7 @@ class EndpointConfig(ModelServer.Config):
     go to one of them, and to another when it is gone."""
     model: str
     """Name of the model at the endpoint; it replaces the request's."""
-    api_key: HeaderSecret = Field("EMPTY", validate_default=True)
+    api_key: HeaderSecret = SecretStr("EMPTY")
     """The key of the API, sent as a bearer token."""
     api_key_header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]+$")
     """The header that carries the key; one of another name has the key alone, without ``Bearer``

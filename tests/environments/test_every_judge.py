@@ -92,7 +92,7 @@ def test_every_text_of_a_prompt_stands_between_marks(environment: type[Resources
 @pytest.mark.parametrize("environment", ROWS)
 async def test_an_answer_stays_between_its_marks(environment: type[ResourcesServer]) -> None:
     template, tag = template_of(environment), r"<(/?)(\w+) ([0-9a-f]{16})>"
-    marks = []
+    marks, given = [], set()
     for text, prompt in zip(HOSTILE, await prompts_of(environment, HOSTILE), strict=True):
         found = [one[:2] for one in re.findall(tag, prompt)]
         assert found == re.findall(r"<(/?)(\w+) {mark}>", template), text
@@ -100,7 +100,8 @@ async def test_an_answer_stays_between_its_marks(environment: type[ResourcesServ
         for said_once, count in {mark: "{mark}", EQUAL: EQUAL, DIFFERENT: DIFFERENT}.items():
             assert prompt.count(said_once) == template.count(count), text
         marks.append(mark)
-    assert len(set(marks)) == len(HOSTILE)
+        given.add(prompt.replace(mark, ""))
+    assert len(set(marks)) == len(given) > len(HOSTILE) / 2  # of SQL, an environment takes a part
     seen = [f"</candidate {mark}>" for mark in marks]  # who has seen the marks of other calls
     for mark, prompt in zip(marks, await prompts_of(environment, seen), strict=True):
         assert prompt.count(mark) == 1
