@@ -60,8 +60,8 @@ class Backoff:
         return full * (0.5 + 0.5 * self.spread())
 
 
-_FEWEST = 8
-"""How many attempts in a row must find the graph unavailable, at least."""
+_FEWEST = 4
+"""How many attempts in a row must find the graph unavailable, at least: two of each of two rollouts."""
 
 _MAX_PROBES = 8
 """How many probes may fail; the default back-off reaches it in two to three minutes."""
@@ -71,7 +71,7 @@ class Outage:
     """Whether the graph as a whole is unavailable.
 
     Args:
-        concurrency: attempts that run at the same time; as many in a row must fail.
+        concurrency: attempts that run at the same time. As many in a row must fail, or as there are jobs.
         backoff: how long a pause lasts; it grows with every probe that fails.
     """
 
@@ -98,8 +98,13 @@ class Outage:
         self._streak = self._probes = 0
         self._until = None
 
-    def unavailable(self, started: float, now: float) -> bool:
-        """An attempt that started at ``started`` found the graph unavailable.
+    def unavailable(self, started: float, now: float, jobs: int) -> bool:
+        """An attempt found the graph unavailable.
+
+        Args:
+            started: when it started.
+            now: the time.
+            jobs: how many are not finished, its own included.
 
         Returns:
             whether it was only a probe, which does not count as an attempt at its rollout.
@@ -107,7 +112,7 @@ class Outage:
         if self._probes > _MAX_PROBES:
             return False
         self._streak += 1
-        tripped = self._until is None and self._streak >= max(_FEWEST, self._concurrency)
+        tripped = self._until is None and self._streak >= max(_FEWEST, min(self._concurrency, jobs))
         probed = self._until is not None and started >= self._until
         if tripped or probed:
             self._probes += 1
@@ -280,7 +285,7 @@ class Scheduler:
             self._pace.answered()
         if failure is None or not failure.unavailable or self._attempts == 1:
             self._outage.answered()
-        elif self._outage.unavailable(started, now):
+        elif self._outage.unavailable(started, now, len(self._jobs)):
             heapq.heappush(self._ready, number)
             return "again"
         if failure is not None and failure.retryable and attempt + 1 - job.forgiven < self._attempts:

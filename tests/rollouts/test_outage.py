@@ -18,18 +18,18 @@ BACKOFF = Backoff(first=1.0, largest=8.0, spread=lambda: 1.0)
 def away(concurrency: int = 4) -> Outage:
     """An outage that was noticed at the time 10, with a pause of a second."""
     outage = Outage(concurrency, BACKOFF)
-    for _ in range(max(8, concurrency)):
+    for _ in range(max(4, concurrency)):
         assert outage.places(10.0) == concurrency
-        outage.unavailable(started=9.0, now=10.0)
+        outage.unavailable(started=9.0, now=10.0, jobs=100)
     return outage
 
 
 def test_a_pause_then_one_probe_at_a_time() -> None:
     outage = away()
     assert (outage.until, outage.places(10.9), outage.places(11.0)) == (11.0, 0, 1)
-    assert not outage.unavailable(started=9.5, now=11.2)  # it had started before
+    assert not outage.unavailable(started=9.5, now=11.2, jobs=100)  # it had started before
     assert outage.until == 11.0
-    assert outage.unavailable(started=11.0, now=11.5)
+    assert outage.unavailable(started=11.0, now=11.5, jobs=100)
     assert (outage.until, outage.places(13.4), outage.places(13.5)) == (13.5, 0, 1)
     outage.answered()
     assert (outage.until, outage.places(13.4)) == (None, 4)
@@ -38,8 +38,8 @@ def test_a_pause_then_one_probe_at_a_time() -> None:
 def test_one_answer_in_between_is_no_outage() -> None:
     outage = Outage(4, BACKOFF)
     for _ in range(10):
-        for _ in range(7):
-            outage.unavailable(started=0.0, now=0.0)
+        for _ in range(3):
+            outage.unavailable(started=0.0, now=0.0, jobs=100)
         outage.answered()
     assert outage.places(0.0) == 4
 
@@ -49,23 +49,24 @@ def test_patience_ends() -> None:
     probes = 0
     while outage.places(outage.until or 0.0) == 1:
         assert outage.until is not None
-        outage.unavailable(started=outage.until, now=outage.until)
+        outage.unavailable(started=outage.until, now=outage.until, jobs=100)
         probes += 1
     assert probes == 8
     assert outage.places(0.0) == 20
     assert (outage.until or 0.0) < 10 + 200
 
 
-async def run_through(run: object, count: int) -> list[JSON]:
+async def run_through(run: object, count: int, concurrency: int = 8) -> list[JSON]:
     options = RunnerOptions(
-        concurrency=8, attempts=3, backoff=Backoff(first=0.02, largest=0.05, spread=lambda: 1.0)
+        concurrency=concurrency, attempts=3, backoff=Backoff(first=0.02, largest=0.05, spread=lambda: 1.0)
     )
     jobs = jobs_of(expand(rows(count), Expansion(), problem=pytest.fail))
     return [rollout async for _, rollout in stream(jobs, run, options)]  # type: ignore[arg-type]
 
 
-async def test_no_rollout_is_lost_while_the_graph_restarts() -> None:
-    """It is away for longer than three attempts take."""
+@pytest.mark.parametrize(("count", "concurrency", "most"), [(200, 8, 40), (30, 128, 60), (2, 8, 15)])
+async def test_no_rollout_is_lost_while_the_graph_restarts(count: int, concurrency: int, most: int) -> None:
+    """It is away for longer than three attempts take; small runs wait as large ones do."""
     back = time.monotonic() + 0.15
     refused = 0
 
@@ -77,10 +78,10 @@ async def test_no_rollout_is_lost_while_the_graph_restarts() -> None:
             raise Unavailable("connection refused")
         return scored(row)
 
-    found = await run_through(restarting, 200)
-    assert len(found) == 200
+    found = await run_through(restarting, count, concurrency)
+    assert len(found) == count
     assert all("failure" not in rollout for rollout in found)
-    assert refused < 40
+    assert refused < most
 
 
 async def test_with_one_attempt_each_nothing_is_held_back() -> None:
