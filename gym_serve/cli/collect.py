@@ -197,34 +197,36 @@ def collect(
     from gym_serve.cli.printing import echo, is_quiet
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
+    from gym_serve.rollouts.files import regular
     from gym_serve.rollouts.trackers import check_tracker
 
     if track is not None:
         check_tracker(track)
     budget = Budget(max_cost, max_tokens)
-    _check(target, rows, output, options, budget, resume=resume or retry_failed)
-    with target.open() as gym:
-        if dashboard:
-            echo(f"Ray's dashboard: {gym.dashboard_url}", err=True)
-        if gym.url and not is_quiet():
-            echo(f"Episodes are shown at {gym.url}/ui", err=True)
-        outcome = run_collection(
-            lambda progress, stopping: gym.collect(
-                rows,
+    with regular(rows) as rows:
+        _check(target, rows, output, options, budget, resume=resume or retry_failed)
+        with target.open() as gym:
+            if dashboard:
+                echo(f"Ray's dashboard: {gym.dashboard_url}", err=True)
+            if gym.url and not is_quiet():
+                echo(f"Episodes are shown at {gym.url}/ui", err=True)
+            outcome = run_collection(
+                lambda progress, stopping: gym.collect(
+                    rows,
+                    output,
+                    resume=resume,
+                    retry_failed=retry_failed,
+                    progress=progress,
+                    stop=stopping,
+                    budget=budget,
+                    track=track,
+                    **options,
+                ),
                 output,
-                resume=resume,
-                retry_failed=retry_failed,
-                progress=progress,
-                stop=stopping,
-                budget=budget,
-                track=track,
-                **options,
-            ),
-            output,
-        )
-        report_and_exit(
-            *outcome, as_json=as_json, failures=failures
-        )  # before the graph is taken down, which takes seconds
+            )
+            report_and_exit(
+                *outcome, as_json=as_json, failures=failures
+            )  # before the graph is taken down, which takes seconds
 
 
 def _check(

@@ -22,7 +22,9 @@ import gzip
 import hashlib
 import io
 import os
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -99,6 +101,19 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, compressing)
     else:
         yield file
+
+
+@contextmanager
+def regular(path: Path) -> Iterator[Path]:
+    """A file that can be read again and again: the given one, or a copy of what comes out of a pipe."""
+    if not path.exists() or path.is_file() or path.is_dir():
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="rows-", suffix=".jsonl") as copy:
+        with path.open("rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        yield Path(copy.name)
 
 
 def split_name(path: Path) -> tuple[str, str]:

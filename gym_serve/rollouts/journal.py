@@ -64,6 +64,8 @@ class Outputs:
     def of(cls, path: str | Path) -> Outputs:
         """The files of the run whose main file is ``path``."""
         path = Path(path)
+        if path.is_symlink():  # a link and its target are one run
+            path = path.resolve()
         stem, suffix = split_name(path)
         return cls(
             path,
@@ -91,6 +93,7 @@ class Header:
             failed rollouts were to be retried (``retry_failed``).
         format: version of these files.
         prices: of the graph's models, by model server, when the run began; for people, never compared.
+        output: name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others.
     """
 
     run: str
@@ -104,6 +107,7 @@ class Header:
     forgiven: int = 0
     format: int = _FORMAT
     prices: JSON = field(default_factory=dict)
+    output: str = ""
 
     @classmethod
     def new(cls, **content: Any) -> Header:
@@ -213,14 +217,23 @@ class Journal:
                 self.header = Header.read(outputs.header)
                 if self.header is None:
                     raise Conflict(f"{outputs.rollouts} cannot be resumed: {outputs.header.name} is missing")
+            self._check_owner()
         except BaseException:
             self.close()
             raise
 
+    def _check_owner(self) -> None:
+        """Raise a `Conflict` if the files beside the main one are those of another run."""
+        rollouts, path = self.outputs.rollouts, self.outputs.header
+        header = self.header or (Header.read(path) if path.exists() else None)
+        owner = rollouts.name if header is None else header.output or rollouts.name
+        if owner != rollouts.name and rollouts.with_name(owner).exists():
+            raise Conflict(f"{path} belongs to the run in {owner}: write {rollouts.name} under another name")
+
     def begin(self, header: Header) -> None:
         """Start a new run."""
-        header.write(self.outputs.header)
-        self.header = header
+        self.header = replace(header, output=self.outputs.rollouts.name)
+        self.header.write(self.outputs.header)
 
     def recover(self) -> Iterator[JSON]:
         """Read the files; yields the records, for counting.

@@ -75,6 +75,7 @@ def _merge(sources: list[Outputs], target: Outputs) -> None:
         source=first.source,
         forgiven=sum(header.forgiven for header in headers),
         prices=first.prices,
+        output=target.rollouts.name,
     )
     with replacing(target.inputs) as file:
         for source in sources:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -474,3 +476,16 @@ async def test_an_agent_that_gives_no_metrics(
 
 async def scored_async(row: JSON) -> JSON:
     return scored(row)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe, text = tmp_path / "rows", b'{"prompt": "a"}\n' * 1000
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=[text])
+    writer.start()
+    with files.regular(pipe) as rows:
+        assert [rows.read_bytes(), rows.read_bytes()] == [text, text]
+    writer.join()
+    assert not rows.exists()
+    with files.regular(tmp_path / "missing.jsonl") as rows:
+        assert rows == tmp_path / "missing.jsonl"

@@ -57,6 +57,27 @@ def test_names_of_the_files() -> None:
     assert Outputs.of("plain").inputs.name == "plain_materialized_inputs.jsonl"
 
 
+@pytest.mark.parametrize(("first", "second"), [("x.jsonl", "x"), ("x.jsonl", "x.json"), ("x", "x.jsonl.gz")])
+def test_names_that_differ_in_their_ending_share_no_files(tmp_path: Path, first: str, second: str) -> None:
+    opened(tmp_path / first).close()
+    for resume in (False, True):
+        with pytest.raises(Conflict, match=f"x_run.json belongs to the run in {first}"):
+            opened(tmp_path / second, resume)
+    (tmp_path / first).rename(tmp_path / second)  # it has become that of this name
+    opened(tmp_path / second, resume=True).close()
+
+
+def test_a_link_is_the_run_that_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(tmp_path / "disk" / "run.jsonl")  # which is not there yet
+    with opened(link) as journal:
+        journal.append(row_of(0), scored(row_of(0)))
+    assert link.is_symlink()
+    assert len(read_jsonl(tmp_path / "disk" / "run.jsonl")) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"disk", "out.jsonl"}
+
+
 def test_successes_and_failures_go_to_their_files(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with opened(path) as journal:
