@@ -30,7 +30,7 @@ from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather, city_key, mentions, weather_in
 from gym_serve.routing.inline import InlineTransport
-from gym_serve.servers.runner import relax_garbage_collection
+from gym_serve.servers.runner import tune_process
 from gym_serve.servers.transport import Call
 
 _HEADERS = {"content-type": "application/json"}
@@ -147,7 +147,7 @@ async def measured(url: str, arguments: argparse.Namespace) -> dict[str, float]:
         found: dict[str, list[float]] = {name: [] for name in loops}
         for rollout in loops.values():
             await cpu_ms(rollout, row, arguments.concurrency, arguments.concurrency)  # connections, caches
-        relax_garbage_collection()  # as a replica
+        tune_process()  # as a replica
         for _ in range(arguments.rounds):
             for name, rollout in loops.items():
                 found[name].append(await cpu_ms(rollout, row, arguments.rollouts, arguments.concurrency))

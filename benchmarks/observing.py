@@ -45,7 +45,7 @@ from benchmarks.harness.work import graph as http_graph
 from benchmarks.harness.work import model_behaviour
 from benchmarks.loopback import run_model_server
 from gym_serve import Gym
-from gym_serve.servers.runner import relax_garbage_collection
+from gym_serve.servers.runner import tune_process
 
 ROWS = "environments/simple_weather/data/example.jsonl"
 SETTINGS = ("none", "again", "counted", "timeline")
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--http", action="store_true")
     arguments = parser.parse_args()
-    relax_garbage_collection()  # as `gym-serve collect` does
+    tune_process()  # as `gym-serve collect` does
     if arguments.ray:
         with run_model_server(model_behaviour()) as model:
             measure_on_ray(arguments.rounds, arguments.rollouts, model.url)

@@ -15,7 +15,7 @@ from benchmarks.harness.work import rows
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.rollouts import Outputs
 from gym_serve.rollouts.files import read_records
-from gym_serve.servers.runner import relax_garbage_collection
+from gym_serve.servers.runner import tune_process
 
 __all__ = ["Advance", "Setup", "measure"]
 
@@ -66,7 +66,7 @@ def measure(setup: Setup, concurrency: int, count: int) -> dict[str, Any]:
     files, which `Gym.collect` adds, come after that and are given as ``seconds_of_metrics``.
     """
     work = rows(count)
-    relax_garbage_collection()  # as `gym-serve collect` does
+    tune_process()  # as `gym-serve collect` does
     with TemporaryDirectory() as folder:
         output = Path(folder) / "rollouts.jsonl"
         meter = _Meter(setup.census, count)

@@ -28,7 +28,7 @@ from typing_extensions import Self
 from gym_serve.cli.printing import echo, is_quiet, new_console, packed, shortened
 from gym_serve.cli.report import print_report
 from gym_serve.metrics import Failures
-from gym_serve.servers.runner import relax_garbage_collection
+from gym_serve.servers.runner import tune_process
 
 if TYPE_CHECKING:
     from gym_serve.rollouts import Progress, Report
@@ -84,7 +84,7 @@ def run_collection(collect: Collect, output: Path) -> tuple[Report | None, int |
                 report = _cancelled(display.last, output)
             return report, interrupts.exit_code
 
-    relax_garbage_collection()
+    tune_process()
     return asyncio.run(work())
 
 

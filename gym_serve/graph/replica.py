@@ -49,7 +49,7 @@ from gym_serve.servers.clients import CLIENTS, Client
 from gym_serve.servers.context import log_fields
 from gym_serve.servers.model import ModelServer
 from gym_serve.servers.resources import ResourcesServer
-from gym_serve.servers.runner import ServerRunner, relax_garbage_collection
+from gym_serve.servers.runner import ServerRunner, tune_process
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import GraphError
 
@@ -144,7 +144,7 @@ class Replica:
         )
         self._other_cpu = OtherCpu(name)
         await self._publisher.start()
-        relax_garbage_collection()
+        tune_process()
 
     def _part_from(self, caller: str) -> None:
         """A process has no connection any more: if it is dead, nobody may go on with its sessions."""

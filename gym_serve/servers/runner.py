@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import gc
 import logging
+import resource
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -51,6 +52,7 @@ GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 """The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
 
 _IDLE = 0.1
+_OPEN_FILES = 1 << 20
 """Share of its time that a tool may have waited or stood still, and still have had its chance to end."""
 
 logger = logging.getLogger("gym_serve")
@@ -314,15 +316,21 @@ class ServerRunner:
         return f"{self.server.name} has no {'tool' if prefix else 'operation'} {shown!r}{hint}"
 
 
-def relax_garbage_collection() -> None:
-    """Run the garbage collector less often, and never on what is loaded now, such as modules.
+def tune_process() -> None:
+    """Prepare this process for thousands of rollouts in flight.
 
-    With Python's default thresholds, (700, 10, 10), it scans the objects of all rollouts in flight again and
-    again, which took an eighth of an agent's CPU time. Only for processes of gym_serve's own (replicas, the
-    command line): in a trainer's process, the trainer decides.
+    Only for processes of gym_serve's own (replicas, the command line): in a trainer's process, the trainer
+    decides. The garbage collector runs less often, and never on what is loaded now, such as modules: with
+    Python's default thresholds, (700, 10, 10), it scans the objects of all rollouts in flight again and
+    again, which took an eighth of an agent's CPU time. And files may be open up to the hard limit, since each
+    model call is a connection, and many shells allow only 1,024.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _body_of(call: Call) -> Any:
