@@ -26,7 +26,7 @@ from gym_serve.environments.code_gen.running import (
     give_up,
     run_tests,
 )
-from gym_serve.grading import ending, replace_surrogates, shown
+from gym_serve.grading import ending, excerpt, replace_surrogates
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import Limits, SandboxName, SandboxPool, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
@@ -230,7 +230,6 @@ def _why_failed(report: TestReport, count: int) -> str:
     fault = report.fault or {}
     what = f"test {len(report.result)} of {count}: {str(fault['error_message']).lower()}"
     if fault["error"]:
-        return f"{what}: {shown(str(fault['error']))}"
-    return (
-        f"{what}: expected {shown(str(fault['expected']).strip())}, got {shown(str(fault['output']).strip())}"
-    )
+        return f"{what}: {excerpt(str(fault['error']))}"
+    expected, output = (excerpt(str(fault[key]).strip()) for key in ("expected", "output"))
+    return f"{what}: expected {expected}, got {output}"

@@ -31,8 +31,7 @@ from gym_serve.environments.google_search.web import (
     RecordedWeb,
     Web,
 )
-from gym_serve.grading import ending, last_box, replace_surrogates, same_text
-from gym_serve.grading.reasons import excerpt
+from gym_serve.grading import last_box, not_in_the_box, replace_surrogates, same_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 from gym_serve.servers.base import missing_package, missing_path
@@ -164,9 +163,8 @@ class GoogleSearch(ResourcesServer):
         option = boxed_option(request.response)
         right = option is not None and same_option(request.expected_answer, option)
         failed = sum(output.startswith(_FAILURES) for output in request.response.tool_outputs.values())
-        reason = None if right else f"expected {excerpt(request.expected_answer)} in a box, got "
-        if reason is not None:
-            reason += f"none; {ending(request.response.last_text)}" if option is None else excerpt(option)
+        text = request.response.last_text
+        reason = None if right else not_in_the_box(request.expected_answer, option, text)
         return SearchVerdict(reward=float(right), reason=reason, parsed_option=option, failed_calls=failed)
 
     def _open(self) -> Web:

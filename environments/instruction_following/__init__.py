@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 from typing_extensions import Self
 
 from gym_serve.environments.instruction_following.worker import Checked
-from gym_serve.grading.reasons import listed
+from gym_serve.grading import listed
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import InvalidRequest

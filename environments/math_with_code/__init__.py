@@ -18,10 +18,10 @@ from gym_serve.grading import (
     MathVerifyPool,
     boxed_gold,
     ending,
+    excerpt,
     last_box,
     replace_surrogates,
     same_text,
-    shown,
     stated,
     why_unequal,
 )
@@ -239,7 +239,7 @@ class MathWithCode(ResourcesServer):
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)
         if answer is None:
-            wanted, said = shown(expected), ending(request.response.output_text)
+            wanted, said = excerpt(expected), ending(request.response.output_text)
             reason = f"expected {wanted} in \\boxed{{}}, but no box found: {said}"
             return MathCodeVerdict(reward=0.0, extracted_answer=None, accuracy=False, reason=reason)
         answer = replace_surrogates(answer)

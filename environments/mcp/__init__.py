@@ -30,8 +30,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validat
 from typing_extensions import Self
 
 from gym_serve.environments.mcp.connection import McpConnection, McpSession, by_http, by_process
-from gym_serve.grading import ending, last_box, replace_surrogates, same_text
-from gym_serve.grading.reasons import excerpt
+from gym_serve.grading import last_box, not_in_the_box, replace_surrogates, same_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.base import missing_path
@@ -216,12 +215,11 @@ class McpEnvironment(ResourcesServer):
 
     async def verify(self, request: AnswerRequest) -> AnswerVerdict:
         """Compare what is in the last box of the last message with the expected answer."""
-        answer = last_box(request.response.last_text)
+        text = request.response.last_text
+        answer = last_box(text)
         right = answer is not None and same_text(request.expected_answer, answer)
         shown = None if answer is None else replace_surrogates(answer)
-        reason = None if right else f"expected {excerpt(request.expected_answer)} in a box, got "
-        if reason is not None:
-            reason += f"none; {ending(request.response.last_text)}" if shown is None else excerpt(shown)
+        reason = None if right else not_in_the_box(request.expected_answer, shown, text)
         return AnswerVerdict(reward=float(right), reason=reason, extracted_answer=shown)
 
     def operations(self) -> dict[str, Operation]:

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
-from gym_serve.grading import arguments_of, same_value
-from gym_serve.grading.reasons import excerpt
+from gym_serve.grading import arguments_of, excerpt, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest, tool
 

@@ -22,8 +22,7 @@ from gym_serve.environments.reasoning_gym.families import (
     strange_number,
 )
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
-from gym_serve.grading import last_box_text, replace_surrogates
-from gym_serve.grading.reasons import excerpt
+from gym_serve.grading import excerpt, last_box_text, replace_surrogates
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.sandbox import Limits, PlainProcess, Sandbox, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 
 from gym_serve.environments.string_match.grading import ExtractionMode, extract, same_letters, similarity
-from gym_serve.grading import ending, shown, stated
+from gym_serve.grading import ending, excerpt, stated
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 
@@ -50,12 +50,12 @@ class StringMatch(ResourcesServer):
         answer = extract(text, mode)
         reward, reason = 0.0, None
         if answer is None:
-            reason = f"expected {shown(expected)}, but {_MISSING[mode]}: {ending(text)}"
+            reason = f"expected {excerpt(expected)}, but {_MISSING[mode]}: {ending(text)}"
         else:
             same = same_letters if request.case_sensitive else similarity
             reward = float(same(expected, answer))
             near = ", a number near to it" if reward else ""
-            reason = None if reward == 1.0 else f"expected {shown(expected)}, got {shown(answer)}{near}"
+            reason = None if reward == 1.0 else f"expected {excerpt(expected)}, got {excerpt(answer)}{near}"
         return StringMatchVerdict(
             reward=reward, extracted_answer=answer, expected_answer=expected, reason=reason
         )

@@ -16,8 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from gym_serve.environments.text_to_sql.execution import Execution, SqlRunner
-from gym_serve.grading import ending, replace_surrogates
-from gym_serve.grading.reasons import excerpt
+from gym_serve.grading import ending, excerpt, replace_surrogates
 from gym_serve.judging import (
     Ballot,
     JudgeSettings,

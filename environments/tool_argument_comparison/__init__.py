@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gym_serve.grading import decode_arguments, pair_up
-from gym_serve.grading.reasons import excerpt, listed
+from gym_serve.grading import decode_arguments, excerpt, listed, pair_up
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Response, Verdict, VerifyRequest
 

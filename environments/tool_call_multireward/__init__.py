@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from gym_serve.grading import arguments_of, same_value
-from gym_serve.grading.reasons import excerpt, listed
+from gym_serve.grading import arguments_of, excerpt, listed, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.types.requests import JSON

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator
 
-from gym_serve.grading import arguments_of, decoded_arguments, pair_up, same_value
-from gym_serve.grading.reasons import excerpt, listed
+from gym_serve.grading import arguments_of, decoded_arguments, excerpt, listed, pair_up, same_value
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 

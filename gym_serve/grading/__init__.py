@@ -2,7 +2,7 @@
 
     text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
                    replace_surrogates  stated
-    reasons        shown  ending  why_unequal
+    reasons        excerpt  ending  listed  not_in_the_box  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
 
@@ -12,12 +12,10 @@ All functions of text take linear time, because the text comes from a model.
 from gym_serve.grading.answers import (
     answer_lines,
     bare_answer,
-    ending,
     last_box,
     last_box_text,
     replace_surrogates,
     same_text,
-    shown,
     stated,
     undecorated,
 )
@@ -32,6 +30,7 @@ from gym_serve.grading.function_calls import (
 from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
+from gym_serve.grading.reasons import ending, excerpt, listed, not_in_the_box
 
 __all__ = [
     "MAX_DEPTH",
@@ -45,14 +44,16 @@ __all__ = [
     "decode_arguments",
     "decoded_arguments",
     "ending",
+    "excerpt",
     "last_box",
     "last_box_text",
+    "listed",
+    "not_in_the_box",
     "pair_up",
     "plain_numerals",
     "replace_surrogates",
     "same_text",
     "same_value",
-    "shown",
     "stated",
     "undecorated",
     "why_unequal",

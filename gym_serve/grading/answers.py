@@ -221,25 +221,6 @@ def same_text(expected: str, answer: str) -> bool:
     return bool(first) and first == second
 
 
-def excerpt(text: str, length: int = 80) -> str:
-    """The end of a text for a message: in one line, without control characters, at most ``length``."""
-    tail = "".join(c if c.isprintable() else " " for c in replace_surrogates(text[-4 * length :]))
-    tail = " ".join(tail.split())
-    return tail if len(tail) <= length and len(text) <= 4 * length else f"…{tail[-length + 1 :]}"
-
-
-def shown(value: str, length: int = 80) -> str:
-    """The beginning of a value for a message, in quotation marks; see `excerpt`."""
-    head = "".join(c if c.isprintable() else " " for c in replace_surrogates(value[: 4 * length]))
-    head = " ".join(head.split())
-    return f"'{head}'" if len(head) <= length and len(value) <= 4 * length else f"'{head[: length - 1]}…'"
-
-
-def ending(text: str) -> str:
-    """How a text ends, as a part of a sentence: "the text ends 'C: Shakespeare'", or that it is empty."""
-    return f"the text ends '{excerpt(text)}'" if text.strip() else "the response has no text"
-
-
 def _closing_braces(text: str) -> dict[int, int]:
     """Of each opening brace that is closed: where. Escaped braces are none, unless nothing else would fit."""
     opened: list[int] = []

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_serve.grading.answers import ending, shown
 from gym_serve.grading.math_text import ask
 from gym_serve.grading.math_worker import Comparison
+from gym_serve.grading.reasons import ending, excerpt
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.workers import WorkerPool, WorkFailed
 
@@ -144,8 +144,8 @@ def why_unequal(gold: str, answer: str, comparison: Comparison) -> str:
     if comparison.reason is not None:
         return comparison.reason
     question = ask(gold, answer)
-    expected = shown(gold.removeprefix(r"\boxed{").removesuffix("}"))
+    expected = excerpt(gold.removeprefix(r"\boxed{").removesuffix("}"))
     if comparison.written is None:
         return f"expected {expected}, but no box, no line 'Answer: X' and no formula found: {ending(answer)}"
     detail = f" ({question.difference})" if question.difference else ""
-    return f"expected {expected}, got {shown(comparison.written)}{detail}"
+    return f"expected {expected}, got {excerpt(comparison.written)}{detail}"

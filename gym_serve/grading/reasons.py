@@ -34,6 +34,22 @@ def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
     return f"'{first[:half]} … {last[-half:]}'"
 
 
+def ending(text: str) -> str:
+    """How a text ends, as a part of a sentence: "the text ends 'C: Shakespeare'", or that it is empty."""
+    if not text.strip():
+        return "the response has no text"
+    edge = _EDGE * EXCERPT_CHARS
+    line = _line(text[-edge:])
+    whole = len(line) <= EXCERPT_CHARS and len(text) <= edge
+    return f"the text ends '{line if whole else '…' + line[1 - EXCERPT_CHARS :]}'"
+
+
+def not_in_the_box(expected: str, boxed: str | None, text: str) -> str:
+    """Why a text without the expected answer in its box is wrong."""
+    got = f"none; {ending(text)}" if boxed is None else excerpt(boxed)
+    return f"expected {excerpt(expected)} in a box, got {got}"
+
+
 def listed(values: Any, limit: int = 5) -> str:
     """The first values of a list as excerpts, and how many more there are; ``none`` for an empty one."""
     values = list(values)
