@@ -86,6 +86,7 @@ RUN_ELSEWHERE = {
     "sbatch": "tests/cli/test_slurm.py, with a Slurm of one machine",
     "python -m support.shipping": "tests/reliability/test_shipping.py",
     "ray get-auth-token": "tests/reliability/test_topologies.py: the token of its Ray",
+    "export RAY_AUTH_MODE=token": "the same",
     "ray start": "tests/reliability/test_topologies.py, on clusters of its own",
 }
 """What stands in ``console`` blocks, and where it is run."""
