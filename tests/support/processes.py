@@ -47,7 +47,7 @@ def can_mount() -> bool:
 def run_module(module: str, *arguments: str) -> dict[str, Any]:
     """What a module printed last: a JSON object. What it says on standard error is passed on."""
     command = [sys.executable, "-m", module, *arguments]
-    env = environment("RAY_ADDRESS", tests=True)
+    env = environment("RAY_ADDRESS", tests=True) | RAY_TOKEN
     result = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     objects = [line for line in result.stdout.splitlines() if line.startswith(b"{")]
     printed: dict[str, Any] = orjson.loads(objects[-1])
