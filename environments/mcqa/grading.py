@@ -25,6 +25,7 @@ from typing import Literal
 import regex
 
 from gym_serve.grading import answer_lines, bare_answer, last_box
+from gym_serve.grading.answers import COLOR, LATEX_SPACE
 
 GradingMode = Literal[
     "strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"
@@ -138,12 +139,10 @@ def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bo
 
 def _without_fonts(content: str) -> str:
     r"""``content`` without fonts and colours: ``\textbf{C}: \text{Saturn}`` is ``C: Saturn``."""
-    return " ".join(_LATEX_SPACE.sub(" ", _FONT.sub(r"\1", _COLOR.sub("", content))).split())
+    return " ".join(LATEX_SPACE.sub(" ", _FONT.sub(r"\1", COLOR.sub("", content))).split())
 
 
-_COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 _FONT = re.compile(r"(?:\\(?:text|math)[a-z]{0,6}\s*)?\{([^{}\\]*)\}")
-_LATEX_SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z]))|~")
 _IN_FRONT = re.compile(
     r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s)+(?=[(\[*]*[A-Z](?![a-z]))",
     re.IGNORECASE,

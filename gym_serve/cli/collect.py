@@ -224,9 +224,8 @@ def collect(
                 ),
                 output,
             )
-            report_and_exit(
-                *outcome, as_json=as_json, failures=failures
-            )  # before the graph is taken down, which takes seconds
+            # Before the graph is taken down, which takes seconds.
+            report_and_exit(*outcome, as_json=as_json, failures=failures)
 
 
 def _check(

@@ -128,9 +128,8 @@ class _Printer(logging.Handler):
     """Writes to what is stderr at that moment: while a progress bar is shown, above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(
-            plain(self.format(record)), file=sys.stderr
-        )  # `typer.echo` would find the terminal behind the bar
+        # `typer.echo` would find the terminal behind the bar.
+        print(plain(self.format(record)), file=sys.stderr)
 
 
 def packed(parts: Iterable[str], width: int) -> list[str]:

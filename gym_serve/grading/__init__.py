@@ -20,7 +20,6 @@ from gym_serve.grading.answers import (
     undecorated,
 )
 from gym_serve.grading.function_calls import (
-    MAX_DEPTH,
     arguments_of,
     decode_arguments,
     decoded_arguments,
@@ -31,6 +30,7 @@ from gym_serve.grading.math_pool import MathVerifyPool, why_unequal
 from gym_serve.grading.math_text import ask, boxed_gold, plain_numerals
 from gym_serve.grading.math_worker import Comparison
 from gym_serve.grading.reasons import ending, excerpt, listed, not_in_the_box
+from gym_serve.types.arguments import MAX_DEPTH
 
 __all__ = [
     "MAX_DEPTH",

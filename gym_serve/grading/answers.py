@@ -35,6 +35,9 @@ _SWITCH = re.compile(
     r"\\(?:(?:display|text|script)style|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bf(?:series)?|rm|it|sf|tt"
     r"|bfseries|[bB]igg?[lr]?|limits|nolimits|[,;:! ])(?![A-Za-z])\s*"
 )
+LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
+COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
+
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
 
@@ -43,7 +46,6 @@ _LIST_GAP = re.compile(
     r"|[,;&/])[\s$]*(?:\\[()\[\]])?[\s$]*"
 )
 
-_LIST_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! ])|~")
 _LIST_WORD = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*(and|or)\s*\}")
 
 _WORDS = "answer|antwort|réponse|respuesta|risposta|resposta|ответ|答案|答え|回答|정답|답"
@@ -168,7 +170,7 @@ def last_boxes(text: str) -> list[str]:
     for span in reversed(boxes(text)):
         between = text[span.end : chain[-1].outer]
         if span.end < chain[-1].outer and len(between) < 40:
-            if not _LIST_GAP.fullmatch(_LIST_SPACE.sub(" ", _LIST_WORD.sub(r"\1", between))):
+            if not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", between))):
                 break
             chain.append(span)
         elif span.end < chain[-1].outer:

@@ -6,12 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gym_serve.types.arguments import MAX_DEPTH, is_empty, is_shallow
 from gym_serve.types.requests import JSON
-
-MAX_DEPTH = 100
-"""Levels of arguments that are read."""
-
-_SCALAR = (str, int, float, type(None))
 
 
 def arguments_of(call: JSON) -> JSON | None:
@@ -27,7 +23,7 @@ def decoded_arguments(call: JSON) -> Any:
     `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
     """
     arguments = call.get("arguments")
-    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+    if is_empty(arguments):
         return {}
     try:
         return decode_arguments(arguments)
@@ -49,19 +45,9 @@ def decode_arguments(text: Any) -> Any:
     except RecursionError:
         value = None
     else:
-        if _is_shallow(value):
+        if is_shallow(value):
             return value
     raise ValueError(f"arguments nest more than {MAX_DEPTH} levels")
-
-
-def _is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for items in inner if not isinstance(items, _SCALAR) for item in items]
-        if not level:
-            return True
-    return False
 
 
 def same_value(first: Any, second: Any) -> bool:

@@ -18,7 +18,15 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import NamedTuple
 
-from gym_serve.grading.answers import answer_lines, bare_answer, is_denied, last_boxes, undecorated, visible
+from gym_serve.grading.answers import (
+    COLOR,
+    answer_lines,
+    bare_answer,
+    is_denied,
+    last_boxes,
+    undecorated,
+    visible,
+)
 
 MAX_ANSWER = 10_000
 """Characters of an answer that are read; a longer one is equal to nothing."""
@@ -266,7 +274,6 @@ _FORMULA_AND_UNIT = re.compile(r"\$(\S|\S[^$]*\S)\$(\s+[A-Za-z][A-Za-z /^0-9]*\.
 _SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _LONG_EXPONENT = re.compile(r"\^\s?(-\d+|\d{2,})")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d{1,400}(?:\.\d{0,400})?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
-_COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\varnothing(?![A-Za-z])": r"\\emptyset ",
     r"\\([lr])brace(?![A-Za-z])": lambda m: r"\{" if m[1] == "l" else r"\}",
@@ -467,7 +474,7 @@ def _spelled(text: str) -> str:
         text = _SUPERSCRIPT.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
         text = _SUBSCRIPT.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
         text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}", text).translate(_SIGNS)
-    text = _COLOR.sub("", _STYLES.sub("", text))
+    text = COLOR.sub("", _STYLES.sub("", text))
     text = _NEGATIVE_SPACE.sub("", text)
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SPELLINGS:

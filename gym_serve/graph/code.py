@@ -93,8 +93,8 @@ def shipped_files(place: Path) -> list[Path]:
 
 def files_of(graph: Graph) -> list[Path]:
     """The `shipped_files` of a graph's classes, sorted."""
-    places = {place for needed in _needed(graph).values() for place in needed}
-    return [file for place in sorted(places) for file in shipped_files(place)]
+    shipped = _shipped(_needed(graph))
+    return [file for place in sorted(shipped) for file in shipped[place]]
 
 
 def ship(graph: Graph) -> dict[str, str]:
@@ -108,10 +108,15 @@ def ship(graph: Graph) -> dict[str, str]:
         Unavailable: the cluster does not take it, e.g. because it is larger than Ray allows.
     """
     needed = _needed(graph)
-    if files := files_of(graph):
+    shipped = _shipped(needed)
+    if files := [file for place in shipped for file in shipped[place]]:
         size = sum(file.stat().st_size for file in files)
         _log.info("Sending %d files of the graph's own code (%.1f KB)…", len(files), size / 1000)
-    uris = {tuple(places): _uploaded(places) for places in needed.values() if places}
+    uris = {
+        tuple(places): _uploaded({place: shipped[place] for place in places})
+        for places in needed.values()
+        if places
+    }
     return {name: uris[tuple(places)] for name, places in needed.items() if places}
 
 
@@ -125,13 +130,20 @@ def _needed(graph: Graph) -> dict[str, list[Path]]:
     return {name: own_code(node.cls) for name, node in graph.nodes.items() if node.cls is not None}
 
 
-def _uploaded(places: list[Path]) -> str:
+def _shipped(needed: Mapping[str, list[Path]]) -> dict[Path, list[Path]]:
+    """The `shipped_files` of each place, which are looked for once."""
+    return {
+        place: shipped_files(place) for place in {place for places in needed.values() for place in places}
+    }
+
+
+def _uploaded(shipped: Mapping[Path, list[Path]]) -> str:
     from gym_serve.routing.serve_compat import upload_code
 
     with TemporaryDirectory(prefix="gym-serve-code-") as folder:
         # In one folder: Ray's hash of a package leaves out the package's name.
-        for place in places:
-            for file in shipped_files(place):
+        for place, files in shipped.items():
+            for file in files:
                 copy = Path(folder, file.relative_to(place.parent))
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, copy)

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import orjson
 
+from gym_serve.types.arguments import is_empty, is_shallow
 from gym_serve.types.errors import EndpointMisconfigured, NotFound, Rejected
 from gym_serve.types.protocols import TOKEN_KEYS
 from gym_serve.types.requests import JSON
@@ -38,7 +39,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(r"[!-~]{1,64}")  # ASCII without spaces
 _MOST_CALLS = 128  # of OpenAI's API
 _SHOWN = 4096  # characters of arguments that are no JSON
-_DEEPEST = 100  # levels; Python's json gives up near 1,000, less what the endpoint's own stack takes
 
 
 class History:
@@ -160,30 +160,17 @@ def safe_name(name: Any, tools: Collection[str] = ()) -> str:
 
 def safe_arguments(arguments: Any) -> str:
     """The arguments of a call as an endpoint takes them: a JSON object, which holds a text that is none."""
-    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+    if is_empty(arguments):
         return "{}"
     if isinstance(arguments, str):
         try:
             value = orjson.loads(arguments)
-            if isinstance(value, dict) and not _is_deep(value):
+            if isinstance(value, dict) and is_shallow(value):
                 return arguments
         except orjson.JSONDecodeError:
             pass
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
     return orjson.dumps({"invalid_arguments": _readable(text[:_SHOWN])}).decode()
-
-
-def _is_deep(value: JSON) -> bool:
-    level: list[Any] = [value]
-    for _ in range(_DEEPEST):
-        level = [child for each in level if isinstance(each, dict | list) for child in _children(each)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: JSON | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 def _readable(text: str) -> str:

@@ -322,7 +322,7 @@ def _is_overflow(body: Any) -> bool:
 _IN_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ASKED = re.compile(r"(?:try again|retry|wait) (?:in |after )?((?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+)")
-_WAITS = ("Retry-After", "Retry-After-Ms", "X-RateLimit-Reset", "X-RateLimit-Reset-Requests")
+_WAITS = ("Retry-After", "X-RateLimit-Reset", "X-RateLimit-Reset-Requests")
 
 
 def wait_of(headers: Mapping[str, str], body: Any = None) -> float | None:
