@@ -8,6 +8,7 @@ as they need to be.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,9 +60,12 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def new_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console for stdout, or ``stderr``; a ``quiet`` one prints nothing."""
+    """A console for stdout, or ``stderr``; a ``quiet`` one prints nothing.
+
+    Its width is the variable ``COLUMNS``, else the terminal's, else that of tables in a pipe.
+    """
     console = _PlainConsole(markup=False, highlight=False, stderr=stderr, quiet=quiet)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
     return console
 

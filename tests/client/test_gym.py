@@ -185,7 +185,7 @@ def test_addresses_that_cannot_work_say_what_to_do(gym: Gym, monkeypatch: pytest
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", mismatch)
     with pytest.raises(
-        ClusterMismatch, match=r"Ray 2\.48\.0, Python 3\.12\.1; this process runs Ray 2\.60\.0"
+        ClusterMismatch, match=r"Ray 2\.55\.0, Python 3\.12\.1; this process runs Ray 2\.60\.0"
     ) as raised:
         Gym.from_graph(GRAPH, address="auto", name="x")
     assert "pip install 'ray[serve]==2.55.0'" in raised.value.message

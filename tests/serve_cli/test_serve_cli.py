@@ -76,10 +76,14 @@ class Cluster:
         assert (done.returncode != 0) == fails, output
         return output
 
+    def ask(self, path: str) -> httpx.Response:
+        """What the dashboard answers to one who has Ray's token."""
+        headers = {"Authorization": f"Bearer {RAY_TOKEN['RAY_AUTH_TOKEN']}"}
+        return httpx.get(self.env["RAY_DASHBOARD_ADDRESS"] + path, headers=headers, timeout=60)
+
     def status(self) -> dict:
         # What `serve status` asks as well; a process for every look would take longer than the look.
-        answer = httpx.get(f"{self.env['RAY_DASHBOARD_ADDRESS']}/api/serve/applications/", timeout=60)
-        return answer.json().get("applications", {}).get("cli", {})
+        return self.ask("/api/serve/applications/").json().get("applications", {}).get("cli", {})
 
     def deploy(self, text: str) -> dict:
         """Deploy a graph; the status of the application once it has settled."""
@@ -225,9 +229,8 @@ def test_no_secret_is_shown_anywhere(cluster: Cluster) -> None:
     assert SECRET not in cluster("serve", "config")
     assert "${CLI_TOKEN}" in cluster("serve", "config")
     assert SECRET not in cluster("serve", "status")
-    dashboard = f"http://127.0.0.1:{cluster.dashboard}"
     for path in ("/api/serve/applications/", "/api/v0/actors?detail=true", "/api/v0/tasks?detail=true"):
-        answer = httpx.get(dashboard + path, timeout=60)
+        answer = cluster.ask(path)
         assert answer.status_code == 200, path
         assert "mcqa" in answer.text or "tasks" in path
         assert SECRET not in answer.text, path
