@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.hanging import HangingEndpoint, HangingEnvironment, Notes
+from support.processes import replicas_of
 
 from gym_serve import Gym
 
@@ -183,3 +186,22 @@ async def test_a_plain_function_runs_to_its_end(gym: Gym, notes: Notes) -> None:
         since = time.time()
         task.cancel()
         await check(notes, key, since, "cancelled", "closed")
+
+
+async def sessions(gym: Gym) -> int:
+    """How many sessions of the environment count."""
+    servers = (await gym.apressure())["servers"]
+    return int(servers["env"]["sessions"])
+
+
+async def test_sessions_of_an_agent_that_died_do_not_count(gym: Gym, notes: Notes) -> None:
+    """They expire a minute later; an environment kept replicas for them for an hour."""
+    key, before = new_key(), await sessions(gym)
+    async with hanging(notes, key, collected(gym, [row("model", key)])):
+        assert await sessions(gym) == before + 1
+        (pid,) = replicas_of("cancelling")["agent"]
+        os.kill(pid, signal.SIGKILL)
+    give_up = time.monotonic() + PATIENCE  # what was tried again meanwhile has ended with its driver
+    while await sessions(gym) != before:
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.2)
