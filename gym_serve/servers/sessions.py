@@ -182,7 +182,7 @@ class SessionTable(Generic[S]):
 
     def orphan(self, opener: str, now: float) -> None:
         """A process is gone: the sessions that it opened expire soon, unless somebody calls them."""
-        orphans = [s.id for s in self._sessions.values() if s.opener == opener and not s.running]
+        orphans = [s.id for s in self._sessions.values() if s.opener == opener]
         self._orphans.update(dict.fromkeys(orphans, now))
 
     def expired(self, now: float) -> list[str]:
@@ -191,7 +191,7 @@ class SessionTable(Generic[S]):
             s.id
             for s in self._sessions.values()
             if not s.running
-            and (now - s.used > self.ttl or now - self._orphans.get(s.id, now) > _ORPHAN_SECONDS)
+            and (now - s.used > self.ttl or now - max(s.used, self._orphans.get(s.id, now)) > _ORPHAN_SECONDS)
         ]
 
 

@@ -249,9 +249,12 @@ def test_sessions_of_a_dead_process_are_not_counted_and_end_soon() -> None:
         opened[name] = table.open(None, 0.0, of_client=name == "client")
     opened["busy"].running = 1
     table.orphan("dead", 100.0)
-    assert (len(table), table.wanted) == (5, 3)
+    assert (len(table), table.wanted) == (5, 2)
     assert table.get(opened["taken over"].id, 120.0) is opened["taken over"]
-    assert (table.expired(150.0), table.wanted) == ([], 4)
+    assert (table.expired(150.0), table.wanted) == ([], 3)
     assert table.expired(161.0) == [opened["left"].id]
     table.pop(opened["left"].id)
-    assert (len(table), table.wanted) == (4, 4)
+    assert (len(table), table.wanted) == (4, 3)
+    opened["busy"].running, opened["busy"].used = 0, 200.0  # a tool of the dead process has returned
+    assert table.expired(250.0) == []
+    assert table.expired(261.0) == [opened["busy"].id]
