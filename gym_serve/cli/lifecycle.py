@@ -18,7 +18,7 @@ from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
-from gym_serve.routing.starting import HTTP_PORT, free_port
+from gym_serve.routing.starting import HTTP_PORT, check_port, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
 from gym_serve.types.requests import JSON
 
@@ -91,6 +91,8 @@ def up(
     if is_new := local_ray.use(address) is None:
         if problems := problems_here(graph):
             raise GraphError(problems, source=source.path)
+        if port is not None:
+            check_port(port)
         local_ray.start()
     local_ray.connect(address)
     # Imported here: Ray reads the environment, which `local_ray` sets, at import.

@@ -13,12 +13,14 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+import grpc
 import ray
 from ray import serve
 from ray.exceptions import AuthenticationError, RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
+from gym_serve.routing.rpc.network import uses_tls
 from gym_serve.routing.serve_compat import (
     forget_serve,
     http_address,
@@ -29,6 +31,7 @@ from gym_serve.routing.serve_compat import (
 from gym_serve.routing.starting import (
     HTTP_PORT,
     START_LOG,
+    check_port,
     free_port,
     haproxy_folder,
     private_files,
@@ -42,6 +45,16 @@ _log = logging.getLogger(START_LOG)
 
 _REFUSED = "InvalidAuthToken"
 """What Ray's GCS answers to a call without the cluster's token."""
+
+_PING = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""What every process of Ray asks first (Ray 2.60, ``gcs_service.proto``)."""
+
+_NOT_RAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNKNOWN,
+)
 
 _CONNECT_SECONDS = 5.0
 
@@ -156,8 +169,9 @@ def start_serve(port: int) -> None:
     """Start Serve on the connected cluster, with its proxies at a port of the loopback interface.
 
     Raises:
-        Unavailable: Serve did not start.
+        Unavailable: the port is in use, or Serve did not start.
     """
+    check_port(port)
 
     def undo() -> None:
         with suppress(RayServeException, RayError, TimeoutError):  # its controller may be what failed
@@ -222,21 +236,36 @@ def join(address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nothing listens, which Ray itself tries for over a minute.
+    """Refuse an address where no Ray listens, which Ray itself tries for over a minute.
 
     Raises:
-        Unavailable: no process accepts connections there.
+        Unavailable: no process accepts connections there, or it is no Ray.
     """
     named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+    is_client = (named or "").startswith("ray://")
     host, _, port = (named or "").removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):
         return  # Ray finds the cluster by itself, or says what is wrong with the address
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        is_ray = is_client or uses_tls() or _is_ray(f"{host}:{port}")
+        problem = None if is_ray else "what listens there is not Ray"
     except (OSError, OverflowError) as error:
+        problem = str(error)
+    if problem is not None:
         given = os.environ.get("RAY_ADDRESS") == named
         hint = "unset RAY_ADDRESS, or correct it" if given else "start one with `ray start --head`"
-        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * given}{named}: {error}; {hint}") from None
+        raise Unavailable(f"no Ray cluster at {'RAY_ADDRESS=' * given}{named}: {problem}; {hint}")
+
+
+def _is_ray(address: str) -> bool:
+    """Whether a Ray's GCS answers there, be it that it asks for a token."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_PING)(b"", timeout=_CONNECT_SECONDS)
+        except grpc.RpcError as error:
+            return error.code() not in _NOT_RAY
+    return True
 
 
 def _refused(address: str) -> str:

@@ -51,12 +51,30 @@ def free_port(*usual: int) -> int:
         OSError: there is none.
     """
     for port in (*usual, *random.SystemRandom().sample(_PORTS, len(_PORTS))):
-        with socket.socket() as probe, suppress(OSError):
-            # Connections that have ended do not hold a port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+        with suppress(OSError):
+            _bind(port)
             return port
     raise OSError("no port is free")
+
+
+def check_port(port: int) -> None:
+    """Refuse a port of loopback at which something listens, which Serve would try for half a minute.
+
+    Raises:
+        Unavailable: it is in use, or this user may not listen there.
+    """
+    try:
+        _bind(port)
+    except OSError as error:
+        raise Unavailable(
+            f"no server can listen at 127.0.0.1:{port}: {error.strerror}; give another port"
+        ) from None
+
+
+def _bind(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections do not hold a port
+        probe.bind(("127.0.0.1", port))
 
 
 _LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")

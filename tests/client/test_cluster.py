@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -79,6 +82,26 @@ def test_a_dead_cluster_is_told_in_seconds(
         monkeypatch.setenv("RAY_ADDRESS", variable)
     with pytest.raises(Unavailable, match=told):
         join(address)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", None])
+def test_what_is_no_ray_is_told_in_seconds(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> None:
+    """Another server, or one that accepts connections and says nothing."""
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for over a minute"))
+    monkeypatch.setattr(cluster_module, "_CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    if answer is not None:
+                        connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(Unavailable, match="what listens there is not Ray; start one"):
+            join(f"127.0.0.1:{server.getsockname()[1]}")
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:

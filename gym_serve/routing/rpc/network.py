@@ -98,12 +98,12 @@ def caller_context() -> ssl.SSLContext | None:
         OSError: a file of Ray's TLS settings cannot be read (`ssl.SSLError`: it is not a certificate or key).
         KeyError: one of the settings is missing.
     """
-    return _context(ssl.Purpose.SERVER_AUTH) if _is_on() else None
+    return _context(ssl.Purpose.SERVER_AUTH) if uses_tls() else None
 
 
 def listener_context() -> ssl.SSLContext | None:
     """The TLS context of a replica; see `caller_context`."""
-    return _context(ssl.Purpose.CLIENT_AUTH) if _is_on() else None
+    return _context(ssl.Purpose.CLIENT_AUTH) if uses_tls() else None
 
 
 async def check_certificate(host: str, port: int) -> None:
@@ -127,7 +127,8 @@ async def check_certificate(host: str, port: int) -> None:
     writer.close()
 
 
-def _is_on() -> bool:
+def uses_tls() -> bool:
+    """Whether Ray's own connections are encrypted (its variable ``RAY_USE_TLS``)."""
     return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
