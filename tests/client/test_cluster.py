@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -92,16 +92,18 @@ def test_what_is_no_ray_is_told_in_seconds(monkeypatch: pytest.MonkeyPatch, answ
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with suppress(OSError):
+            with ExitStack() as connections, suppress(OSError):
                 while True:
-                    connection, _ = server.accept()
+                    connection = connections.enter_context(server.accept()[0])
                     if answer is not None:
                         connection.sendall(answer)
 
-        threading.Thread(target=serve, daemon=True).start()
+        thread = threading.Thread(target=serve)
+        thread.start()
         with pytest.raises(Unavailable, match="what listens there is not Ray; start one"):
             join(f"127.0.0.1:{server.getsockname()[1]}")
         server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_real_cluster_that_asks_for_a_token(cluster: str) -> None:
