@@ -72,6 +72,7 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     (400, said("Incorrect API key provided: xai-***"), KEY),
     (402, said("Insufficient Balance", code="invalid_request_error"), KEY),
     (403, said("Your account is suspended"), KEY),
+    (404, said("Incorrect API key"), KEY),
     (403, said("The caller does not have permission", status="PERMISSION_DENIED"), KEY),
     (429, said("You exceeded your current quota, please check your plan", code="insufficient_quota"), KEY),
     (429, said("Your account is suspended", type="exceeded_current_quota_error"), KEY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -40,7 +41,8 @@ class ChatEndpoint(ThreadedServer):
         self.requests.append(await request.json())
         self.headers.append(request.headers)
         if self.refuses is not None and len(self.requests) > self.refuses_after:
-            return web.json_response({"error": {"message": "Incorrect API key"}}, status=self.refuses)
+            phrase = HTTPStatus(self.refuses).phrase
+            return web.json_response({"error": {"message": phrase}}, status=self.refuses)
         if len(self.requests) <= self.fails:
             return web.json_response({"error": {"message": "out of order"}}, status=500)
         message = {"role": "assistant", "content": self.text}
