@@ -24,7 +24,7 @@ from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
-from gym_serve.observe.catalogue import ENDPOINT_UP, MODEL_RETRIES
+from gym_serve.observe.catalogue import ENDPOINT_UP, ENDPOINT_WAIT, MODEL_RETRIES
 from gym_serve.observe.logs import fault
 from gym_serve.observe.timeline import ENDPOINT, RETRIES
 from gym_serve.servers import ModelServer
@@ -61,7 +61,8 @@ class Upstream:
         self._connections.configure(config)
         for endpoint in self.pool.endpoints:
             if endpoint.url not in config.base_url:
-                ENDPOINT_UP.remove(self._model, endpoint.url)
+                for gauge in (ENDPOINT_UP, ENDPOINT_WAIT):
+                    gauge.remove(self._model, endpoint.url)
         self.pool.set(config.base_url, config.requests_per_minute, config.tokens_per_minute)
         if self._connections.are_open:
             self._start_watch()
@@ -176,6 +177,8 @@ class Upstream:
         now = time.monotonic()
         for endpoint in self.pool.endpoints:
             ENDPOINT_UP.set(self._model, endpoint.url, value=float(endpoint.breaker.allows(now)))
+            wait = max(0.0, endpoint.refuses_until - now)
+            ENDPOINT_WAIT.set(self._model, endpoint.url, value=wait)
 
     def _pick(self, request: Request) -> Endpoint:
         """The endpoint for an attempt: the one that the row names, else one of this server's."""
@@ -247,14 +250,14 @@ class Upstream:
         limit = endpoint.limit  # the current one: the settings may change during the call
         endpoint.calls += 1  # calls that wait for the limits count as well
         try:
-            if limit is None:
-                yield None
-                return
-            await self._wait(endpoint, limit, request)
+            if limit is not None:
+                await self._wait(endpoint, limit, request)
             try:
                 yield limit
-            except (BadRequest, OperatorError, Overloaded, Unavailable):
-                limit.settle(request.tokens, 0.0)  # a refused call, or one that failed, generated nothing
+            except (BadRequest, OperatorError, Overloaded, Unavailable) as error:
+                endpoint.refuses_until = time.monotonic() + (error.retry_after or 0.0)
+                if limit is not None:  # a refused call, or one that failed, generated nothing
+                    limit.settle(request.tokens, 0.0)
                 raise
         finally:
             endpoint.calls -= 1

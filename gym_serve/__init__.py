@@ -59,6 +59,7 @@ from gym_serve.types.errors import (
     Unavailable,
     VerifierFailed,
     VerifyFailed,
+    WaitTooLong,
 )
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.rows import Failure, Rollout, Row
@@ -130,6 +131,7 @@ __all__ = [
     "VerifierFailed",
     "VerifyFailed",
     "VerifyRequest",
+    "WaitTooLong",
     "__version__",
     "load_graph",
     "merge",

@@ -23,7 +23,8 @@
     │   ├── Unauthorized           401  the bearer token is missing or wrong
     │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
     │   ├── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
-    │   └── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
+    │   ├── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
+    │   └── WaitTooLong            424  a server refuses calls for longer than the run waits: resume it later
     ├── AuthorError           fix the code of the environment or agent: the message has file and line
     │   ├── SeedFailed          500  `seed` raised
     │   ├── VerifyFailed        500  `verify` raised, or returned no verdict
@@ -77,6 +78,7 @@ __all__ = [
     "Unavailable",
     "VerifierFailed",
     "VerifyFailed",
+    "WaitTooLong",
     "error_class",
     "error_from_body",
 ]
@@ -84,7 +86,7 @@ __all__ = [
 STAGES = ("seed", "model", "tool", "harness", "verify", "close", "episode")
 """Where an episode can fail; ``episode`` is all of it."""
 
-_LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
+LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
 _BY_CODE: dict[str, type[GymError]] = {}
 _E = TypeVar("_E", bound="GymError")
 
@@ -272,6 +274,11 @@ class RepeatedFailure(OperatorError):
     """Many rollouts in a row failed alike, for a reason that no retry mends: what is wrong is not one row."""
 
 
+class WaitTooLong(OperatorError):
+    """A server refuses calls, or is away, for longer than the run waits; ``retry_after`` says how much longer
+    where the server does. Resume the run when it is back."""
+
+
 class AuthorError(GymError):
     """The code of an environment or agent is at fault; the same call would fail again.
 
@@ -340,7 +347,7 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         stage=_text(error.get("stage")),
         # A foreign server may say anything: NaN, or an integer that no float holds.
         retry_after=float(retry_after)
-        if isinstance(retry_after, int | float) and 0 <= retry_after <= _LONGEST_WAIT
+        if isinstance(retry_after, int | float) and 0 <= retry_after <= LONGEST_WAIT
         else None,
     )
 
