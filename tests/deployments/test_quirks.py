@@ -81,7 +81,7 @@ async def test_what_comes_of_each(url: str) -> None:
         base = f"{url}/{number}/v1"
         asked = ["stream"] if quirk.streamed else ["responses", "stream"]
         calls = [(chat, ask) for ask in asked]
-        if not quirk.streamed and "header" not in quirk.name:  # openai_model has the limits of the SDK
+        if not quirk.streamed:
             calls.append((openai, "chat"))
         if quirk.universal:
             calls += [(scores, "score"), *((server, ask) for server in (openai, sglang) for ask in asked)]

@@ -1,13 +1,16 @@
 """Errors, retries and deadlines of the HTTP calls, through `chat_model` and a real server."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from pydantic import ValidationError
+from support.letters import LettersSglang
 from yarl import URL
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
+from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.proxies import proxy_of
 from gym_serve.servers.context import CallContext, time_limit, use
 from gym_serve.types.errors import (
@@ -19,7 +22,12 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 
-ASK = {"input": "hi"}
+ASK = {"input": [{"role": "user", "content": "hi"}]}
+MODELS = {
+    "chat_model": ChatModel,
+    "openai_model": partial(OpenAIModel, api_key="k"),
+    "sglang_model": partial(LettersSglang, tokenizer="letters"),
+}
 KEY = "sk-very-secret"
 
 
@@ -192,7 +200,8 @@ def test_a_proxy_that_is_none_of_http_is_told_by_its_variable(proxies):
     assert "secret" not in caught.value.message
 
 
-async def test_the_proxy_of_the_environment(proxies):
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_proxy_of_the_environment(proxies, model):
     async def answer(reader, writer):
         seen.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
@@ -203,16 +212,17 @@ async def test_the_proxy_of_the_environment(proxies):
         port = proxy.sockets[0].getsockname()[1]
         proxies(http_proxy=f"http://me:secret@127.0.0.1:{port}", no_proxy="inside.example")
         assert proxy_of("http://inside.example/v1") is None
-        server = ChatModel(base_url="http://model.example/v1", model="m")
+        server = MODELS[model](base_url="http://model.example/v1", model="m")
         await server.start()
         with pytest.raises(BadRequest, match="no"):
             await server.responses(ASK)
         await server.stop()
-    assert seen[0].startswith(b"POST http://model.example/v1/chat/completions HTTP/1.1")
+    assert seen[0].startswith(b"POST http://model.example/")
     assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in seen[0]
 
 
-async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies, model):
     async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 407 Who are you\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -220,7 +230,7 @@ async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
         proxies(https_proxy=f"http://me:pass-word@127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        server = ChatModel(base_url="https://model.example/v1", model="m", max_retries=0)
+        server = MODELS[model](base_url="https://model.example/v1", model="m", max_retries=0)
         await server.start()
         with pytest.raises(Unavailable, match="407: Who are you") as caught:
             await server.responses(ASK)

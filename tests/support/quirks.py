@@ -259,6 +259,8 @@ QUIRKS = [
     *_refusals(),
     Quirk("400 overflow", said("This model's maximum context length is 8 tokens"), "empty answer", 400),
     Quirk("308 redirect", b"", "endpoint_misconfigured", 308, {"Location": "https://b/v1"}, universal=True),
+    Quirk("429, a header of 9 KB", b"", "overloaded", 429, {"X-Policy": "x" * 9000}, universal=True),
+    Quirk("429, 200 headers", b"", "overloaded", 429, {f"X-{i}": "x" for i in range(200)}, universal=True),
     _inside("429", "overloaded", code=429),
     _inside("401", "endpoint_access_denied", code=401),
     _inside("502", "unavailable", code=502),
