@@ -64,7 +64,7 @@ _FEWEST = 4
 """How many attempts in a row must find a graph unavailable that has answered, at least: two of each of two
 rollouts. One that has never answered is away as soon as all attempts say so, be it a single one."""
 
-_MAX_PROBES = 8
+MAX_PROBES = 8
 """How many probes may fail; the default back-off reaches it in two to three minutes."""
 
 
@@ -91,7 +91,7 @@ class Outage:
 
     def places(self, now: float) -> int:
         """How many attempts may run."""
-        if self._until is None or self._probes > _MAX_PROBES:
+        if self._until is None or self._probes > MAX_PROBES:
             return self._concurrency
         return 0 if now < self._until else 1
 
@@ -113,7 +113,7 @@ class Outage:
             ``attempt``: it counts as an attempt at its rollout. ``probe``: it does not. ``away``: the graph
             has been away for too long.
         """
-        if self._probes > _MAX_PROBES:
+        if self._probes > MAX_PROBES:
             return "away"
         self._streak += 1
         tripped = self._until is None and self._streak >= max(self._fewest, min(self._concurrency, jobs))
