@@ -25,11 +25,12 @@
     │   ├── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
     │   ├── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
     │   └── WaitTooLong            424  a server refuses calls for longer than the run waits: resume it later
-    ├── AuthorError           fix the code of the environment or agent: the message has file and line
+    ├── AuthorError           fix the code of the environment, agent or model: the message has file and line
     │   ├── SeedFailed          500  `seed` raised
     │   ├── VerifyFailed        500  `verify` raised, or returned no verdict
     │   ├── CompareFailed       500  `compare` raised, or returned no rewards
-    │   └── AgentFailed         500  `act` raised
+    │   ├── AgentFailed         500  `act` raised
+    │   └── ModelFailed         500  a model's method raised
     ├── PolicyDeadline        504  leave it: the policy used up the time of a tool, a harness or the episode;
     │                              it is graded, or gets a zero (`gym_serve.types.endings`)
     └── Stopped               410  leave it: somebody stopped this episode on purpose
@@ -61,6 +62,7 @@ __all__ = [
     "GymError",
     "InvalidRequest",
     "MethodNotAllowed",
+    "ModelFailed",
     "NotFound",
     "OperatorError",
     "Overloaded",
@@ -81,6 +83,7 @@ __all__ = [
     "WaitTooLong",
     "error_class",
     "error_from_body",
+    "own_error",
 ]
 
 STAGES = ("seed", "model", "tool", "harness", "verify", "close", "episode")
@@ -280,7 +283,7 @@ class WaitTooLong(OperatorError):
 
 
 class AuthorError(GymError):
-    """The code of an environment or agent is at fault; the same call would fail again.
+    """The code of an environment, agent or model is at fault; the same call would fail again.
 
     The message has the file and line of that code. Authors raise `Retryable` where a service or the machine
     is at fault, and `Rejected` where the row is.
@@ -301,6 +304,10 @@ class CompareFailed(AuthorError):
 
 class AgentFailed(AuthorError):
     """`act` raised."""
+
+
+class ModelFailed(AuthorError):
+    """`responses`, `chat_completions` or a stream of a model raised."""
 
 
 class PolicyDeadline(GymError):
@@ -331,10 +338,9 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         body: its decoded JSON, or its text; any shape (a foreign server's included).
         server: name of the server that was called, kept if the body names none.
     """
-    error = body.get("error") if isinstance(body, Mapping) else None
-    if isinstance(error, Mapping) and (code := str(error.get("code"))) in _BY_CODE:
-        cls = _BY_CODE[code]
-        message = str(error.get("message", ""))
+    error = own_error(body)
+    if error is not None:
+        cls, message = _BY_CODE[str(error["code"])], str(error.get("message", ""))
         if cls is GraphError:
             cls = BadRequest
     else:
@@ -350,6 +356,12 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         if isinstance(retry_after, int | float) and 0 <= retry_after <= LONGEST_WAIT
         else None,
     )
+
+
+def own_error(body: Any) -> Mapping[str, Any] | None:
+    """The error of a body that gym_serve wrote; None for any other body."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    return error if isinstance(error, Mapping) and str(error.get("code")) in _BY_CODE else None
 
 
 def _text(value: Any) -> str | None:
