@@ -30,11 +30,14 @@ from gym_serve.observe.timeline import ENDPOINT, RETRIES
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, closing
 from gym_serve.servers.transport import trimmed
-from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
+from gym_serve.types.errors import BadRequest, GymError, OperatorError, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
+_CHAT = "/chat/completions"
+PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
+"""What decides the prompt of a chat body, and so what ``/tokenize`` has to see too."""
 
 
 class Upstream:
@@ -90,6 +93,8 @@ class Upstream:
     ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
 
+        Where only the prompt and the longest answer together do not fit, the answer may be shorter.
+
         Args:
             path: below the base URL, e.g. ``/chat/completions``.
             body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
@@ -129,9 +134,36 @@ class Upstream:
                 pause = self._pause(request, error, failed)
                 failed += 1
                 self._retried(request, error)
+            except BadRequest:
+                if await self._is_too_long(request):
+                    return None
+                raise
             else:
-                return answer.decoded()
+                said = answer.decoded()
+                if said is not None or (unlimited := _without_limit(request)) is None:
+                    return said
+                request = unlimited
+                continue
             await asyncio.sleep(pause)
+
+    async def _is_too_long(self, request: Request) -> bool:
+        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes.
+
+        Its words may be unknown, so one that publishes its limit is asked how long the prompt is, as vLLM is.
+        """
+        endpoint = self._pick(request)
+        if request.path != _CHAT or endpoint.named:
+            return False
+        if (context := await self._connections.context_of(endpoint)) is None:
+            return False
+        body = orjson.loads(request.data)
+        data = _encode({key: body[key] for key in PROMPT_KEYS if key in body})
+        try:
+            told = await self._send(Request("/tokenize", data, request.call, below_v1=False, tokens=0))
+        except GymError:
+            return False
+        count = told.get("count") if isinstance(told, dict) else None
+        return type(count) is int and count >= context
 
     async def _stream(self, request: Request) -> AsyncGenerator[Any, None]:
         failed = 0
@@ -141,8 +173,19 @@ class Upstream:
             try:
                 async with closing(self._events(endpoint, request)) as events:
                     async for event in events:
+                        full = isinstance(event, Whole) and event.answer is None
+                        if full and not begun and (unlimited := _without_limit(request)) is not None:
+                            request = unlimited
+                            break
                         begun = True
                         yield event
+                    else:
+                        return
+                continue
+            except BadRequest:
+                if begun or not await self._is_too_long(request):
+                    raise
+                yield Whole(None)
                 return
             except (Overloaded, Unavailable) as error:
                 if begun:
@@ -319,6 +362,17 @@ class UpstreamModel(ModelServer):
     async def responses(self, body: JSON) -> JSON:
         """See `ModelServer.responses`; a subclass writes it."""
         raise NotImplementedError
+
+
+def _without_limit(request: Request) -> Request | None:
+    """A request that leaves the length of its answer to what room the prompt leaves; None if it does so.
+
+    A prompt may fit although it does not with all the tokens that its answer may have.
+    """
+    body = orjson.loads(request.data)
+    if not any(body.get(key) is not None for key in _LIMITS):
+        return None
+    return request._replace(data=_encode({key: value for key, value in body.items() if key not in _LIMITS}))
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -4,8 +4,10 @@ import asyncio
 from functools import partial
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 from support.letters import LettersSglang
+from support.threaded import ThreadedServer
 from yarl import URL
 
 from gym_serve.deployments import retries
@@ -402,6 +404,61 @@ async def test_calls_before_start_say_so():
 async def test_a_request_that_is_no_json(model):
     with pytest.raises(BadRequest, match="JSON"):
         await model.responses({**ASK, "temperature": 2**70})
+
+
+class Engine(ThreadedServer):
+    """Refuses what does not fit its 100 tokens, a limit that it publishes, as vLLM does; a letter is one."""
+
+    def __init__(self, words, answer):
+        self.words, self.answer, self.asked = words, answer, set()
+        super().__init__({"/{path:.*}": self.handle})
+
+    async def handle(self, request):
+        self.asked.add(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m", "max_model_len": 100}]})
+        body = await request.json()
+        count = len(body["messages"][-1]["content"])
+        if request.path == "/tokenize":
+            return web.json_response({"count": count, "max_model_len": 100, "tokens": [1] * count})
+        if count + body.get("max_tokens", 1) > 100:
+            return web.json_response({"error": {"message": self.words}}, status=400)
+        return web.json_response(self.answer)
+
+
+KNOWN, UNKNOWN = "This model's maximum context length is 100 tokens.", "Zu lang!"
+FITS, IS_FULL = (False, {"/v1/chat/completions"}), (True, {"/v1/chat/completions"})
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (KNOWN, 50, 10, FITS),
+        (KNOWN, 50, 90, FITS),  # the answer may be shorter
+        (KNOWN, 100, 10, IS_FULL),
+        (KNOWN, 100, None, IS_FULL),
+        (UNKNOWN, 50, 10, FITS),
+        (UNKNOWN, 50, 90, "bad_request"),
+        (UNKNOWN, 100, 10, (True, {"/v1/chat/completions", "/v1/models", "/tokenize"})),
+    ],
+)
+async def test_a_prompt_that_does_not_fit_is_known_by_words_or_by_its_length(completed, streamed, case):
+    words, length, limit, outcome = case
+    ask = {"input": [{"role": "user", "content": "x" * length}], "max_output_tokens": limit}
+    with Engine(words, completed("There")) as engine:
+        server = ChatModel(base_url=f"{engine.url}/v1", model="m")
+        await server.start()
+        try:
+            if streamed:
+                response = [event async for event in server.stream_responses(ask)][-1]["response"]
+            else:
+                response = await server.responses(ask)
+            found = (response["incomplete_details"] is not None, engine.asked)
+        except BadRequest as error:
+            found = error.code
+        await server.stop()
+    assert found == outcome
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
