@@ -140,7 +140,7 @@ class Upstream:
                 raise
             else:
                 said = answer.decoded()
-                if said is not None or (unlimited := _without_limit(request)) is None:
+                if said is not None or (unlimited := _unlimited(request)) is None:
                     return said
                 request = unlimited
                 continue
@@ -174,7 +174,7 @@ class Upstream:
                 async with closing(self._events(endpoint, request)) as events:
                     async for event in events:
                         full = isinstance(event, Whole) and event.answer is None
-                        if full and not begun and (unlimited := _without_limit(request)) is not None:
+                        if full and not begun and (unlimited := _unlimited(request)) is not None:
                             request = unlimited
                             break
                         begun = True
@@ -364,15 +364,19 @@ class UpstreamModel(ModelServer):
         raise NotImplementedError
 
 
-def _without_limit(request: Request) -> Request | None:
-    """A request that leaves the length of its answer to what room the prompt leaves; None if it does so.
+def without_limit(body: JSON) -> JSON | None:
+    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already.
 
     A prompt may fit although it does not with all the tokens that its answer may have.
     """
-    body = orjson.loads(request.data)
     if not any(body.get(key) is not None for key in _LIMITS):
         return None
-    return request._replace(data=_encode({key: value for key, value in body.items() if key not in _LIMITS}))
+    return {key: value for key, value in body.items() if key not in _LIMITS}
+
+
+def _unlimited(request: Request) -> Request | None:
+    body = without_limit(orjson.loads(request.data))
+    return None if body is None else request._replace(data=_encode(body))
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
