@@ -223,7 +223,7 @@ $(INTEROP)/.done:
 	$(INTEROP)/bin/pip install --quiet --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2
 	$(INTEROP)/bin/pip install --quiet --no-deps --ignore-requires-python harbor==0.25.0
 	$(INTEROP)/bin/pip install --quiet 'ray[serve]==2.60.0' msgspec backports.zstd python-dotenv httpx-aiohttp \
-	    'openai[aiohttp]>=2.7' yarl docstring-parser regex typer 'opentelemetry-sdk<1.45.2'
+	    'openai>=2.7' yarl docstring-parser regex typer 'opentelemetry-sdk<1.45.2'
 	$(INTEROP)/bin/pip install --quiet --no-deps skyrl==0.3.0 skyrl-gym==0.4.0 areal==1.0.4
 	$(INTEROP)/bin/pip install --quiet loguru jaxtyping func_timeout cloudpathlib polars s3fs \
 	    wandb nvidia-ml-py mlflow-skinny swanlab matplotlib soundfile scipy \

@@ -10,6 +10,7 @@ from gym_serve.deployments.chat_base import ChatServer
 from gym_serve.deployments.chat_streams import Whole, joined
 from gym_serve.deployments.row_endpoints import RowEndpointModel
 from gym_serve.deployments.token_prompts import continued_prompt, without_tokens
+from gym_serve.deployments.upstream import PROMPT_KEYS
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import BadRequest, EndpointMisconfigured, NotFound
 from gym_serve.types.protocols import (
@@ -21,9 +22,6 @@ from gym_serve.types.protocols import (
     responses_to_chat,
 )
 from gym_serve.types.requests import JSON
-
-# What decides the prompt, and so what /tokenize has to see too.
-_PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 
 
 class ChatModel(ChatServer, RowEndpointModel):
@@ -137,7 +135,7 @@ class ChatModel(ChatServer, RowEndpointModel):
 
     async def _tokens(self, body: JSON, call: CallContext) -> Any:
         """The prompt of a body in tokens, by the endpoint's ``/tokenize``; None where it has none."""
-        prompt = {key: body[key] for key in _PROMPT_KEYS if key in body}
+        prompt = {key: body[key] for key in PROMPT_KEYS if key in body}
         tokenized = await self._upstream.post("/tokenize", prompt, call, below_v1=False)
         return tokenized.get("tokens") if isinstance(tokenized, dict) else None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -306,17 +306,32 @@ class Connections:
 
     async def probe(self, endpoint: Endpoint) -> None:
         """Look whether somebody is at an endpoint, and tell its breaker."""
-        assert self._session is not None
-        url = f"{endpoint.url}/models{self._query}"
         try:
-            async with self._session.get(
-                url,
-                headers=self._headers,
-                timeout=_PROBE_TIMEOUT,
-                proxy=proxy_of(endpoint.url),
-                allow_redirects=False,
-            ) as response:
+            async with self._models_of(endpoint) as response:
                 well = response.status < 500  # a 404 comes from somebody who is there
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             well = False
         endpoint.breaker.looked(time.monotonic(), there=well)
+
+    async def context_of(self, endpoint: Endpoint) -> int | None:
+        """The most tokens of a prompt and its answer, as vLLM and SGLang publish it; None if it does not."""
+        try:
+            async with self._models_of(endpoint) as response:
+                said = foreign_json(await response.read())
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
+            return None
+        models = said.get("data") if isinstance(said, dict) else None
+        if not isinstance(models, list):
+            return None
+        found = [model.get("max_model_len") for model in models if isinstance(model, dict)]
+        return max((limit for limit in found if type(limit) is int), default=None)
+
+    def _models_of(self, endpoint: Endpoint) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        assert self._session is not None
+        return self._session.get(
+            f"{endpoint.url}/models{self._query}",
+            headers=self._headers,
+            timeout=_PROBE_TIMEOUT,
+            proxy=proxy_of(endpoint.url),
+            allow_redirects=False,
+        )

@@ -265,6 +265,7 @@ class Endpoint:
         url: its base URL.
         calls: calls in progress there.
         breaker: whether calls may go there.
+        refuses_until: moment until which it refuses calls, as it said.
         limit: how many, and how large; None for no limit.
         named: what a row said of it; None for an endpoint of this server.
         answered: whether a call was answered there, so that its key is a good one.
@@ -276,6 +277,7 @@ class Endpoint:
         self.calls = 0
         self.answered = False
         self.breaker = Breaker()
+        self.refuses_until = float("-inf")
         self.limit = limit
 
 

@@ -23,17 +23,19 @@ from gym_serve.servers.context import time_limit
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import (
     STAGES,
+    BadRequest,
     DeadlineExceeded,
     EndpointAccessDenied,
     EndpointMisconfigured,
     GymError,
-    NotFound,
-    Unauthorized,
+    Overloaded,
     Unavailable,
     error_from_body,
+    own_error,
 )
 from gym_serve.types.exact import foreign_json
 from gym_serve.types.protocols import wait_of
+from gym_serve.types.protocols.refusals import Meaning, meaning_of
 
 BaseUrl = Annotated[
     str,
@@ -59,7 +61,14 @@ _MAX_HEADER = 64 << 10  # bytes: gateways send their policies and traces
 _HEADERS: dict[str, Any] = (  # aiohttp before 3.14 has no limit of their number
     {"max_headers": 1000} if "max_headers" in signature(aiohttp.ClientSession).parameters else {}
 )
-_LONGEST_WAIT = 3600.0  # seconds of a Retry-After that are believed
+_MEANINGS: Mapping[Meaning, tuple[type[GymError], str]] = {
+    Meaning.OVERFLOW: (BadRequest, ""),
+    Meaning.ROW: (BadRequest, ""),
+    Meaning.KEY: (EndpointAccessDenied, " (see headers)"),
+    Meaning.SETTING: (EndpointMisconfigured, " (see url and headers)"),
+    Meaning.WAIT: (Overloaded, ""),
+    Meaning.RETRY: (Unavailable, ""),
+}
 _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words that may occur in any text
 
 
@@ -191,18 +200,20 @@ class HttpClient:
 
 
 def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
+    """What a status of 400 or more means: one of our errors as it is, a foreign one by the table of refusals.
+
+    Of both, the table says whether it is the fault of a setting.
+    """
     try:
         said: Any = orjson.loads(text)
     except orjson.JSONDecodeError:
         said = text
     error = error_from_body(answer.status, said)
-    if type(error) is NotFound:
-        error = EndpointMisconfigured(f"{error.message} (see url)")
-    elif type(error) is Unauthorized:
-        error = EndpointAccessDenied(f"{error.message} (see headers)")
+    cls, setting = _MEANINGS[meaning_of(answer.status, said)]
+    if setting or own_error(said) is None:
+        error = cls(f"{error.message}{setting}", retry_after=error.retry_after, stage=error.stage)
     error.message = f"{url}: {error.message[:2000]}"
-    wait = error.retry_after if error.retry_after is not None else wait_of(answer.headers, said)
-    error.retry_after = None if wait is None else min(max(wait, 0.0), _LONGEST_WAIT)
+    error.retry_after = wait_of(answer.headers, said) if error.retry_after is None else error.retry_after
     error.stage = error.stage if error.stage in STAGES else None
     error.server = None  # the peer's name for itself means nothing in this graph
     return error

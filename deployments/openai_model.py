@@ -8,10 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
-from gym_serve.deployments.connections import Connections
 from gym_serve.deployments.endpoints import EndpointConfig, Urls
 from gym_serve.deployments.http_client import HeaderSecret
-from gym_serve.deployments.openai_sdk import SdkConnections
 from gym_serve.deployments.upstream import UpstreamModel
 from gym_serve.servers.context import CallContext, closing, current
 from gym_serve.types.errors import Unavailable
@@ -51,10 +49,6 @@ class OpenAIModel(UpstreamModel):
         """Further attempts after a 429, a 5xx or a broken connection."""
 
     config: Config
-
-    def connections(self) -> Connections:
-        """See `UpstreamModel.connections`."""
-        return SdkConnections(self.config)
 
     async def responses(self, body: JSON) -> JSON:
         body, metadata = {**body, "input": _openai_input(body.get("input"))}, self.metadata()

@@ -34,6 +34,7 @@ from gym_serve.metrics import scored_rollouts
 from gym_serve.servers import EnvironmentClient, Episode, ModelClient
 from gym_serve.servers.context import current, use
 from gym_serve.types.errors import (
+    LONGEST_WAIT,
     STAGES,
     BadRequest,
     DeadlineExceeded,
@@ -261,5 +262,5 @@ def _reported(answer: JSON) -> GymError:
     return cls(
         f"the agent failed ({kind}): {detail}",
         stage=stage if stage in STAGES else None,
-        retry_after=min(max(wait, 0.0), 3600.0) if _is_number(wait) else None,
+        retry_after=min(max(wait, 0.0), LONGEST_WAIT) if _is_number(wait) else None,
     )

@@ -122,6 +122,9 @@ class SglangModel(TokenizingModel, RowEndpointModel):
             answer = await self._upstream.post(
                 _GENERATE, _request(seen, params, len(made.token_ids)), call, below_v1=False
             )
+            if answer is None and params["max_new_tokens"] is not None:  # does the prompt alone fit?
+                params["max_new_tokens"] = None
+                continue
             if answer is None:  # of what an abort had cut off, the context is full
                 return made._replace(finish_reason="length") if made.token_ids else None
             part = read_generation(answer, len(seen))

@@ -24,17 +24,20 @@ from gym_serve.deployments.chat_streams import Whole
 from gym_serve.deployments.connections import Answer, Connections, Request
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig, EndpointPool, RateLimit, hedged
 from gym_serve.deployments.retries import pause_after
-from gym_serve.observe.catalogue import ENDPOINT_UP, MODEL_RETRIES
+from gym_serve.observe.catalogue import ENDPOINT_UP, ENDPOINT_WAIT, MODEL_RETRIES
 from gym_serve.observe.logs import fault
 from gym_serve.observe.timeline import ENDPOINT, RETRIES
 from gym_serve.servers import ModelServer
 from gym_serve.servers.context import CallContext, closing
 from gym_serve.servers.transport import trimmed
-from gym_serve.types.errors import BadRequest, OperatorError, Overloaded, Unavailable
+from gym_serve.types.errors import BadRequest, GymError, OperatorError, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
+_CHAT = "/chat/completions"
+PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
+"""What decides the prompt of a chat body, and so what ``/tokenize`` has to see too."""
 
 
 class Upstream:
@@ -61,7 +64,8 @@ class Upstream:
         self._connections.configure(config)
         for endpoint in self.pool.endpoints:
             if endpoint.url not in config.base_url:
-                ENDPOINT_UP.remove(self._model, endpoint.url)
+                for gauge in (ENDPOINT_UP, ENDPOINT_WAIT):
+                    gauge.remove(self._model, endpoint.url)
         self.pool.set(config.base_url, config.requests_per_minute, config.tokens_per_minute)
         if self._connections.are_open:
             self._start_watch()
@@ -88,6 +92,8 @@ class Upstream:
         below_v1: bool = True,
     ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
+
+        Where only the prompt and the longest answer together do not fit, the answer may be shorter.
 
         Args:
             path: below the base URL, e.g. ``/chat/completions``.
@@ -128,9 +134,36 @@ class Upstream:
                 pause = self._pause(request, error, failed)
                 failed += 1
                 self._retried(request, error)
+            except BadRequest:
+                if await self._is_too_long(request):
+                    return None
+                raise
             else:
-                return answer.decoded()
+                said = answer.decoded()
+                if said is not None or (unlimited := _unlimited(request)) is None:
+                    return said
+                request = unlimited
+                continue
             await asyncio.sleep(pause)
+
+    async def _is_too_long(self, request: Request) -> bool:
+        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes.
+
+        Its words may be unknown, so one that publishes its limit is asked how long the prompt is, as vLLM is.
+        """
+        endpoint = self._pick(request)
+        if request.path != _CHAT or endpoint.named:
+            return False
+        if (context := await self._connections.context_of(endpoint)) is None:
+            return False
+        body = orjson.loads(request.data)
+        data = _encode({key: body[key] for key in PROMPT_KEYS if key in body})
+        try:
+            told = await self._send(Request("/tokenize", data, request.call, below_v1=False, tokens=0))
+        except GymError:
+            return False
+        count = told.get("count") if isinstance(told, dict) else None
+        return type(count) is int and count >= context
 
     async def _stream(self, request: Request) -> AsyncGenerator[Any, None]:
         failed = 0
@@ -140,8 +173,19 @@ class Upstream:
             try:
                 async with closing(self._events(endpoint, request)) as events:
                     async for event in events:
+                        full = isinstance(event, Whole) and event.answer is None
+                        if full and not begun and (unlimited := _unlimited(request)) is not None:
+                            request = unlimited
+                            break
                         begun = True
                         yield event
+                    else:
+                        return
+                continue
+            except BadRequest:
+                if begun or not await self._is_too_long(request):
+                    raise
+                yield Whole(None)
                 return
             except (Overloaded, Unavailable) as error:
                 if begun:
@@ -176,6 +220,8 @@ class Upstream:
         now = time.monotonic()
         for endpoint in self.pool.endpoints:
             ENDPOINT_UP.set(self._model, endpoint.url, value=float(endpoint.breaker.allows(now)))
+            wait = max(0.0, endpoint.refuses_until - now)
+            ENDPOINT_WAIT.set(self._model, endpoint.url, value=wait)
 
     def _pick(self, request: Request) -> Endpoint:
         """The endpoint for an attempt: the one that the row names, else one of this server's."""
@@ -247,14 +293,14 @@ class Upstream:
         limit = endpoint.limit  # the current one: the settings may change during the call
         endpoint.calls += 1  # calls that wait for the limits count as well
         try:
-            if limit is None:
-                yield None
-                return
-            await self._wait(endpoint, limit, request)
+            if limit is not None:
+                await self._wait(endpoint, limit, request)
             try:
                 yield limit
-            except (BadRequest, OperatorError, Overloaded, Unavailable):
-                limit.settle(request.tokens, 0.0)  # a refused call, or one that failed, generated nothing
+            except (BadRequest, OperatorError, Overloaded, Unavailable) as error:
+                endpoint.refuses_until = time.monotonic() + (error.retry_after or 0.0)
+                if limit is not None:  # a refused call, or one that failed, generated nothing
+                    limit.settle(request.tokens, 0.0)
                 raise
         finally:
             endpoint.calls -= 1
@@ -316,6 +362,21 @@ class UpstreamModel(ModelServer):
     async def responses(self, body: JSON) -> JSON:
         """See `ModelServer.responses`; a subclass writes it."""
         raise NotImplementedError
+
+
+def without_limit(body: JSON) -> JSON | None:
+    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already.
+
+    A prompt may fit although it does not with all the tokens that its answer may have.
+    """
+    if not any(body.get(key) is not None for key in _LIMITS):
+        return None
+    return {key: value for key, value in body.items() if key not in _LIMITS}
+
+
+def _unlimited(request: Request) -> Request | None:
+    body = without_limit(orjson.loads(request.data))
+    return None if body is None else request._replace(data=_encode(body))
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

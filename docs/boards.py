@@ -260,6 +260,12 @@ OVERVIEW = [
         "states",
     ),
     Panel(
+        "Endpoints that refuse calls",
+        "Until they take calls again, as they said.",
+        "s",
+        [(f"max by (model, endpoint) ({_series('endpoint_wait_seconds')})", "{{model}} {{endpoint}}")],
+    ),
+    Panel(
         "Model requests that were repeated",
         "Per second, by endpoint and reason.",
         "short",

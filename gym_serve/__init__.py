@@ -42,6 +42,7 @@ from gym_serve.types.errors import (
     GymError,
     InvalidRequest,
     MethodNotAllowed,
+    ModelFailed,
     NotFound,
     OperatorError,
     Overloaded,
@@ -59,6 +60,7 @@ from gym_serve.types.errors import (
     Unavailable,
     VerifierFailed,
     VerifyFailed,
+    WaitTooLong,
 )
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.rows import Failure, Rollout, Row
@@ -99,6 +101,7 @@ __all__ = [
     "InvalidRequest",
     "MethodNotAllowed",
     "ModelClient",
+    "ModelFailed",
     "ModelServer",
     "NotFound",
     "OperatorError",
@@ -130,6 +133,7 @@ __all__ = [
     "VerifierFailed",
     "VerifyFailed",
     "VerifyRequest",
+    "WaitTooLong",
     "__version__",
     "load_graph",
     "merge",

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
+from gym_serve.deployments.upstream import without_limit
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable, error_from_body
@@ -44,7 +45,10 @@ class InProcess:
         """
         async with self._exchange(path, body) as exchange:
             content = b"".join([chunk async for chunk in exchange.body()])
-        return _answer(exchange.status, _decoded(content))
+        answer = _answer(exchange.status, _decoded(content))
+        if answer is None and (unlimited := without_limit(body)) is not None:
+            return await self.post(path, unlimited)
+        return answer
 
     async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
         """The decoded events of the answer; one `Whole` if the application does not stream.
@@ -59,8 +63,15 @@ class InProcess:
                         yield event
             else:
                 content = b"".join([chunk async for chunk in exchange.body()])
-        if content is not None:
-            yield Whole(_answer(exchange.status, _decoded(content)))
+        if content is None:
+            return
+        answer = _answer(exchange.status, _decoded(content))
+        if answer is None and (unlimited := without_limit(body)) is not None:
+            async with closing(self.stream(path, unlimited)) as events:
+                async for event in events:
+                    yield event
+        else:
+            yield Whole(answer)
 
     @asynccontextmanager
     async def _exchange(self, path: str, body: Any) -> AsyncGenerator[_Exchange, None]:

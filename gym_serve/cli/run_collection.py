@@ -42,6 +42,7 @@ _LINE_EVERY = 10.0  # seconds between two lines without a terminal
 _REFRESHES = 4  # of the bar, per second
 _CLASSES = 3  # of failures that are shown
 _CLASS_WIDTH = 20  # a class of a foreign agent may have any name
+_REASON_WIDTH = 160
 
 Collect = Callable[["Callable[[Progress], None]", asyncio.Event], "Awaitable[Report]"]
 """A collection to run: it gets a callback for progress, and the event that stops it."""
@@ -249,6 +250,9 @@ class ProgressDisplay:
             parts.append(f"masked {progress.masked:,}")
         parts.append(f"failed {progress.failed:,}{_failures(progress.failed_attempts)}")
         parts.append(f"running {progress.running:,}")
+        if (waiting := progress.waiting) is not None:
+            reason = shortened(waiting.reason, _REASON_WIDTH)
+            parts.append(f"waiting until {waiting.until} for {waiting.server or 'the graph'}: {reason}")
         if rate is not None and progress.remaining:
             parts.append(f"ETA {timedelta(seconds=round(progress.remaining / rate))}")
         if progress.comparing:

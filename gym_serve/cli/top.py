@@ -343,6 +343,7 @@ def _replicas(server: dict[str, Any]) -> str:
 def _models(samples: Samples) -> Iterator[Text]:
     """Endpoints and versions of the models."""
     up = _by_label(samples.last, "gym_serve_endpoint_up", "model", "endpoint")
+    waits = _by_label(samples.last, "gym_serve_endpoint_wait_seconds", "model", "endpoint")
     retries = samples.now("gym_serve_model_retries_total", "model", "endpoint")
     if up:
         yield Text()
@@ -350,8 +351,10 @@ def _models(samples: Samples) -> Iterator[Text]:
         seen = sum(value > 0 for value in values)
         state = "up" if seen == len(values) else f"down at {len(values) - seen} of {len(values)} replicas"
         more = f"  {n:,.0f} retries" if (n := retries.get((model, endpoint))) else ""
+        if wait := max(waits.get((model, endpoint), (0.0,))):
+            state = f"refuses calls for {wait:,.0f} s"
         text = f"{shortened(endpoint, 80)}  {state}{more}"
-        yield _fact(shortened(model, 10), text, "" if seen == len(values) else _BAD)
+        yield _fact(shortened(model, 10), text, "" if seen == len(values) and not wait else _BAD)
     for (model,), values in sorted(_by_label(samples.last, "gym_serve_policy_version", "model").items()):
         versions = " to ".join(f"{value:g}" for value in sorted({min(values), max(values)}))
         yield _fact(shortened(model, 10), f"policy version {versions}")

@@ -6,6 +6,7 @@ environments for group rewards and metrics, and says what about the graph decide
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from gym_serve.client import loop
 from gym_serve.graph.spec import SECTIONS, Graph, ServerOptions
 from gym_serve.metrics import STATISTICS_ONLY, MetricSpec
 from gym_serve.rollouts import (
+    Backoff,
     Expansion,
     PromptTemplate,
     RolloutBackend,
@@ -30,14 +32,14 @@ from gym_serve.rollouts import (
 )
 from gym_serve.rollouts.groups import Compare
 from gym_serve.rollouts.run_metrics import Aggregate
-from gym_serve.rollouts.scheduling import MAX_FAILURES
+from gym_serve.rollouts.scheduling import MAX_FAILURES, MAX_PROBES
 from gym_serve.servers.clients import AgentClient, EnvironmentClient
 from gym_serve.servers.context import current
 from gym_serve.servers.resources import ResourcesServer
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
-from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected
+from gym_serve.types.errors import EndpointMisconfigured, InvalidRequest, NotFound, Rejected, Retryable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import agent_name
@@ -58,6 +60,9 @@ _NOT_COMPARED = (ServerOptions.model_fields.keys() - {"resources"}) | {
     "row_endpoints",
     "row_endpoints_over_http",
 }
+
+
+_BACKOFF = Backoff()
 
 
 class RolloutOptions(TypedDict, total=False):
@@ -314,11 +319,15 @@ class RolloutClient(RolloutBackend):
         cls = self._class_of(name)
         if cls is not None and cls.operations is ResourcesServer.operations:
             return cls.compare is not ResourcesServer.compare  # it may have no replica that could be asked
-        if name not in self._compares:
+        environment, failed = EnvironmentClient(self._transport(name)), 0
+        while name not in self._compares:
             try:
-                self._compares[name] = "compare" in await EnvironmentClient(self._transport(name)).fetch(
-                    DESCRIBE
-                )
+                self._compares[name] = "compare" in await environment.fetch(DESCRIBE)
             except Rejected:  # a foreign server that does not describe itself
                 self._compares[name] = False
+            except Retryable:  # for as long as rollouts wait for a graph that is away
+                failed += 1
+                if failed > MAX_PROBES:
+                    raise
+                await asyncio.sleep(_BACKOFF.seconds(failed))
         return self._compares[name]

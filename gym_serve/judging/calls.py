@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers.clients import ModelClient, name_of
 from gym_serve.types.errors import (
+    AuthorError,
     BadRequest,
     EndpointMisconfigured,
     GymError,
@@ -113,6 +114,7 @@ class JudgeCalls:
         Raises:
             VerifierFailed: the call failed, or its reply is malformed.
             OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
+            AuthorError: the code of the judge's model is wrong.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
@@ -159,7 +161,7 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
             return await model.chat_completions(request)
         answer: JSON = await model.fetch(protocol, request)
         return answer
-    except OperatorError:
+    except (AuthorError, OperatorError):
         raise
     except NotFound as error:
         raise EndpointMisconfigured(error.message, server=error.server) from None

@@ -25,6 +25,7 @@ __all__ = [
     "CPU_SECONDS",
     "DRIVER_IN_FLIGHT",
     "ENDPOINT_UP",
+    "ENDPOINT_WAIT",
     "FAILURES",
     "JUDGE_CALLS",
     "METRICS",
@@ -128,6 +129,11 @@ MODEL_RETRIES = Counter(
 )
 ENDPOINT_UP = Gauge(
     "endpoint_up", "Whether calls go to an endpoint (1), or skip it as it failed (0).", ("model", "endpoint")
+)
+ENDPOINT_WAIT = Gauge(
+    "endpoint_wait_seconds",
+    "Time until an endpoint takes calls again, as its last refusal said; 0 if none did.",
+    ("model", "endpoint"),
 )
 POLICY_VERSION = Gauge(
     "policy_version",

@@ -27,7 +27,7 @@ from gym_serve.rollouts.expansion import Expansion, Inputs, stored_groups
 from gym_serve.rollouts.files import run_in_threads
 from gym_serve.rollouts.groups import Compare, GroupStage
 from gym_serve.rollouts.journal import Header, Journal, Outputs
-from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, Tally
+from gym_serve.rollouts.progress import Budget, Progress, Spending, Spent, Tally, Waiting
 from gym_serve.rollouts.rows import Rows
 from gym_serve.rollouts.run_metrics import Aggregate, summarize_run
 from gym_serve.rollouts.runner import RolloutRunner, RunnerOptions, jobs_of
@@ -168,8 +168,10 @@ async def collect(
             await asyncio.to_thread(journal.forgive)
         tally.finish(journal.finished(collection.options.attempts))
         tally.begin()
-        operator_error = await _run(journal, collection, tally, spending, progress=progress, stop=stop)
-        done = tally.progress(tokens=spending.tokens)
+        operator_error, waiting = await _run(
+            journal, collection, tally, spending, progress=progress, stop=stop
+        )
+        done = tally.progress(tokens=spending.tokens, waiting=waiting)
         complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.options, spending, stop)
         if complete and (compare := await backend.comparer()):
@@ -267,8 +269,12 @@ async def _run(
     *,
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
-) -> OperatorError | None:
-    """Run the remaining rollouts; returns the last operator error, if there was one."""
+) -> tuple[OperatorError | None, Waiting | None]:
+    """Run the remaining rollouts.
+
+    Returns:
+        the last operator error, and what the run waited for when it was stopped; None if there was none.
+    """
     attempts = collection.options.attempts
 
     def left() -> Iterator[list[JSON]]:
@@ -293,7 +299,7 @@ async def _run(
         runner.drain()
     elif stop is not None:
         runner.run_in_background(stop.wait(), lambda _: runner.drain())
-    synced = time.monotonic()
+    synced, waiting = time.monotonic(), None
     try:
         progress(tally.progress(tokens=spending.tokens))
         while runner.advance():
@@ -304,14 +310,14 @@ async def _run(
                     spending.add(rollout)  # it is in no file, because the rollout stays open
             fatal = runner.operator_errors.fatal
             stopping = None if fatal is None else fatal.message
-            running = runner.scheduler.running
-            progress(tally.progress(running=running, stopping=stopping, tokens=spending.tokens))
+            running, waiting = runner.scheduler.running, runner.waiting
+            progress(tally.progress(running, stopping, spending.tokens, waiting))
             if time.monotonic() >= synced + _SYNC_SECONDS:
                 await asyncio.to_thread(journal.sync)
                 journal.check()
                 synced = time.monotonic()
         journal.check()
         tally.finish(-runner.left_open)
-        return runner.operator_errors.last
+        return runner.operator_errors.last, waiting
     finally:
         await runner.close()

@@ -8,9 +8,11 @@ can be resumed with a higher budget.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from gym_serve.metrics import MASKED, failure_class
@@ -18,6 +20,28 @@ from gym_serve.rollouts.tables import TaskMeans
 from gym_serve.servers.usage import USAGE_FIELD, Prices, UsageMeter
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
+
+
+def clock_time(seconds: float) -> str:
+    """The local date and time so many seconds from now, with its offset from UTC."""
+    return datetime.fromtimestamp(time.time() + seconds).astimezone().isoformat(" ", "seconds")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a run waits for, in which nothing runs.
+
+    Attributes:
+        server: the server of the graph that refuses, or is away; None if that is unknown.
+        reason: what it said, with the endpoint.
+        seconds: until the next attempt.
+        until: its date and time, with the offset from UTC.
+    """
+
+    server: str | None
+    reason: str
+    seconds: float
+    until: str
 
 
 @dataclass(frozen=True)
@@ -37,6 +61,7 @@ class Progress:
             compared.
         stopping: the operator error that ends the run, once there is one: no further attempt starts.
         tokens: tokens that model calls have used, prompts and generations together.
+        waiting: what the run waits for, if nothing runs.
     """
 
     total: int
@@ -50,6 +75,7 @@ class Progress:
     stopping: str | None = None
     tokens: int = 0
     masked: int = 0
+    waiting: Waiting | None = None
 
     @property
     def failed(self) -> int:
@@ -97,7 +123,13 @@ class Tally:
         """Everything counted so far happened in an earlier process."""
         self._earlier = self._finished
 
-    def progress(self, running: int = 0, stopping: str | None = None, tokens: int = 0) -> Progress:
+    def progress(
+        self,
+        running: int = 0,
+        stopping: str | None = None,
+        tokens: int = 0,
+        waiting: Waiting | None = None,
+    ) -> Progress:
         """The counts now."""
         return Progress(
             total=self._total,
@@ -110,6 +142,7 @@ class Tally:
             stopping=stopping,
             tokens=tokens,
             masked=self._masked,
+            waiting=waiting,
         )
 
 

@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gym_serve.metrics import LATENCY_FIELD
 from gym_serve.observe.logs import admits
 from gym_serve.observe.tracing import OFF, Span, span
+from gym_serve.rollouts.progress import Waiting, clock_time
 from gym_serve.rollouts.rows import METADATA_KEYS, row_of_attempt
 from gym_serve.rollouts.scheduling import (
     MAX_FAILURES,
@@ -39,7 +40,15 @@ from gym_serve.rollouts.scheduling import (
 )
 from gym_serve.servers.context import CallContext, time_limit, use, wait_until, with_verdict
 from gym_serve.types.endings import ending_of, is_failure
-from gym_serve.types.errors import DeadlineExceeded, GymError, InvalidRequest, Overloaded, Unavailable
+from gym_serve.types.errors import (
+    LONGEST_WAIT,
+    DeadlineExceeded,
+    GymError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    WaitTooLong,
+)
 from gym_serve.types.model_endpoint import public_row
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_reward, failed_rollout, operator_error, unmarked
@@ -117,12 +126,11 @@ class RunnerOptions:
     Attributes:
         concurrency: how many run at the same time at most; an overloaded graph lowers that for a while.
         attempts: how often a rollout is tried; only retryable failures are tried again.
-        timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. An
-            overloaded graph may reject a rollout for as long (an hour with None) before that counts as a
-            failed attempt.
+        timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. A
+            rollout waits for as long (an hour with None) for an overloaded graph; it is then left open.
         backoff: how long a retry waits.
-        max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address), with no
-            scored one in between, end the run. A refused key ends it at once.
+        max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address, too long a
+            wait), with no scored one in between, end the run. A refused key ends it at once.
         tracing: share of the rollouts whose trace is recorded, 0 to 1; None for no tracing.
         follow: called with the result of every attempt that counts, also of a failed one.
 
@@ -240,6 +248,7 @@ class RolloutRunner:
         self._pool: TaskPool[Attempt | _Background, Any] = TaskPool()
         self._running: dict[Attempt, Job] = {}
         self._spans: dict[int, Span] = {}  # of jobs that have started
+        self._refused = _Told()  # the failure that was met last
         self._exhausted = False
         self._draining = False
 
@@ -298,14 +307,19 @@ class RolloutRunner:
             if job is None:
                 continue  # dropped or restarted when it had just ended
             rollout = task.result() if not task.cancelled() else _cancelled(job)
-            verdict = self.scheduler.finish(*key, time.monotonic(), _failure(rollout))
+            failure = _failure(rollout)
+            verdict = self.scheduler.finish(*key, time.monotonic(), failure)
+            if failure is not None and verdict == "open":
+                rollout = failed_rollout(rollout, self._too_long(_told(rollout), failure.retry_after))
+            elif verdict in ("again", "retry"):
+                self._refused = _told(rollout)
             error = operator_error(rollout)
             if error is not None and verdict != "late":
                 self.operator_errors.add(error)
             elif verdict in ("done", "retry"):
                 self._record(job, rollout)
                 self._options.follow(rollout)
-            if verdict == "done":
+            if verdict in ("done", "open"):
                 self._end_span(job, rollout)
                 ended.append((job, rollout))
                 if not is_failure(rollout):
@@ -315,6 +329,23 @@ class RolloutRunner:
         if self.operator_errors.fatal is not None:
             self.drain()
         return ended
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the run waits for; None while an attempt runs or may start."""
+        now = time.monotonic()
+        until = self.scheduler.waits_until(now)
+        if until is None:
+            return None
+        told = self._refused
+        return Waiting(told.server, told.detail, until - now, clock_time(until - now))
+
+    def _too_long(self, told: _Told, wait: float) -> WaitTooLong:
+        """The error of a rollout that would have to wait for too long."""
+        until = f"until {clock_time(wait)}" if wait else "and does not say until when"
+        longest = f"a run waits {self._options.patience:g} s at most (timeout)"
+        message = f"{told.server or 'a server'} takes no calls {until}, and {longest}: {told.detail}"
+        return WaitTooLong(message, server=told.server, stage=told.stage, retry_after=wait or None)
 
     @property
     def left_open(self) -> int:
@@ -459,21 +490,36 @@ def _failure(rollout: JSON) -> Failure | None:
         return None
     kind = rollout.get("_ng_failure_class")
     record = rollout.get("failure")
-    retry_after = record.get("retry_after") if isinstance(record, dict) else None
+    wait = record.get("retry_after") if isinstance(record, dict) else None
+    retry_after = min(wait, LONGEST_WAIT) if isinstance(wait, int | float) and wait > 0 else 0.0
     return Failure(
         retryable=found.retried,
         unavailable=kind == Unavailable.code,
-        overloaded=kind == Overloaded.code,
-        retry_after=retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0,
+        overloaded=kind == Overloaded.code or (found.retried and retry_after > 0),
+        retry_after=retry_after,
     )
+
+
+class _Told(NamedTuple):
+    """What a failure says, whoever wrote it."""
+
+    server: str | None = None
+    stage: str | None = None
+    detail: str = ""
+
+
+def _told(rollout: JSON) -> _Told:
+    record = rollout.get("failure")
+    told: JSON = record if isinstance(record, dict) else {}
+    server, stage = (str(told[key]) if told.get(key) else None for key in ("server", "stage"))
+    return _Told(server, stage, str(told.get("detail") or rollout.get("error")))
 
 
 def _alike(rollout: JSON) -> tuple[str, ...]:
     """What equal failures have in common: numbers in their messages, such as those of rows, are left out."""
-    record = rollout.get("failure")
-    told: JSON = record if isinstance(record, dict) else {}
-    detail = re.sub(r"\d+", "#", str(told.get("detail") or rollout.get("error")))[:_COMPARED]
-    return str(rollout.get("_ng_failure_class")), str(told.get("stage")), str(told.get("server")), detail
+    server, stage, said = _told(rollout)
+    detail = re.sub(r"\d+", "#", said)[:_COMPARED]
+    return str(rollout.get("_ng_failure_class")), str(stage), str(server), detail
 
 
 def _cancelled(job: Job) -> JSON:

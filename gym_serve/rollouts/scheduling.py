@@ -5,8 +5,8 @@ Everything here is pure: it owns no clock, no task and no client; the caller say
 `Scheduler` guarantees: at most ``concurrency`` attempts run, and fewer while the graph is overloaded.
 Earlier jobs start before later ones, and so do their retries, so that groups finish one after the other
 instead of all being half done. A job has one current attempt; the result of any other attempt is late and is
-ignored. An attempt that an overloaded graph rejects is repeated without being counted, until the job's
-``patience`` is over.
+ignored. An attempt that an overloaded graph rejects is repeated without being counted. A job that would have
+to wait for longer than its ``patience`` is left open.
 
 Four policies bound it:
 
@@ -14,7 +14,7 @@ Four policies bound it:
   restarts, they would be used up in seconds, and one rollout after the other would fail for good. So when
   only "unavailable" has come back for a while, all starts pause and one attempt at a time probes the graph,
   at no cost to its rollout. The number of probes is limited: a graph that stays away must not keep a run
-  from ending.
+  from ending, which leaves its rollouts open.
 - `Pace` slows a run down while the graph is overloaded, by additive increase and multiplicative decrease, as
   in TCP: an "overloaded" answer halves the number of attempts, and every round of answers after that raises
   it by a twentieth of the ceiling. Answers to attempts from before the last decrease say nothing about it,
@@ -61,9 +61,10 @@ class Backoff:
 
 
 _FEWEST = 4
-"""How many attempts in a row must find the graph unavailable, at least: two of each of two rollouts."""
+"""How many attempts in a row must find a graph unavailable that has answered, at least: two of each of two
+rollouts. One that has never answered is away as soon as all attempts say so, be it a single one."""
 
-_MAX_PROBES = 8
+MAX_PROBES = 8
 """How many probes may fail; the default back-off reaches it in two to three minutes."""
 
 
@@ -80,6 +81,7 @@ class Outage:
         self._backoff = backoff
         self._streak = 0
         self._probes = 0
+        self._fewest = 1
         self._until: float | None = None
 
     @property
@@ -89,16 +91,17 @@ class Outage:
 
     def places(self, now: float) -> int:
         """How many attempts may run."""
-        if self._until is None or self._probes > _MAX_PROBES:
+        if self._until is None or self._probes > MAX_PROBES:
             return self._concurrency
         return 0 if now < self._until else 1
 
     def answered(self) -> None:
         """An attempt ended with anything else than "unavailable"."""
+        self._fewest = _FEWEST
         self._streak = self._probes = 0
         self._until = None
 
-    def unavailable(self, started: float, now: float, jobs: int) -> bool:
+    def unavailable(self, started: float, now: float, jobs: int) -> Literal["attempt", "probe", "away"]:
         """An attempt found the graph unavailable.
 
         Args:
@@ -107,17 +110,18 @@ class Outage:
             jobs: how many are not finished, its own included.
 
         Returns:
-            whether it was only a probe, which does not count as an attempt at its rollout.
+            ``attempt``: it counts as an attempt at its rollout. ``probe``: it does not. ``away``: the graph
+            has been away for too long.
         """
-        if self._probes > _MAX_PROBES:
-            return False
+        if self._probes > MAX_PROBES:
+            return "away"
         self._streak += 1
-        tripped = self._until is None and self._streak >= max(_FEWEST, min(self._concurrency, jobs))
+        tripped = self._until is None and self._streak >= max(self._fewest, min(self._concurrency, jobs))
         probed = self._until is not None and started >= self._until
         if tripped or probed:
             self._probes += 1
             self._until = now + self._backoff.seconds(self._probes)
-        return probed
+        return "probe" if probed else "attempt"
 
 
 _DECREASE = 0.5
@@ -187,8 +191,8 @@ class Failure:
     Attributes:
         retryable: whether another attempt may succeed.
         unavailable: whether the graph, or one of its servers, was unavailable.
-        overloaded: whether the graph, or one of its servers, rejected it because of overload.
-        retry_after: delay in seconds that an overloaded server asked for.
+        overloaded: whether the graph, or one of its servers, rejected it because of overload, or for a time.
+        retry_after: that time in seconds, if the server named it.
     """
 
     retryable: bool
@@ -204,7 +208,7 @@ class Scheduler:
         concurrency: attempts that may run at the same time.
         attempts: how often a job may be tried; with one attempt, an outage pauses nothing.
         backoff: how long a retry waits.
-        patience: seconds, from its first start, in which rejections of a job do not count as attempts.
+        patience: seconds, from its first start, for which a job waits that is rejected.
     """
 
     def __init__(self, concurrency: int, attempts: int, backoff: Backoff, patience: float = math.inf) -> None:
@@ -259,7 +263,7 @@ class Scheduler:
 
     def finish(
         self, number: int, attempt: int, now: float, failure: Failure | None = None
-    ) -> Literal["done", "retry", "again", "late"]:
+    ) -> Literal["done", "retry", "again", "open", "late"]:
         """Record the result of an attempt.
 
         Args:
@@ -270,8 +274,9 @@ class Scheduler:
 
         Returns:
             ``done``: this is the job's result. ``retry``: the job gets another attempt. ``again``: the job
-            repeats this attempt, because the graph was unavailable or overloaded. ``late``: this attempt is
-            not the job's current one. Results of the last two are not recorded.
+            repeats this attempt, because the graph was unavailable or overloaded. ``open``: the job ends
+            without a result, because it would have to wait for too long. ``late``: this attempt is not the
+            job's current one. Results of the last three are not recorded.
         """
         job = self._jobs.get(number)
         if job is None or number not in self._running or attempt != job.attempt:
@@ -281,13 +286,17 @@ class Scheduler:
             self._pace.overloaded(started, now)
             if self._push_back(number, started, now, failure.retry_after):
                 return "again"
-        else:
-            self._pace.answered()
+            self.drop(number)
+            return "open"
+        self._pace.answered()
         if failure is None or not failure.unavailable or self._attempts == 1:
             self._outage.answered()
-        elif self._outage.unavailable(started, now, len(self._jobs)):
+        elif (found := self._outage.unavailable(started, now, len(self._jobs))) == "probe":
             heapq.heappush(self._ready, number)
             return "again"
+        elif found == "away":
+            self.drop(number)
+            return "open"
         if failure is not None and failure.retryable and attempt + 1 - job.forgiven < self._attempts:
             job.attempt += 1
             heapq.heappush(self._waiting, (now + self._backoff.seconds(job.attempt), number))
@@ -338,13 +347,21 @@ class Scheduler:
         pause = self._outage.until
         return min(due, pause) if pause is not None and pause > self._now else due
 
+    def waits_until(self, now: float) -> float | None:
+        """Until when no attempt runs, though there are jobs; None while one runs or may start."""
+        if self._running or not self._jobs:
+            return None
+        pause = self._outage.until
+        until = pause if pause is not None and pause > now else self.next_due()
+        return until if now < until < math.inf else None
+
     def _places(self, now: float) -> int:
         return min(self._outage.places(now), self._pace.places)
 
     def _push_back(self, number: int, started: float, now: float, retry_after: float) -> bool:
-        """Let a job wait without counting the attempt, unless its patience is over."""
+        """Let a job wait without counting the attempt, unless its patience ends before that."""
         pushed = self._pushed.setdefault(number, _Pushed(started + self._patience))
-        if now >= pushed.until:
+        if now >= pushed.until or now + retry_after > pushed.until:
             return False
         pushed.times += 1
         due = now + max(retry_after, self._backoff.seconds(pushed.times))

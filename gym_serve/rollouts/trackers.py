@@ -259,6 +259,7 @@ class Tracking:
             "rollouts/scored": progress.scored,
             "rollouts/failed": progress.failed,
             "rollouts/running": progress.running,
+            "rollouts/waiting_seconds": progress.waiting.seconds if progress.waiting else 0.0,
             "tokens": progress.tokens,
             **{f"failures/{kind}": count for kind, count in progress.failed_attempts.items()},
         }

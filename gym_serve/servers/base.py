@@ -215,6 +215,10 @@ class Server:
         """An operation that `operations` cannot list, because only the call names it; None if unknown."""
         return None
 
+    def failure(self, op: str, error: Exception) -> GymError | None:
+        """The failure that an unforeseen exception of an operation is; None for `Unavailable`."""
+        return None
+
 
 def author_error(
     cls: type[AuthorError], server: str, method: Callable[..., Any], error: Exception

@@ -15,13 +15,13 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from gym_serve.observe.catalogue import POLICY_VERSION
-from gym_serve.servers.base import Operation, Server, place_of_class
+from gym_serve.servers.base import Operation, Server, author_error, place_of_class
 from gym_serve.servers.captures import CLOSE, OPEN, RECORDED, TRAJECTORIES, Captures, RecordedModel
 from gym_serve.servers.gate import Gate
 from gym_serve.servers.protocols import PROTOCOLS, Model, models_list
 from gym_serve.servers.transport import Reply
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, ModelFailed, NotFound
 from gym_serve.types.protocols import (
     chat_chunks,
     chat_to_params,
@@ -201,6 +201,15 @@ class ModelServer(Server):
             POLICY_VERSION.remove(self.name)
         else:
             POLICY_VERSION.set(self.name, value=int(digits[1]))
+
+    def failure(self, op: str, error: Exception) -> GymError | None:
+        """See `Server.failure`: the author's mistake, where it was a call of the model."""
+        if not op.endswith(tuple(PROTOCOLS)):
+            return None
+        written = type(self).responses is not ModelServer.responses
+        return author_error(
+            ModelFailed, self.name, self.responses if written else self.chat_completions, error
+        )
 
     @property
     def live_sessions(self) -> int:

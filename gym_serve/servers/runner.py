@@ -269,6 +269,8 @@ class ServerRunner:
             error.server = error.server or self.server.name
             self._log(call, error)
             return error
+        if (failure := self.server.failure(call.op, error)) is not None:
+            return failure
         name, kind = self.server.name, type(error).__name__
         if (more := admits(name, self._known(call.op), kind)) is not None:
             logger.error("%s of %s failed%s", call.op, name, more, exc_info=error, extra={"server": name})

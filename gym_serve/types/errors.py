@@ -23,12 +23,14 @@
     │   ├── Unauthorized           401  the bearer token is missing or wrong
     │   ├── EndpointAccessDenied   424  an endpoint refuses the key or the account that a server has for it
     │   ├── EndpointMisconfigured  424  an endpoint has no such model or path, or redirects
-    │   └── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
-    ├── AuthorError           fix the code of the environment or agent: the message has file and line
+    │   ├── RepeatedFailure        424  many rollouts in a row failed alike, and the next ones would
+    │   └── WaitTooLong            424  a server refuses calls for longer than the run waits: resume it later
+    ├── AuthorError           fix the code of the environment, agent or model: the message has file and line
     │   ├── SeedFailed          500  `seed` raised
     │   ├── VerifyFailed        500  `verify` raised, or returned no verdict
     │   ├── CompareFailed       500  `compare` raised, or returned no rewards
-    │   └── AgentFailed         500  `act` raised
+    │   ├── AgentFailed         500  `act` raised
+    │   └── ModelFailed         500  a model's method raised
     ├── PolicyDeadline        504  leave it: the policy used up the time of a tool, a harness or the episode;
     │                              it is graded, or gets a zero (`gym_serve.types.endings`)
     └── Stopped               410  leave it: somebody stopped this episode on purpose
@@ -60,6 +62,7 @@ __all__ = [
     "GymError",
     "InvalidRequest",
     "MethodNotAllowed",
+    "ModelFailed",
     "NotFound",
     "OperatorError",
     "Overloaded",
@@ -77,14 +80,16 @@ __all__ = [
     "Unavailable",
     "VerifierFailed",
     "VerifyFailed",
+    "WaitTooLong",
     "error_class",
     "error_from_body",
+    "own_error",
 ]
 
 STAGES = ("seed", "model", "tool", "harness", "verify", "close", "episode")
 """Where an episode can fail; ``episode`` is all of it."""
 
-_LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
+LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; nobody means a longer one
 _BY_CODE: dict[str, type[GymError]] = {}
 _E = TypeVar("_E", bound="GymError")
 
@@ -272,8 +277,13 @@ class RepeatedFailure(OperatorError):
     """Many rollouts in a row failed alike, for a reason that no retry mends: what is wrong is not one row."""
 
 
+class WaitTooLong(OperatorError):
+    """A server refuses calls, or is away, for longer than the run waits; ``retry_after`` says how much longer
+    where the server does. Resume the run when it is back."""
+
+
 class AuthorError(GymError):
-    """The code of an environment or agent is at fault; the same call would fail again.
+    """The code of an environment, agent or model is at fault; the same call would fail again.
 
     The message has the file and line of that code. Authors raise `Retryable` where a service or the machine
     is at fault, and `Rejected` where the row is.
@@ -294,6 +304,10 @@ class CompareFailed(AuthorError):
 
 class AgentFailed(AuthorError):
     """`act` raised."""
+
+
+class ModelFailed(AuthorError):
+    """`responses`, `chat_completions` or a stream of a model raised."""
 
 
 class PolicyDeadline(GymError):
@@ -324,10 +338,9 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         body: its decoded JSON, or its text; any shape (a foreign server's included).
         server: name of the server that was called, kept if the body names none.
     """
-    error = body.get("error") if isinstance(body, Mapping) else None
-    if isinstance(error, Mapping) and (code := str(error.get("code"))) in _BY_CODE:
-        cls = _BY_CODE[code]
-        message = str(error.get("message", ""))
+    error = own_error(body)
+    if error is not None:
+        cls, message = _BY_CODE[str(error["code"])], str(error.get("message", ""))
         if cls is GraphError:
             cls = BadRequest
     else:
@@ -340,9 +353,15 @@ def error_from_body(status: int, body: Any, *, server: str | None = None) -> Gym
         stage=_text(error.get("stage")),
         # A foreign server may say anything: NaN, or an integer that no float holds.
         retry_after=float(retry_after)
-        if isinstance(retry_after, int | float) and 0 <= retry_after <= _LONGEST_WAIT
+        if isinstance(retry_after, int | float) and 0 <= retry_after <= LONGEST_WAIT
         else None,
     )
+
+
+def own_error(body: Any) -> Mapping[str, Any] | None:
+    """The error of a body that gym_serve wrote; None for any other body."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    return error if isinstance(error, Mapping) and str(error.get("code")) in _BY_CODE else None
 
 
 def _text(value: Any) -> str | None:

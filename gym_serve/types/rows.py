@@ -354,11 +354,12 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
         return None
     record = rollout.get("failure")
     told: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
-    server, stage = told.get("server"), told.get("stage")
+    server, stage, wait = told.get("server"), told.get("stage"), told.get("retry_after")
     return cls(
         str(told.get("detail", "")),
         server=server if isinstance(server, str) else None,
         stage=stage if isinstance(stage, str) else None,
+        retry_after=wait if isinstance(wait, int | float) else None,
     )
 
 

@@ -91,7 +91,7 @@ def test_a_refused_key_burns_no_row(gym: Gym, endpoint: ChatEndpoint, tmp_path: 
     stopped = run(*asked, "--concurrency", 4)
     assert stopped.returncode == 5, stopped.stderr
     assert f"20 of {total} rollouts: 20 scored, 0 failed" in stopped.stdout
-    assert "HTTP 401: Incorrect API key" in stopped.stderr
+    assert "HTTP 401: Unauthorized" in stopped.stderr
     assert (
         f"{total - 20} rollouts remain. Fix the problem, then run the same command with --resume."
         in stopped.stderr

@@ -9,7 +9,7 @@ from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.endpoints import hedged
 from gym_serve.deployments.openai_model import OpenAIModel
-from gym_serve.observe.catalogue import ENDPOINT_UP, MODEL_RETRIES
+from gym_serve.observe.catalogue import ENDPOINT_UP, ENDPOINT_WAIT, MODEL_RETRIES
 from gym_serve.servers.context import CallContext, use
 from gym_serve.types.errors import BadRequest, Overloaded, Unavailable
 
@@ -230,7 +230,7 @@ async def test_hedging():
 
 async def test_the_answer_says_which_endpoint_gave_it_and_how_many_failed(model_at, backends):
     """In the notes of the reply, and in the metrics."""
-    for metric in (MODEL_RETRIES, ENDPOINT_UP):
+    for metric in (MODEL_RETRIES, ENDPOINT_UP, ENDPOINT_WAIT):
         metric.clear()
     ill, well = backends
     ill.replies = [(500, b"boom")]
@@ -250,6 +250,11 @@ async def test_the_answer_says_which_endpoint_gave_it_and_how_many_failed(model_
     model.observe()
     up = {point.labels["endpoint"]: point.value for point in ENDPOINT_UP.points()}
     assert up == {ill.url: 0, well.url: 1}
+    well.replies = [(429, b"daily quota", {"Retry-After": "86400"})]
+    with pytest.raises(Overloaded, match="daily quota"):
+        await model.responses(ASK)
     model.reconfigure({"base_url": well.url})
     model.observe()
     assert {point.labels["endpoint"] for point in ENDPOINT_UP.points()} == {well.url}
+    [wait] = ENDPOINT_WAIT.points()
+    assert (wait.labels["endpoint"], wait.value) == (well.url, pytest.approx(86400, abs=60))

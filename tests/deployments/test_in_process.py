@@ -41,9 +41,11 @@ class App:
             self.hung_up.set()
             return
         refusal = {
-            "error": {"message": "maximum context length is 8" if path == "/long" else "no such field"}
+            "error": {
+                "message": "maximum context length is 8" if path in ("/long", "/room") else "no such field"
+            }
         }
-        status = 200 if path == "/echo" else 400
+        status = 200 if path == "/echo" or (path == "/room" and b"max_tokens" not in body) else 400
         await send({"type": "http.response.start", "status": status, "headers": []})
         answer = body if status == 200 else json.dumps(refusal).encode()
         await send({"type": "http.response.body", "body": answer[:3], "more_body": True})
@@ -56,6 +58,13 @@ async def test_an_answer() -> None:
 
 async def test_a_prompt_that_is_too_long_is_an_answer() -> None:
     assert await InProcess(App()).post("/long", {}) is None
+
+
+async def test_a_prompt_that_leaves_less_room_than_was_asked_for_is_answered_in_it() -> None:
+    body = {"n": 1, "max_tokens": 9}
+    assert await InProcess(App()).post("/room", body) == {"n": 1}
+    assert [event async for event in InProcess(App()).stream("/room", body)] == [Whole({"n": 1})]
+    assert await InProcess(App()).post("/long", body) is None
 
 
 async def test_refusals_and_failures() -> None:

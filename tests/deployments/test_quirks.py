@@ -19,6 +19,9 @@ from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
+from gym_serve.judging import JudgeCalls, LabelJudge
+from gym_serve.routing.inline import InlineTransport
+from gym_serve.servers import ModelClient, ServerRunner
 from gym_serve.types.errors import GymError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -81,7 +84,7 @@ async def test_what_comes_of_each(url: str) -> None:
         base = f"{url}/{number}/v1"
         asked = ["stream"] if quirk.streamed else ["responses", "stream"]
         calls = [(chat, ask) for ask in asked]
-        if not quirk.streamed and "header" not in quirk.name:  # openai_model has the limits of the SDK
+        if not quirk.streamed:
             calls.append((openai, "chat"))
         if quirk.universal:
             calls += [(scores, "score"), *((server, ask) for server in (openai, sglang) for ask in asked)]
@@ -90,6 +93,34 @@ async def test_what_comes_of_each(url: str) -> None:
                 wrong.append((quirk.name, type(server).__name__, ask, found))
     for server in (chat, openai, scores, sglang):
         await server.stop()
+    assert wrong == []
+
+
+JUDGED = {
+    "answer": "no verdict",
+    **dict.fromkeys(("empty answer", "bad_request", "overloaded", "unavailable"), "verifier_failed"),
+    **{stops: stops for stops in ("endpoint_access_denied", "endpoint_misconfigured")},
+}
+"""What comes of a judge's call, by what comes of a call of its model: never a score."""
+
+
+async def test_what_comes_of_each_for_a_judge(url: str) -> None:
+    model = ChatModel(name="judge", base_url=url, model="m", max_retries=0)
+    client = ModelClient(InlineTransport(ServerRunner(model)))
+    judge, wrong = LabelJudge([client], JudgeCalls(8), "Is {it} right?", ("[[A]]", "[[B]]")), []
+    await model.start()
+    for number, quirk in enumerate(QUIRKS):
+        if quirk.streamed:
+            continue
+        model.reconfigure({"base_url": f"{url}/{number}/v1"})
+        try:
+            ballot = await judge.ask({"it": "this"})
+            found = "no verdict" if ballot.label is None else "a score"
+        except GymError as error:
+            found = error.code
+        if found != JUDGED[quirk.outcome]:
+            wrong.append((quirk.name, found))
+    await model.stop()
     assert wrong == []
 
 

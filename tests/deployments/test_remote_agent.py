@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.quirks import REFUSALS
 
 from gym_serve import (
     EnvironmentClient,
@@ -26,6 +27,7 @@ from gym_serve import (
 from gym_serve.deployments.remote_agent import RemoteAgent, rollout_of
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.transport import Call
+from gym_serve.types.errors import LONGEST_WAIT
 from gym_serve.types.model_endpoint import ModelEndpoint
 
 ROW: dict[str, Any] = {
@@ -156,7 +158,7 @@ async def test_what_an_earlier_run_left_in_a_row_is_not_sent_and_not_believed(ba
         ("drop", "unavailable", "broke off"),
         ("hang", "episode_timeout", "in time"),
         ((500, {"error": "oops"}), "unavailable", "oops"),
-        ((422, {"detail": "no such row"}), "invalid_request", "no such row"),
+        ((422, {"detail": "no such row"}), "bad_request", "no such row"),
         ((401, b"who?"), "endpoint_access_denied", "who?"),
         ((404, b"where?"), "endpoint_misconfigured", "where?"),
         ((307, b"", {"Location": "http://169.254.169.254/"}), "endpoint_misconfigured", "169.254.169.254"),
@@ -176,6 +178,14 @@ async def test_answers_that_are_no_rollout(backend: Any, answer: Any, kind: str,
     assert ROW.items() <= rollout.items()
 
 
+async def test_refusals_mean_what_they_mean_of_a_model(backend: Any) -> None:
+    async with remote(backend.url) as agent:
+        for status, body, error in REFUSALS:
+            backend.replies = [(status, body.encode() if isinstance(body, str) else body)]
+            failure = (await agent.run(ROW))["failure"]
+            assert failure["kind"] == error.code, (status, body, failure)
+
+
 async def test_nobody_is_there() -> None:
     async with remote("http://127.0.0.1:9") as agent:
         rollout = await agent.run(ROW)
@@ -187,7 +197,7 @@ async def test_nobody_is_there() -> None:
     ("reply", "seconds"),
     [
         ((429, {}, {"Retry-After": "7"}), 7.0),
-        ((503, {}, {"Retry-After": "1e9"}), 3600.0),
+        ((503, {}, {"Retry-After": "1e9"}), LONGEST_WAIT),
         ((503, {}, {"Retry-After": "soon"}), None),
         ((429, {"error": {"code": "overloaded", "message": "busy", "retry_after": 3}}), 3.0),
         ({"_ng_failure_class": "overloaded", "failure": {"retry_after": 4}}, 4.0),

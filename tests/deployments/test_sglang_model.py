@@ -180,6 +180,15 @@ def test_a_prompt_that_does_not_fit_ends_the_episode() -> None:
     assert rollout["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+def test_an_answer_is_as_long_as_the_prompt_leaves_room_for() -> None:
+    with SglangServer(draws, END, context=300) as server, Gym.from_graph(graph(server), ray=False) as gym:
+        (rollout,) = gym.run([ROW], params={"max_output_tokens": 299})
+    assert rollout.failure is None
+    assert rollout["response"]["incomplete_details"] is None
+    limits = [request["sampling_params"]["max_new_tokens"] for request in server.requests]
+    assert limits == [299, None] * (len(limits) // 2)
+
+
 def test_an_engine_that_cuts_prompts_stops_the_run(server: SglangServer) -> None:
     meta = {
         "finish_reason": {"type": "stop"},

@@ -1,13 +1,18 @@
 """Errors, retries and deadlines of the HTTP calls, through `chat_model` and a real server."""
 
 import asyncio
+from functools import partial
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
+from support.letters import LettersSglang
+from support.threaded import ThreadedServer
 from yarl import URL
 
 from gym_serve.deployments import retries
 from gym_serve.deployments.chat_model import ChatModel
+from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.proxies import proxy_of
 from gym_serve.servers.context import CallContext, time_limit, use
 from gym_serve.types.errors import (
@@ -19,7 +24,12 @@ from gym_serve.types.errors import (
     Unavailable,
 )
 
-ASK = {"input": "hi"}
+ASK = {"input": [{"role": "user", "content": "hi"}]}
+MODELS = {
+    "chat_model": ChatModel,
+    "openai_model": partial(OpenAIModel, api_key="k"),
+    "sglang_model": partial(LettersSglang, tokenizer="letters"),
+}
 KEY = "sk-very-secret"
 
 
@@ -192,7 +202,8 @@ def test_a_proxy_that_is_none_of_http_is_told_by_its_variable(proxies):
     assert "secret" not in caught.value.message
 
 
-async def test_the_proxy_of_the_environment(proxies):
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_proxy_of_the_environment(proxies, model):
     async def answer(reader, writer):
         seen.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
@@ -203,16 +214,17 @@ async def test_the_proxy_of_the_environment(proxies):
         port = proxy.sockets[0].getsockname()[1]
         proxies(http_proxy=f"http://me:secret@127.0.0.1:{port}", no_proxy="inside.example")
         assert proxy_of("http://inside.example/v1") is None
-        server = ChatModel(base_url="http://model.example/v1", model="m")
+        server = MODELS[model](base_url="http://model.example/v1", model="m")
         await server.start()
         with pytest.raises(BadRequest, match="no"):
             await server.responses(ASK)
         await server.stop()
-    assert seen[0].startswith(b"POST http://model.example/v1/chat/completions HTTP/1.1")
+    assert seen[0].startswith(b"POST http://model.example/")
     assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in seen[0]
 
 
-async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies, model):
     async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 407 Who are you\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -220,7 +232,7 @@ async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies):
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
         proxies(https_proxy=f"http://me:pass-word@127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        server = ChatModel(base_url="https://model.example/v1", model="m", max_retries=0)
+        server = MODELS[model](base_url="https://model.example/v1", model="m", max_retries=0)
         await server.start()
         with pytest.raises(Unavailable, match="407: Who are you") as caught:
             await server.responses(ASK)
@@ -392,6 +404,61 @@ async def test_calls_before_start_say_so():
 async def test_a_request_that_is_no_json(model):
     with pytest.raises(BadRequest, match="JSON"):
         await model.responses({**ASK, "temperature": 2**70})
+
+
+class Engine(ThreadedServer):
+    """Refuses what does not fit its 100 tokens, a limit that it publishes, as vLLM does; a letter is one."""
+
+    def __init__(self, words, answer):
+        self.words, self.answer, self.asked = words, answer, set()
+        super().__init__({"/{path:.*}": self.handle})
+
+    async def handle(self, request):
+        self.asked.add(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m", "max_model_len": 100}]})
+        body = await request.json()
+        count = len(body["messages"][-1]["content"])
+        if request.path == "/tokenize":
+            return web.json_response({"count": count, "max_model_len": 100, "tokens": [1] * count})
+        if count + body.get("max_tokens", 1) > 100:
+            return web.json_response({"error": {"message": self.words}}, status=400)
+        return web.json_response(self.answer)
+
+
+KNOWN, UNKNOWN = "This model's maximum context length is 100 tokens.", "Zu lang!"
+FITS, IS_FULL = (False, {"/v1/chat/completions"}), (True, {"/v1/chat/completions"})
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (KNOWN, 50, 10, FITS),
+        (KNOWN, 50, 90, FITS),  # the answer may be shorter
+        (KNOWN, 100, 10, IS_FULL),
+        (KNOWN, 100, None, IS_FULL),
+        (UNKNOWN, 50, 10, FITS),
+        (UNKNOWN, 50, 90, "bad_request"),
+        (UNKNOWN, 100, 10, (True, {"/v1/chat/completions", "/v1/models", "/tokenize"})),
+    ],
+)
+async def test_a_prompt_that_does_not_fit_is_known_by_words_or_by_its_length(completed, streamed, case):
+    words, length, limit, outcome = case
+    ask = {"input": [{"role": "user", "content": "x" * length}], "max_output_tokens": limit}
+    with Engine(words, completed("There")) as engine:
+        server = ChatModel(base_url=f"{engine.url}/v1", model="m")
+        await server.start()
+        try:
+            if streamed:
+                response = [event async for event in server.stream_responses(ask)][-1]["response"]
+            else:
+                response = await server.responses(ask)
+            found = (response["incomplete_details"] is not None, engine.asked)
+        except BadRequest as error:
+            found = error.code
+        await server.stop()
+    assert found == outcome
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])

@@ -48,6 +48,7 @@ from gym_serve.types.errors import (
     OperatorError,
     Unauthorized,
     Unavailable,
+    VerifierFailed,
 )
 from gym_serve.types.rows import failed_rollout, operator_error
 
@@ -289,7 +290,7 @@ async def test_retries_of_shards_survive_a_merge(tmp_path: Path) -> None:
 
 OUTCOMES: dict[str, GymError | None] = {
     "scored": None,
-    "gone": Unavailable("gone"),
+    "gone": VerifierFailed("gone"),
     "hopeless": BadRequest("never"),
     "refused": REFUSED,
     "nowhere": NOWHERE,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -71,11 +71,12 @@ def test_a_job_that_is_pushed_back_keeps_its_attempts() -> None:
     now, waits = 0.0, []
     while True:
         assert scheduler.start(now) is not None
-        if scheduler.finish(0, 0, now, PUSHED) == "done":
+        if (verdict := scheduler.finish(0, 0, now, PUSHED)) != "again":
             break
         waits.append(scheduler.next_due() - now)
         now = scheduler.next_due()
     assert waits == [1.0, 2.0, 4.0, 8.0, 8.0, 7.0]  # until its patience of 30 s is over
+    assert verdict == "open"
     assert scheduler.open == 0
 
 
@@ -85,12 +86,11 @@ def test_what_the_server_asks_for_is_waited_for() -> None:
     scheduler.start(0.0)
     asked = Failure(retryable=True, overloaded=True, retry_after=12.0)
     assert scheduler.finish(0, 0, 0.0, asked) == "again"
-    assert scheduler.next_due() == 12.0
+    assert scheduler.next_due() == scheduler.waits_until(0.0) == 12.0
     scheduler.start(12.0)
-    forever = Failure(retryable=True, overloaded=True, retry_after=1e9)
-    assert scheduler.finish(0, 0, 12.0, forever) == "again"
-    assert scheduler.next_due() == 30.0
-    assert scheduler.places == 1
+    assert scheduler.waits_until(12.0) is None
+    assert scheduler.finish(0, 0, 12.0, replace(asked, retry_after=18.5)) == "open"
+    assert (scheduler.open, scheduler.waits_until(12.0)) == (0, None)
 
 
 @pytest.mark.parametrize("as_value", [False, True])
@@ -125,19 +125,6 @@ async def test_the_run_slows_down_to_what_the_graph_takes(as_value: bool, attemp
     assert {rollout["_ng_rollout_id"] for rollout in found} == {f"{n}-0" for n in range(300)}
     assert most == 6
     assert 0 < refused < 300 * 5
-
-
-async def test_a_graph_that_is_overloaded_for_good_does_not_keep_a_run_from_its_end() -> None:
-    async def never(row: JSON) -> JSON:
-        raise Overloaded("no quota")
-
-    backoff = Backoff(first=0.005, largest=0.01)
-    options = RunnerOptions(concurrency=8, attempts=2, timeout=0.2, backoff=backoff)
-    jobs = jobs_of(expand(rows(10), Expansion(), problem=pytest.fail))
-    began = time.monotonic()
-    found = [rollout async for _, rollout in stream(jobs, never, options)]
-    assert [rollout["_ng_failure_class"] for rollout in found] == ["overloaded"] * 10
-    assert time.monotonic() - began > 0.2
 
 
 async def test_another_failure_is_an_attempt_as_ever() -> None:

@@ -12,7 +12,7 @@ from support.rollouts import AT_ONCE, JSON, FakeAgent, keys, row, rows, scored
 
 from gym_serve.observe import logs
 from gym_serve.rollouts import Expansion, Order, RunnerOptions, expand, jobs_of, stream
-from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
+from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable, VerifierFailed
 from gym_serve.types.rows import failed_rollout
 
 
@@ -115,7 +115,7 @@ async def test_leaving_cancels_what_runs() -> None:
 
 
 async def test_retryable_failures_are_tried_again_and_marked() -> None:
-    agent = FakeAgent(errors={(0, 0): [Unavailable("gone"), Unavailable("gone")]})
+    agent = FakeAgent(errors={(0, 0): [VerifierFailed("gone"), VerifierFailed("gone")]})
     (found,) = await streamed(agent, 1, attempts=3)
     assert found["reward"] == 1.0
     assert (found["_ng_attempt_index"], found["_ng_rollout_id"]) == (2, "0-0-a2")
@@ -123,11 +123,11 @@ async def test_retryable_failures_are_tried_again_and_marked() -> None:
 
 
 async def test_the_last_failure_is_the_result() -> None:
-    agent = FakeAgent(errors={(0, 0): [Unavailable(f"gone {n}", stage="model") for n in range(9)]})
+    agent = FakeAgent(errors={(0, 0): [VerifierFailed(f"gone {n}", stage="verify") for n in range(9)]})
     (found,) = await streamed(agent, 1, attempts=3)
     assert agent.attempts == {(0, 0): 3}
     assert found["failure"]["detail"] == "gone 2"
-    assert (found["_ng_failure_class"], found["_ng_failure_terminal"]) == ("unavailable", False)
+    assert (found["_ng_failure_class"], found["_ng_failure_terminal"]) == ("verifier_failed", False)
 
 
 async def test_terminal_failures_are_not_tried_again() -> None:

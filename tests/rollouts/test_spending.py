@@ -13,7 +13,7 @@ from support.rollouts import FakeBackend
 from gym_serve.rollouts import Budget, Collection, Report, RunnerOptions, collect, prices_of
 from gym_serve.rollouts.files import read_records
 from gym_serve.servers.usage import COUNTS, USAGE_FIELD, Prices, UsageMeter, metering, record_answer
-from gym_serve.types.errors import InvalidRequest, Unavailable
+from gym_serve.types.errors import InvalidRequest, Unavailable, VerifierFailed
 from gym_serve.view.view import View
 
 PRICES = {"policy": Prices(input=2.0, cached_input=0.5, output=10.0), "judge": Prices(input=1.0, output=4.0)}
@@ -102,7 +102,7 @@ async def test_failed_attempts_count(tmp_path: Path) -> None:
     async def failing(row: dict[str, Any]) -> dict[str, Any]:
         from gym_serve.types.rows import failed_rollout
 
-        return {**failed_rollout(row, Unavailable("down", stage="verify")), USAGE_FIELD: USED}
+        return {**failed_rollout(row, VerifierFailed("down", stage="verify")), USAGE_FIELD: USED}
 
     report = await collected(tmp_path, 1, run=failing)
     assert report.spent.tokens == 3 * TOKENS

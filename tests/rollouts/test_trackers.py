@@ -113,7 +113,8 @@ def test_counts_are_told_every_10_seconds_with_their_rates() -> None:
     assert [step for _, _, step in counts] == [0, 20, 40]
     assert counts[-1][1] == {
         "rollouts/scored": 20, "rollouts/failed": 20, "rollouts/running": 1, "tokens": 1000,
-        "failures/overloaded": 20, "reward/mean": 0.5, "reward/coverage": 0.5,
+        "rollouts/waiting_seconds": 0.0, "failures/overloaded": 20,
+        "reward/mean": 0.5, "reward/coverage": 0.5,
         "rollouts/per_second": 2.0, "tokens/per_second": 50.0,
     }  # fmt: skip
 
@@ -157,6 +158,7 @@ async def test_failed_attempts_are_told_by_their_class_and_the_end_of_a_gym_ends
     assert rollout.failure is not None
     assert counts == {
         "rollouts/scored": 0, "rollouts/failed": 1, "rollouts/running": 0, "tokens": ANY,
+        "rollouts/waiting_seconds": 0.0,
         f"failures/{rollout.failure['kind']}": 1, "rollouts/per_second": ANY, "tokens/per_second": ANY,
     }  # fmt: skip
     assert step == 1

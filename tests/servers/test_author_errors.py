@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.author import Careless, CarelessAgent
+from support.author import Careless, CarelessAgent, CarelessModel
 
 from gym_serve import (
     AgentFailed,
     AgentServer,
     CompareFailed,
+    GymError,
     InvalidRequest,
+    ModelFailed,
     ResourcesServer,
     Response,
     SeedFailed,
@@ -83,6 +87,31 @@ async def test_an_agent() -> None:
     assert "in act: IndexError" in failure["detail"]
     assert reply.json()["_ng_failure_terminal"] is True
     assert reply.json()["responses_create_params"] == row["responses_create_params"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("op", ["v1/responses", "v1/chat/completions", "v1/messages"])
+async def test_a_model(op: str, stream: bool) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    key = "input" if op == "v1/responses" else "messages"
+    call = Call(op, json.dumps({key: messages, "max_tokens": 9, "stream": stream}).encode())
+
+    async def failure(**settings: Any) -> GymError:
+        host = ServerRunner(CarelessModel(name="faq", **settings))
+        try:
+            if stream:
+                async for _ in host.stream(call):
+                    pytest.fail("it has no event")
+            (await host.dispatch(call)).json()
+        except GymError as error:
+            return error
+        return GymError("none")
+
+    mistake = await failure()
+    assert (type(mistake), mistake.server) == (ModelFailed, "faq")
+    said = r"`chat_completions` of faq failed at .*author\.py:\d+ in chat_completions: TypeError: unsupp"
+    assert re.match(said, mistake.message)
+    assert type(await failure(lost=True)) is Unavailable
 
 
 def test_a_class_without_verify_is_refused_where_it_is_defined() -> None:

@@ -23,8 +23,9 @@ from gym_serve.client.rollout_client import RolloutClient
 from gym_serve.deployments.refinement_agent import RefinementAgent
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.deployments.user_simulator_agent import UserSimulatorAgent
+from gym_serve.rollouts import Backoff
 from gym_serve.routing.inline import InlineTransport
-from gym_serve.servers.transport import Call
+from gym_serve.servers.transport import Call, Reply
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import Unavailable
 
@@ -139,6 +140,33 @@ async def test_a_comparison_tells_what_it_used_also_where_it_fails(broken: bool)
         assert answer["rewards"] == [0.0]
     await env.stop()
     assert meter.to_json() == {"compare": {"judge": judged(1)}}
+
+
+@pytest.mark.parametrize("away", [3, 99])
+async def test_whether_groups_are_compared_is_asked_again_while_the_graph_is_away(
+    monkeypatch: pytest.MonkeyPatch, away: int
+) -> None:
+    class Away(InlineTransport):
+        calls = 0
+
+        async def call(self, call: Call) -> Reply:
+            Away.calls += 1
+            if Away.calls <= away:
+                raise Unavailable("the gateway restarts")
+            return await super().call(call)
+
+    monkeypatch.setattr("gym_serve.client.rollout_client._BACKOFF", Backoff(0.0))
+    env = ServerRunner(Judged(name="env", judge=ModelClient(InlineTransport(ServerRunner(Judge(name="j"))))))
+    graph = {"agents": {"agent": {"resources": "env"}}, "resources": {"env": {}}}
+    await env.start()
+    client = RolloutClient(graph, "agent", lambda name: Away(env), None, "graph")
+    if away == 99:
+        with pytest.raises(Unavailable, match="restarts"):
+            await client.comparer()
+    else:
+        assert await client.comparer() == client.compare
+    await env.stop()
+    assert Away.calls == min(away + 1, 9)
 
 
 async def test_the_models_beside_the_policy_are_counted_under_their_names() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gym_serve import AgentServer, EnvironmentClient, Episode, ResourcesServer, Unavailable
+from gym_serve import AgentServer, EnvironmentClient, Episode, ModelServer, ResourcesServer, Unavailable
 from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import ModelClient, ServerRunner
 
@@ -30,6 +30,20 @@ class Careless(ResourcesServer):
 
 def _score(request: Any) -> float:
     return 1 / (len(request.response.output) - 1)
+
+
+class CarelessModel(ModelServer):
+    """Makes a mistake, or meets what a service does."""
+
+    class Config(ModelServer.Config):
+        lost: bool = False
+
+    config: Config
+
+    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.config.lost:
+            raise ConnectionResetError("by peer")
+        return {"id": 1 + body["messages"][0]["content"]}
 
 
 class CarelessAgent(AgentServer):

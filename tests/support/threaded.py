@@ -19,7 +19,7 @@ class ThreadedServer:
     """Serves inside a ``with`` block.
 
     Args:
-        routes: what answers ``POST`` requests, by path.
+        routes: what answers requests, by path.
         options: of `aiohttp.web.AppRunner`.
 
     Attributes:
@@ -51,7 +51,7 @@ class ThreadedServer:
     async def _start(self) -> None:
         app = web.Application(client_max_size=0)  # no limit
         for path, handler in self._routes.items():
-            app.router.add_post(path, handler)
+            app.router.add_route("*", path, handler)
         self._runner = web.AppRunner(app, access_log=None, **self._options)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()

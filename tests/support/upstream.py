@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +17,7 @@ class ChatEndpoint(ThreadedServer):
     Attributes:
         handler_cancellation: whether a client that goes away cancels its request.
         refuses: the status of every answer from request ``refuses_after`` on; None for none.
+        refusal_headers: the headers of these answers.
         fails: how many requests are answered with status 500 first.
     """
 
@@ -30,6 +32,7 @@ class ChatEndpoint(ThreadedServer):
         self.headers: list[Mapping[str, str]] = []
         self.refuses: int | None = None
         self.refuses_after = 0
+        self.refusal_headers: dict[str, str] = {}
         self.fails = 0
 
     async def _start(self) -> None:
@@ -40,7 +43,9 @@ class ChatEndpoint(ThreadedServer):
         self.requests.append(await request.json())
         self.headers.append(request.headers)
         if self.refuses is not None and len(self.requests) > self.refuses_after:
-            return web.json_response({"error": {"message": "Incorrect API key"}}, status=self.refuses)
+            phrase = HTTPStatus(self.refuses).phrase
+            body = {"error": {"message": phrase}}
+            return web.json_response(body, status=self.refuses, headers=self.refusal_headers)
         if len(self.requests) <= self.fails:
             return web.json_response({"error": {"message": "out of order"}}, status=500)
         message = {"role": "assistant", "content": self.text}

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gym_serve.types.errors import (
+    LONGEST_WAIT,
     BadRequest,
     EndpointAccessDenied,
     EndpointMisconfigured,
@@ -194,7 +195,6 @@ _ERRORS: Mapping[Meaning, tuple[type[GymError], str]] = {
 _LENGTH = 1000  # characters of a message; what comes later is mostly a repeated input
 _DEEPEST = 6  # errors in errors: OpenRouter's and LiteLLM's have the provider's as a text
 _PROXY = re.compile(r"litellm\.\w+: (?:\w+ - )?|error code: \d+ - ", re.IGNORECASE)
-_LONGEST_WAIT = 366 * 24 * 3600.0  # seconds
 
 
 def meaning_of(status: int, body: Any, *, answered: bool = False) -> Meaning:
@@ -360,9 +360,9 @@ def _seconds(stated: str, *, moment: bool = False) -> float | None:
             return None
     if not isfinite(value):
         return None
-    if moment and value > _LONGEST_WAIT:
+    if moment and value > LONGEST_WAIT:
         value = (value / 1000 if value > 1e11 else value) - time.time()
-    return min(max(0.0, value), _LONGEST_WAIT)
+    return min(max(0.0, value), LONGEST_WAIT)
 
 
 def _status_in(body: Any) -> int:
