@@ -6,7 +6,7 @@ those of other models, or others. A model without a price has no cost, which is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -57,21 +57,19 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
         return {}
 
 
-def costs_of(
-    reading: Reading, where: str, values: Sequence[Any], prices: Mapping[str, Prices]
-) -> dict[str, Any] | None:
+def costs_of(reading: Reading, where: str, prices: Mapping[str, Prices]) -> dict[str, Any] | None:
     """What rollouts have cost, judges included; None if no price of a model that they used is known.
 
     Args:
         reading: of the run's index.
-        where, values: which rollouts, in SQL.
+        where: which rollouts, in SQL.
         prices: by model server.
     """
     models = reading.models
     if not models or len(models) >= MOST_MODELS or not prices:
         return None
     sums = ", ".join(f"total({name})" for number in models.values() for name in usage_columns(number))
-    rows = reading.sql(f"SELECT {sums} FROM rollouts WHERE {where}", values)
+    rows = reading.sql(f"SELECT {sums} FROM rollouts WHERE {where}")
     counts = iter(rows[0] if rows else ())
     used = {name: {key: int(next(counts)) for key in Usage._fields} for name in models}
     used = {name: usage for name, usage in used.items() if any(usage.values())}

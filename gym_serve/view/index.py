@@ -3,8 +3,9 @@
 `Indexer` goes through the lines of a run and keeps the facts of each rollout, where its line is, and its
 words for full-text search. It follows a file that grows; a file that was replaced or cut is indexed anew.
 
-- ``rollouts`` is narrow, because filters and sorts go through all of it. The verifier's fields are columns
-  ``f0``, ``f1``, ... of it, and ``fields`` has their names. ``tools`` has each name between newlines.
+- ``rollouts`` is narrow, because filters and sorts go through all of it. The verifier's fields and the row's
+  keys are columns ``f0``, ``f1``, ... of it, and ``fields`` has their names. ``tools`` has each name between
+  newlines.
   Likewise ``u0``, ``u1``, ... are what its calls of a model server used, and ``models`` has the names.
   Rollouts that are equal in what facets count are of one ``kind``, because small numbers are grouped fast.
 - ``details`` has what only a page of the table shows.
@@ -37,11 +38,14 @@ from gym_serve.view.sources import Copy, RunFiles, cache_folder, open_regular, s
 FAILURES = 10**9
 """Number of the first failed attempt."""
 KEPT_PROBLEMS = 1000
-FORMAT = 4
+FORMAT = 5
 """Of the tables: another number makes all indices anew."""
 
 MOST_MODELS = 16
 """The most model servers of which the index has the usage; a run with more has no cost."""
+
+MOST_OWN = 200
+"""The most fields of the verifier and keys of the row in the index."""
 
 _UNUSED = (None,) * len(Usage._fields)
 _BATCH = 2000  # rollouts
@@ -355,7 +359,7 @@ class Indexer:
         self._begin()
         database = self._connected
         for _, _, _, facts in batch:
-            for name, value in facts.fields.items():
+            for name, value in facts.own.items():
                 self._learn(name, not isinstance(value, str))
             for name in facts.usage:
                 self._meet(name)
@@ -386,7 +390,7 @@ class Indexer:
                     _tools(f),
                     *(f.input_tokens, f.output_tokens, f.seconds, f.version, f.last_version),
                     *(self._behind(n, f), f.at, self._kind(f)),
-                    *(f.fields.get(name) for name in own),
+                    *(f.own.get(name) for name in own),
                     *(count for name in models for count in f.usage.get(name, _UNUSED)),
                 )
                 for n, start, size, f in batch
@@ -403,7 +407,7 @@ class Indexer:
     def _learn(self, name: str, numeric: bool) -> None:
         known = self._fields.get(name)
         if known is None:
-            if len(self._fields) >= 100:
+            if len(self._fields) >= MOST_OWN:
                 return
             number = len(self._fields)
             self._connected.execute(f"ALTER TABLE rollouts ADD COLUMN f{number}")
