@@ -19,7 +19,7 @@ export function ComparePage({ address, runs, version }) {
   const sides = { left: { run: left, version: query.get("left_version") }, right: { run: right ?? left, version: query.get("right_version") } };
   if (!right && !sides.left.version && !sides.right.version) [sides.left.version, sides.right.version] = [versionsOf(left)[0], versionsOf(left).at(-1)];
   const two = sides.left.run !== sides.right.run || sides.left.version !== sides.right.version;
-  const own = ({ version }) => (version ? `version = ${JSON.stringify(version)}` : null);
+  const own = ({ version }) => (version ? is("version", version) : null);
   const { data, error } = useAnswer(left && two ? "compare" : null, { left, right: sides.right.run, where, left_where: own(sides.left), right_where: own(sides.right), failures: query.get("failures") }, version);
   const [limit, setLimit] = useState(SHOWN);
   const show = query.get("show") ?? "flipped";

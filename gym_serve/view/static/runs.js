@@ -74,6 +74,7 @@ const MEASURES = [
   ["95 % interval", (one) => interval(one) ?? "–", null, "Wilson's where all rewards are 0 or 1, else a bootstrap over tasks"],
   ["pass@1", (one) => percent(one.pass_at_k?.["1"]), (one) => one.pass_at_k?.["1"] !== undefined, "Where all rewards are 0 or 1"],
   ["masked", (one) => count(one.masked), (one) => one.masked > 0, "Rollouts that their environment leaves out of scores"],
+  ["failed rollouts", (one) => count(one.asked - one.scored - one.masked), null, "Rollouts that have no score, since all of their attempts failed"],
   ["failed attempts", (one) => `${count(one.failed)}${one.rollouts ? ` (${percent(one.failed / one.rollouts)})` : ""}`],
   ["model calls, mean", (one) => number(one.turns_mean, 1)],
   ["tokens in", (one) => short(one.tokens?.input)],
