@@ -16,9 +16,9 @@ from gym_serve.rollouts.journal import Outputs
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.view.facts import Usage
-from gym_serve.view.index import MOST_MODELS, usage_columns
 from gym_serve.view.runs import Reading
 from gym_serve.view.sources import RunFiles, open_regular
+from gym_serve.view.tables import MOST_MODELS, usage_columns
 
 _LARGEST_HEADER = 16 << 20  # bytes
 

@@ -18,8 +18,9 @@ from gym_serve.types.errors import NotFound
 from gym_serve.view.annotations import Annotations, annotations_of
 from gym_serve.view.expression import COLUMNS, BadExpression, condition, unknown
 from gym_serve.view.facts import top_level
-from gym_serve.view.index import FAILURES, FORMAT, database_of
+from gym_serve.view.index import database_of
 from gym_serve.view.sources import RunFiles, cache_folder, open_regular, shown
+from gym_serve.view.tables import FAILURES, FORMAT
 
 _KEPT = 64  # results
 _POOL = 4  # connections
@@ -207,8 +208,8 @@ class Reading:
         """The lines that could not be read; the first of them."""
         rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
         found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
-        if self.state.get("torn"):
-            told = f"the last line is not complete yet ({self.state['torn']:,} bytes)"
+        if self.state.get("unfinished"):
+            told = f"the last line is not complete yet ({self.state['unfinished']:,} bytes)"
             found.insert(0, {"line": None, "message": told})
         if self.state.get("error"):
             found.insert(0, {"line": None, "message": str(self.state["error"])})

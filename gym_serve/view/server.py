@@ -59,7 +59,7 @@ def runs_json(view: View) -> dict[str, Any]:
         with run.reading() as reading:
             state = reading.state
             rows = reading.sql("SELECT count(*) FROM rollouts")
-            extra = bool(state.get("torn")) + bool(state.get("error"))
+            extra = bool(state.get("unfinished")) + bool(state.get("error"))
             found.append(
                 {
                     "id": run.id,
