@@ -284,7 +284,7 @@ def test_what_is_shown_stands_in_the_url(browser: Browser, shown: Site) -> None:
     with visit(browser, shown.base) as visited:
         visited.go(f"#/rollouts?run={run}")
         page = visited.page
-        page.get_by_label("Filter", exact=True).fill("reward < 1 and computed")
+        page.get_by_label("Filter", exact=True).fill("reward < 1 and words('computed')")
         page.keyboard.press("Enter")
         visited.settled()
         page.get_by_role("columnheader", name="tokens").get_by_role("button").click()
