@@ -16,7 +16,7 @@ from typing import Any
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import NotFound
 from gym_serve.view.annotations import Annotations, annotations_of
-from gym_serve.view.expression import COLUMNS, BadExpression, condition, unknown
+from gym_serve.view.expression import BadExpression, condition, sort_key
 from gym_serve.view.facts import top_level
 from gym_serve.view.index import database_of
 from gym_serve.view.sources import RunFiles, cache_folder, open_regular, shown
@@ -186,11 +186,7 @@ class Reading:
         """
         if not sort:
             return "NULL", "n"
-        name = sort.removeprefix("-")
-        own = name.startswith(("fields.", "row."))
-        key = self.own.get(name, "NULL") if own else COLUMNS.get(name)
-        if key is None:
-            raise BadExpression(unknown(name, self.own))
+        key = sort_key(sort.removeprefix("-"), self.own)
         return key, f"({key}) IS NULL, {key} {'DESC' if sort.startswith('-') else 'ASC'}, n"
 
     def count(self, expression: str) -> int:

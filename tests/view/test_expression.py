@@ -160,6 +160,7 @@ def test_any_text_is_refused_or_one_condition(text: str) -> None:
         return
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE rollouts (n, a, o, r)")
+    database.execute("CREATE TABLE details (n, id, prompt)")
     database.execute("INSERT INTO rollouts VALUES (1, 2, 3, 4)")
     query = f"SELECT 7 FROM rollouts WHERE n = 2 AND {condition(text, {}, lambda tag: [])}"
     assert database.execute(query).fetchall() == []
