@@ -3,10 +3,10 @@
     reward < 1 AND tool('get_weather') AND NOT failure = 'model_timeout'
     (turns > 3 OR tokens > 4000) AND row.difficulty = 'hard' AND words('paris rain*')
 
-It comes from a URL. `check` refuses comments, names that there are not, and parentheses that would end the
-condition early. Then SQLite compiles it over an empty table: its authorizer allows to read that table, and to
-call `FUNCTIONS`, and no second SELECT. `condition` gives the names their columns. `Reading.sql` bounds the
-time.
+It comes from a URL. `check` refuses comments, names that there are not, ``||`` (which makes long texts), and
+parentheses that would end the condition early. Then SQLite compiles it over an empty table: its authorizer
+allows to read that table, and to call `FUNCTIONS`, and no second SELECT. `condition` gives the names their
+columns. `Reading.sql` bounds the time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FUNCTIONS = frozenset(
 _LONGEST = 4000  # characters
 _TEXT = r"'(?:[^']|'')*'"
 _TOKEN = re.compile(
-    rf"""(?P<text>{_TEXT}) | (?P<open>\() | (?P<close>\)) | (?P<odd>--|/\*|['"`\[;?:@$\0])
+    rf"""(?P<text>{_TEXT}) | (?P<open>\() | (?P<close>\)) | (?P<odd>--|/\*|['"`\[;?:@$|\0])
     | (?P<call>\b(?P<function>{"|".join(_CALLS)})\s*\(\s*(?P<argument>{_TEXT})\s*\))
     | (?P<own>\b(?P<of>[^\W\d]\w*)\s*\.\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>\w+)))
     | (?P<name>\b[^\W\d]\w*)""",

@@ -163,7 +163,7 @@ class Reading:
         if self.empty:
             return []
         ends = time.thread_time() + FILTER_SECONDS if self._filtered else math.inf
-        self._connection.set_progress_handler(lambda: time.thread_time() > ends, 50_000)
+        self._connection.set_progress_handler(lambda: time.thread_time() > ends, 5_000)
         try:
             return self._connection.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:

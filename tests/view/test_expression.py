@@ -106,6 +106,7 @@ def test_what_it_selects(view: View, expression: str, expected: list[int]) -> No
         ("n = ?1", 4, "'?' is unexpected"),
         ("n = :n", 4, "':' is unexpected"),
         ("[n] = 1", 0, "'[' is unexpected"),
+        ("prompt || prompt like prompt", 7, "'|' is unexpected"),
         ("rollouts.n = 1", 0, "there is no 'rollouts.n'"),
         ("start > 0", 0, "there is no 'start'"),  # a column of the index that is none of the filter
         ("1 limit 1", 2, "'limit' is unexpected"),
