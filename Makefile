@@ -55,13 +55,13 @@ run: $(VENV)/.run
 test: lint types test-fast test-sandbox test-thorough test-ray
 
 test-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not ray and not thorough and not slow" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "not ray and not thorough and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-sandbox: $(VENV)/.test
 	$(BIN)/python -m pytest -m alone tests/sandbox $(TESTS)
 
 test-thorough: $(VENV)/.test
-	$(BIN)/python -m pytest -m "thorough and not ray and not alone and not slow" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "thorough and not ray and not alone and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-ray: $(VENV)/.test
 	$(BIN)/python -m pytest -m "ray and not slow" $(TESTS)
@@ -108,7 +108,7 @@ vendor:
 # The sdist is packed again, as setuptools writes the time of the build into it.
 dist: $(DIST)/.tools
 	rm -rf dist
-	SOURCE_DATE_EPOCH=$(EPOCH) $(DIST)/bin/python -m build --outdir dist .
+	SOURCE_DATE_EPOCH=$(EPOCH) $(DIST)/bin/python -m build --outdir dist . >$(DIST)/build.log 2>&1 || (cat $(DIST)/build.log; false)
 	cd dist && sdist=$$(basename *.tar.gz .tar.gz) && tar -xzf $$sdist.tar.gz && \
 	    tar --sort=name --mtime=@$(EPOCH) --owner=0 --group=0 --numeric-owner -cf - $$sdist | gzip -n >$$sdist.tar.gz && \
 	    rm -r $$sdist

@@ -133,14 +133,14 @@ def _rollout(
 FILTERS = (
     "reward >= 0.5",
     "reward < 0.5 and turns > 1",
-    "agent = agent_3",
-    "tool = tool_7",
-    "not environment = environment_1",
+    "agent = 'agent_3'",
+    "tool('tool_7')",
+    "not environment = 'environment_1'",
     "tokens > 1500 or seconds > 20",
     "fields.score > 0.9",
-    "fields.extracted ~ ab",
+    "fields.extracted like '%ab%'",
     "version >= 30 and version < 40",
-    "prompt ~ ing",
+    "prompt like '%ing%'",
     "task = 12345",
 )
 SORTS = ("-reward", "seconds", "-tokens", "-fields.score", "agent", "-version", "fields.extracted")
@@ -166,7 +166,7 @@ def measure(path: Path, rollouts: int, cache: Path) -> JSON:
             [timed(client, where=f"reward >= 0.5 and turns < {9 + at}", sort=s) for at, s in enumerate(SORTS)]
         )
         found["words_s"] = spread(
-            [timed(client, where=f"{word} oslo") for word in first["rows"][0]["prompt"].split()[:5]]
+            [timed(client, where=f"words('{word} oslo')") for word in first["rows"][0]["prompt"].split()[:5]]
         )
         found["last_page_s"] = timed(client, sort="-seconds", offset=rollouts - 100)
         found["tasks_s"] = timed(client, "api/tasks", sort="-spread")

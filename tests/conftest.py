@@ -109,6 +109,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("thorough")
         if name.startswith("sandbox/"):
             item.add_marker("alone")
+        if name.startswith("interop/test_table_"):
+            item.add_marker("interop")
         if item.get_closest_marker("ray") and name.startswith(WITHOUT_RAY):
             raise pytest.UsageError(
                 f"{item.nodeid} needs Ray: take its folder out of WITHOUT_RAY in {__file__}"

@@ -124,10 +124,15 @@ def _print(entries: Iterable[Entry], *, as_json: bool) -> None:
         print_table(
             ("kind", "name", "package", ""),
             (
-                (entry.kind, entry.name, entry.package, entry.error or entry.missing or entry.summary)
+                (entry.kind, entry.name, entry.package, "\n".join(filter(None, _about(entry))))
                 for entry in entries
             ),
         )
+
+
+def _about(entry: Entry) -> tuple[str | None, ...]:
+    """What an entry is, and below it what is missing."""
+    return entry.summary, entry.error or entry.missing
 
 
 def _show_type(shown: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -87,7 +88,7 @@ def type_entries(kind: Kind) -> Iterator[Entry]:
         try:
             server = find_class(kind, point.name)
         except GraphError as error:
-            yield replace(entry, error="; ".join(error.problems))
+            yield replace(entry, summary=_written_summary(point.value), error="; ".join(error.problems))
         else:
             lacking = [p for needed in server.requires.items() for p in missing_package(*needed)]
             missing = "; ".join(lacking) or None
@@ -113,7 +114,21 @@ def graph_entries(folder: Path) -> Iterator[Entry]:
 
 def summary_of(server: type[Server]) -> str:
     """First paragraph of the docstring of a class, in one line."""
-    text = inspect.cleandoc(server.__doc__ or "").partition("\n\n")[0]
+    return _first_paragraph(server.__doc__)
+
+
+def _written_summary(import_path: str) -> str:
+    """That of a class whose module cannot be imported, from its source; empty if that is not found."""
+    module, _, name = import_path.partition(":")
+    with suppress(Exception):  # importing the packages around it is foreign code
+        file = Path(getattr(find_spec(module), "origin", None) or "")
+        definitions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.ClassDef))
+        return next(_first_paragraph(ast.get_docstring(node)) for node in definitions if node.name == name)
+    return ""
+
+
+def _first_paragraph(docstring: str | None) -> str:
+    text = inspect.cleandoc(docstring or "").partition("\n\n")[0]
     return " ".join(text.split()).replace("``", "`")
 
 

@@ -18,6 +18,7 @@ from gym_serve.cli.options import (
     DashboardOption,
     FailuresOption,
     JsonOption,
+    PromptOption,
     RayOption,
     SetOption,
     Target,
@@ -113,10 +114,7 @@ def collect(
             metavar="KEY=VALUE", help="Override a key of responses_create_params, e.g. temperature=0.7."
         ),
     ] = None,
-    prompt: Annotated[
-        Path | None,
-        typer.Option(metavar="YAML", help="Prompt template {system?, user} for rows without input."),
-    ] = None,
+    prompt: PromptOption = None,
     concurrency: ConcurrencyOption = 128,
     timeout: Annotated[
         float | None, typer.Option(help="Time limit of one attempt at a rollout, in seconds.")

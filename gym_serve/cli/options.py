@@ -122,6 +122,10 @@ RayOption = Annotated[
         help="Run the graph in this process, without Ray: starts within a second, uses one core.",
     ),
 ]
+PromptOption = Annotated[
+    Path | None,
+    typer.Option("--prompt", metavar="YAML", help="Prompt template {system?, user} for rows without input."),
+]
 DashboardOption = Annotated[
     bool,
     typer.Option("--dashboard", help="Start the new local Ray with its dashboard, and print its URL."),

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows
-from gym_serve.cli.options import ApplicationOption, JsonOption, SetOption
+from gym_serve.cli.options import ApplicationOption, JsonOption, PromptOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
 from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
@@ -68,6 +68,7 @@ def play(
         ),
     ] = None,
     human: Annotated[bool, typer.Option("--human", help="Be the policy yourself, at the keyboard.")] = False,
+    prompt: PromptOption = None,
     set_: SetOption = None,
     application: ApplicationOption = None,
     as_json: JsonOption = False,
@@ -88,7 +89,7 @@ def play(
         console.width = _WIDTH
     policy = _policy(model, human=human)
     graph, agent = _graph(source, policy, set_ or [], application)
-    task = {"_ng_rollout_id": "play", **with_prompt(_row(row, graph, agent))}
+    task = {"_ng_rollout_id": "play", **_prompted(_row(row, graph, agent), prompt)}
     if not _is_file(source):
         task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
     chosen = agent_name(task) or agent
@@ -339,6 +340,12 @@ def _row(text: str | None, graph: Graph, agent: str) -> JSON:
         text.rpartition(":") if text is not None and re.search(r":\d+$", text) else (text, "", "1")
     )
     return _row_of(Path(path) if path else example_rows(graph, agent, "ROW"), int(line))
+
+
+def _prompted(row: JSON, template: Path | None) -> JSON:
+    from gym_serve.rollouts.expansion import PromptTemplate
+
+    return with_prompt(row) if template is None else PromptTemplate.of(template).apply(row)
 
 
 def _row_of(path: Path, line: int) -> JSON:

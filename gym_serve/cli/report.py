@@ -48,15 +48,17 @@ class FailureClass:
     """Number of failed attempts, including those of rollouts that succeeded later."""
     terminal: int
     """How many of them will not be retried."""
+    rollouts: int
+    """Number of rollouts without a score whose last attempt is one of them."""
     first: str
     """Detail of the first one."""
 
     def cells(self) -> tuple[str, ...]:
         """The class as text, under `FAILURE_COLUMNS`."""
-        return self.kind, self.stage, str(self.attempts), str(self.terminal), self.first
+        return self.kind, self.stage, str(self.attempts), str(self.rollouts), self.first
 
 
-FAILURE_COLUMNS = ("failure", "stage", "attempts", "terminal", "first detail")
+FAILURE_COLUMNS = ("failure", "stage", "failed attempts", "failed rollouts", "first detail")
 """Headings of `FailureClass.cells`."""
 
 
@@ -67,16 +69,27 @@ def failures_of(runs: Iterable[Path]) -> list[FailureClass]:
         runs: the main files.
     """
     classes: dict[tuple[str, str], FailureClass] = {}
-    for record in (record for run in runs for record in read_records(Outputs.of(run).failures)):
-        failure = record.get("failure")
-        failure = failure if isinstance(failure, dict) else {}
-        kind, stage = str(failure_class(record)), str(failure.get("stage", ""))
-        if (kind, stage) not in classes:
-            first = " ".join(str(failure.get("detail", "")).split())[:_DETAIL]
-            classes[kind, stage] = FailureClass(kind, stage, 0, 0, first)
-        classes[kind, stage].attempts += 1
-        classes[kind, stage].terminal += bool(record.get("_ng_failure_terminal"))
+    for run in map(Outputs.of, runs):
+        last: dict[tuple[Any, ...], FailureClass] = {}
+        for record in read_records(run.failures):
+            failure = record.get("failure")
+            failure = failure if isinstance(failure, dict) else {}
+            kind, stage = str(failure_class(record)), str(failure.get("stage", ""))
+            if (kind, stage) not in classes:
+                first = " ".join(str(failure.get("detail", "")).split())[:_DETAIL]
+                classes[kind, stage] = FailureClass(kind, stage, 0, 0, 0, first)
+            classes[kind, stage].attempts += 1
+            classes[kind, stage].terminal += bool(record.get("_ng_failure_terminal"))
+            last[_rollout(record)] = classes[kind, stage]
+        for record in read_records(run.rollouts) if last else ():
+            last.pop(_rollout(record), None)
+        for found in last.values():
+            found.rollouts += 1
     return sorted(classes.values(), key=lambda found: -found.attempts)
+
+
+def _rollout(record: JSON) -> tuple[Any, ...]:
+    return record.get("_ng_task_index"), record.get("_ng_rollout_index")
 
 
 def report_json(report: Report, failures: Failures = "mask") -> JSON:

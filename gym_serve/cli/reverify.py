@@ -21,6 +21,7 @@ from gym_serve.cli.options import (
     AttachOption,
     FailuresOption,
     JsonOption,
+    RayOption,
     SetOption,
     Target,
     TokenOption,
@@ -54,6 +55,7 @@ def reverify(
     address: AddressOption = None,
     url: UrlOption = None,
     auth_token: TokenOption = None,
+    no_ray: RayOption = False,
     set_: SetOption = None,
     application: ApplicationOption = None,
     limit: LimitOption = None,
@@ -70,9 +72,9 @@ def reverify(
 
     Exit status: as for collect.
 
-    Example: gym-serve reverify out.jsonl -o again.jsonl --graph graphs/math.yaml
+    Example: gym-serve reverify out.jsonl -o again.jsonl --graph graphs/math.yaml --no-ray
     """
-    target = Target(graph, attach, url, address, auth_token, set_ or (), application)
+    target = Target(graph, attach, url, address, auth_token, set_ or (), application, ray=not no_ray)
     # Imported here, so that --help and usage errors start fast.
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Collection, Expansion, RunnerOptions, collect
@@ -80,7 +82,7 @@ def reverify(
     with target.open() as gym:
         collection = Collection(
             _Verifiers(gym),
-            Expansion(limit=limit),
+            Expansion(limit=limit, default_agent=gym.default_agent),
             RunnerOptions(concurrency=concurrency, attempts=3),
         )
         outcome = run_collection(

@@ -41,7 +41,7 @@ def view(
         ),
     ] = None,
     where: Annotated[
-        str, typer.Option(metavar="EXPRESSION", help="Rollouts to export, in the page's filter language.")
+        str, typer.Option(metavar="CONDITION", help="Rollouts to export, by a filter as on the page.")
     ] = "",
     price: Annotated[
         list[str] | None,

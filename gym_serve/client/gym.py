@@ -81,7 +81,7 @@ class Gym:
         self.graph = connection.public
         self._connection = connection
         self._servers = [name for section in SECTIONS for name in self.graph.get(section) or {}]
-        self._default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
+        self.default_agent = connection.default_agent or _only(self.graph.get("agents") or {})
         self._transports: dict[str, Transport] = {}
         self._services: dict[str, PolicyService] = {}
         self._trackings: list[RolloutTracking] = []
@@ -92,7 +92,7 @@ class Gym:
             except ModuleNotFoundError as error:  # the graph's servers record their part all the same
                 logger.warning("this process records no traces: %s", error)
         self._client = RolloutClient(
-            self.graph, self._default_agent, self._transport, connection.graph, self.name
+            self.graph, self.default_agent, self._transport, connection.graph, self.name
         )
         # Its own, as a process may have several Gyms.
         self._in_flight, self._update_seconds = DRIVER_IN_FLIGHT.fresh(), WEIGHTS_UPDATE_SECONDS.fresh()

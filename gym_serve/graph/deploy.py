@@ -5,6 +5,7 @@ this module does without postponed annotations.
 """
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -61,10 +62,16 @@ _DEPLOYMENT_OPTIONS = (
 def app(args: GraphSpec) -> serve.Application:
     """Serve's builder: the application of the graph under ``args`` of a config file.
 
+    What is wrong with the graph is printed too: `serve run` shows it before Ray's traceback and at its end.
+
     Raises:
         GraphError: the graph has problems, all of them; or see `build`.
     """
-    return build(resolve(args, literal_secrets=False))
+    try:
+        return build(resolve(args, literal_secrets=False))
+    except GraphError as error:
+        print(f"this graph is refused: {error}", file=sys.stderr, flush=True)
+        raise
 
 
 def build(

@@ -84,12 +84,19 @@ Rows = Iterable[JSON] | Iterable[Row] | Iterable[LocatedRow] | str | Path
 """Rows, or the path of a JSONL file (plain, ``.gz`` or ``.zst``)."""
 
 _BOM = b"\xef\xbb\xbf"
-_OTHER_ENCODINGS = {
-    b"\xff\xfe": "UTF-16 or UTF-32",
-    b"\xfe\xff": "UTF-16",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5": "zstd",
+_TO_JSONL = "pandas.{read}('{path}').to_json('{name}.rows.jsonl', orient='records', lines=True)"
+_OTHER_FORMATS = {
+    b"\xff\xfe": ("UTF-16 or UTF-32", "iconv -f UTF-16 -t UTF-8 '{path}' > '{name}.rows.jsonl'"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8 '{path}' > '{name}.rows.jsonl'"),
+    b"\x1f\x8b": ("gzip", "mv '{path}' '{name}.jsonl.gz'"),
+    b"\x28\xb5": ("zstd", "mv '{path}' '{name}.jsonl.zst'"),
+    b"PAR1": ("Parquet", _TO_JSONL.replace("{read}", "read_parquet")),
+    b"ARROW1": ("Arrow", _TO_JSONL.replace("{read}", "read_feather")),
+    b"PK\3\4": ("a ZIP archive or a sheet of Excel", _TO_JSONL.replace("{read}", "read_excel")),
+    b"[": ("one JSON array", "jq -c '.[]' '{path}' > '{name}.rows.jsonl'"),
 }
+"""By their first bytes: what a file is, and how to make it a file of rows."""
+_CSV = ("CSV", _TO_JSONL.replace("{read}", "read_csv"))
 
 
 def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> Iterator[LocatedRow]:
@@ -126,8 +133,8 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
         try:
             for number, line in enumerate(_lines(file), 1):
                 where = f"{path}:{number}"
-                if number == 1 and line and (encoding := _OTHER_ENCODINGS.get(line[:2])):
-                    yield LocatedRow(where, None, f"the file must be UTF-8 text, but is {encoding}")
+                if number == 1 and line and (problem := _other_format(path, line)):
+                    yield LocatedRow(where, None, problem)
                     return
                 for what, unusual in _unusual(line):
                     if unusual and what not in noted:
@@ -139,6 +146,18 @@ def _of_file(path: Path, note: Callable[[str], None]) -> Iterator[LocatedRow]:
                     yield parsed_row(where, content)
         except CORRUPT as error:
             yield LocatedRow(f"{path}:{number + 1}", None, f"the file is damaged from here on: {error}")
+
+
+def _other_format(path: Path, line: bytes) -> str | None:
+    """What to do with a file that is no JSONL, by its first line."""
+    line = line.removeprefix(_BOM)
+    is_csv = path.suffix.lower() == ".csv" and not line.startswith(b"{")
+    known = (format_ for magic, format_ in _OTHER_FORMATS.items() if line.startswith(magic))
+    kind, how = next(known, _CSV if is_csv else ("", ""))
+    if not kind:
+        return None
+    told = how.format(path=path, name=path.with_suffix(""))
+    return f"the file must be JSONL, one JSON object a line in UTF-8, but is {kind}; to convert it: {told}"
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

@@ -1,7 +1,7 @@
 """The viewer: rollouts are indexed, filtered, and read on a page (``gym-serve view``) or in a notebook.
 
     runs = gym_serve.view.open("out.jsonl")
-    worst = runs.to_pandas("reward < 0.5 and tool = get_weather", sort="-tokens")
+    worst = runs.to_pandas("reward < 0.5 and tool('get_weather')", sort="-tokens")
 
 - `open`: the runs of files and folders, as a `View`.
 - `View`, `RolloutRow`: rollouts, summaries, data frames and tables.

@@ -16,7 +16,7 @@ from gym_serve.capture.conversation import prefixes
 from gym_serve.metrics import MASKED
 from gym_serve.types.requests import JSON
 from gym_serve.types.timeline import Timeline
-from gym_serve.view.facts import is_of_the_verifier
+from gym_serve.view.facts import is_own
 from gym_serve.view.queries import table_row
 from gym_serve.view.runs import Reading
 
@@ -375,9 +375,9 @@ def _keys(raw: JSON, cut: list[str]) -> tuple[JSON, JSON]:
                 row[key] = rest
         elif key == "prompt":
             continue  # it is the input
-        elif is_of_the_verifier(key) and after:
+        elif is_own(key) and after:
             verdict[key] = _field(value, f"verdict.fields.{key}", cut)
-        elif key == "agent_ref" or (is_of_the_verifier(key) and not after):
+        elif key == "agent_ref" or (is_own(key) and not after):
             row[key] = _field(value, f"row.{key}", cut)
     if len(orjson.dumps(row)) > _LONGEST_FIELD * 4:
         cut.append("row")

@@ -6,7 +6,7 @@ those of other models, or others. A model without a price has no cost, which is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -16,9 +16,9 @@ from gym_serve.rollouts.journal import Outputs
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.view.facts import Usage
-from gym_serve.view.index import MOST_MODELS, usage_columns
 from gym_serve.view.runs import Reading
 from gym_serve.view.sources import RunFiles, open_regular
+from gym_serve.view.tables import MOST_MODELS, usage_columns
 
 _LARGEST_HEADER = 16 << 20  # bytes
 
@@ -57,21 +57,19 @@ def recorded_prices(files: RunFiles) -> dict[str, Prices]:
         return {}
 
 
-def costs_of(
-    reading: Reading, where: str, values: Sequence[Any], prices: Mapping[str, Prices]
-) -> dict[str, Any] | None:
+def costs_of(reading: Reading, where: str, prices: Mapping[str, Prices]) -> dict[str, Any] | None:
     """What rollouts have cost, judges included; None if no price of a model that they used is known.
 
     Args:
         reading: of the run's index.
-        where, values: which rollouts, in SQL.
+        where: which rollouts, in SQL.
         prices: by model server.
     """
     models = reading.models
     if not models or len(models) >= MOST_MODELS or not prices:
         return None
     sums = ", ".join(f"total({name})" for number in models.values() for name in usage_columns(number))
-    rows = reading.sql(f"SELECT {sums} FROM rollouts WHERE {where}", values)
+    rows = reading.sql(f"SELECT {sums} FROM rollouts WHERE {where}")
     counts = iter(rows[0] if rows else ())
     used = {name: {key: int(next(counts)) for key in Usage._fields} for name in models}
     used = {name: usage for name, usage in used.items() if any(usage.values())}

@@ -13,7 +13,7 @@ import orjson
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import BadRequest, InvalidRequest
 from gym_serve.view.conversation import read_rollout
-from gym_serve.view.queries import RolloutRow, each_rollout, read_tasks
+from gym_serve.view.queries import RolloutRow, each_rollout, read_tasks, reading_all, shown_columns
 from gym_serve.view.server import STATIC, names_of, runs_json
 from gym_serve.view.statistics import compare_runs, read_summary
 from gym_serve.view.tokens import read_tokens
@@ -43,7 +43,7 @@ def export_site(
     with View(paths, prices=prices) as view:
         view.index()
         runs = list(view.runs.values())
-        rows = [row for run in runs for row in each_rollout(run, where)]
+        rows = list(each_rollout(runs, where))
         if len(rows) > MOST_EXPORTED:
             raise InvalidRequest(
                 f"a site must have at most {MOST_EXPORTED:,} rollouts, got {len(rows):,}; see --where"
@@ -63,12 +63,8 @@ def _write_all(view: View, rows: list[RolloutRow], folder: Path, where: str) -> 
         run["path"] = run["name"]  # a site is shared; folders of this machine are not
     _write(folder / "api" / "runs.json", listed)
     _write(folder / "api" / "summary.json", read_summary(runs, where))
-    columns: dict[str, str] = {}
-    for run in runs:
-        with run.reading() as reading:
-            for name, column in reading.fields.items():
-                columns[name] = "number" if column in reading.numeric else "text"
-    shown = [{"name": name, "type": kind} for name, kind in columns.items()]
+    with reading_all(runs) as readings:
+        shown = shown_columns(readings)
     _write(folder / "api" / "rollouts.json", {"total": len(rows), "columns": shown, "rows": rows})
     _write(folder / "api" / "tasks.json", read_tasks(runs, where, limit=MOST_EXPORTED))
     for left, right in permutations(runs, 2):

@@ -92,8 +92,8 @@ class Facts(msgspec.Struct):
     """Of the whole input of its row, see `gym_serve.rollouts.analysis.comparison`."""
     text: str = ""
     """What can be searched: prompt and conversation, without instructions."""
-    fields: dict[str, float | int | str] = {}
-    """The verifier's own scalars."""
+    own: dict[str, float | int | str] = {}
+    """The scalars of the verifier, ``fields.NAME``, and of the row, ``row.NAME``."""
 
 
 class _Part(msgspec.Struct):
@@ -175,7 +175,7 @@ def facts_of(line: bytes) -> Facts:
     _measure(facts, top, response)
     _converse(facts, top, params, response)
     facts.prompt_digest = _prompt_digest(top.get("responses_create_params"))
-    facts.fields = _fields(top)
+    facts.own = _own(top)
     return facts
 
 
@@ -194,8 +194,8 @@ def top_level(line: bytes) -> dict[str, Any]:
     return found
 
 
-def is_of_the_verifier(key: str) -> bool:
-    """Whether a key that stands after the response is one of the verifier's own."""
+def is_own(key: str) -> bool:
+    """Whether a key is one of the verifier's own, after the response, or of the row, before it."""
     return key not in _RESERVED and not key.startswith("_ng_")
 
 
@@ -435,20 +435,15 @@ def _runs_of_the_assistant(output: Iterable[_Item]) -> int:
     return runs
 
 
-def _fields(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
-    found: dict[str, float | int | str] = {}
-    own = False
+def _own(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
+    found: dict[str, dict[str, float | int | str]] = {"row": {}, "fields": {}}
+    of = "row"
     for key, raw in top.items():
-        own = own or key == "response"
-        if own and is_of_the_verifier(key) and len(found) < _MOST_FIELDS:
-            value = _scalar(raw)
-            if isinstance(value, bool):
-                found[key[:NAME_LIMIT]] = int(value)
-            elif isinstance(value, str):
-                found[key[:NAME_LIMIT]] = value[:PROMPT_LIMIT]
-            elif value is not None:
-                found[key[:NAME_LIMIT]] = value
-    return found
+        of = "fields" if key == "response" else of
+        if is_own(key) and len(found[of]) < _MOST_FIELDS and (value := _scalar(raw)) is not None:
+            known = int(value) if isinstance(value, bool) else value
+            found[of][key[:NAME_LIMIT]] = known[:PROMPT_LIMIT] if isinstance(known, str) else known
+    return {f"{of}.{name}": value for of, values in found.items() for name, value in values.items()}
 
 
 def _decoded(raw: msgspec.Raw | None) -> Any:

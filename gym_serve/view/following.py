@@ -47,7 +47,7 @@ def follow(paths: list[Path], cache: Path) -> None:
 def _step(indexer: Indexer) -> bool:
     """Index a run for a moment. A full disk, say, ends nothing: the next step tries again."""
     try:
-        return indexer.step()
+        return indexer.index_for()
     except Exception as error:  # the other runs are indexed
         name = shown(indexer.files.main)
         sys.stderr.write(f"gym-serve view cannot index {name} in {indexer.folder}: {error}\n")

@@ -10,10 +10,10 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypedDict, cast
 
-from gym_serve.view.expression import BadExpression, Node, parse
+from gym_serve.view.expression import BadExpression, check, unknown
 from gym_serve.view.runs import Reading, Run
 
 MOST_ROWS = 1000
@@ -95,17 +95,44 @@ def read_rollouts(
     Raises:
         BadExpression: the filter or the sort cannot be understood.
     """
-    node = parse(where)
+    with reading_all(runs, where, sort=sort) as readings:
+        total = sum(reading.count(where) for reading in readings)
+        rows = _page(readings, where, sort, offset, limit)
+        return {"total": total, "columns": shown_columns(readings), "rows": rows}
+
+
+@contextmanager
+def reading_all(runs: Sequence[Run], *filters: str, sort: str | None = None) -> Iterator[list[Reading]]:
+    """The indices of some runs as they are now, for filters and a sort whose names are in one of them.
+
+    Raises:
+        BadExpression: a filter or the sort cannot be understood.
+    """
     with ExitStack() as stack:
         readings = [stack.enter_context(run.reading()) for run in runs]
-        total = sum(reading.count(node) for reading in readings)
-        rows = _page(readings, node, sort, offset, limit)
-        columns: dict[str, bool] = {}
-        for reading in readings:
-            for name, column in reading.fields.items():
-                columns[name] = columns.get(name, True) and column in reading.numeric
-    shown = [{"name": name, "type": "number" if n else "text"} for name, n in columns.items()]
-    return {"total": total, "columns": shown, "rows": rows}
+        known = {name for reading in readings for name in reading.own}
+        indexed = all(reading.state.get("done") for reading in readings)
+        for expression in filters:
+            check(expression, sorted(known) if indexed else None)
+        name = (sort or "").removeprefix("-")
+        if indexed and "." in name and name not in known:
+            raise BadExpression(unknown(name, sorted(known)))
+        yield readings
+
+
+def numeric_fields(readings: Iterable[Reading]) -> dict[str, bool]:
+    """The verifier's fields, and whether each is a number wherever it is."""
+    found: dict[str, bool] = {}
+    for reading in readings:
+        for name in reading.fields:
+            found[name] = found.get(name, True) and f"fields.{name}" in reading.numeric
+    return found
+
+
+def shown_columns(readings: Iterable[Reading]) -> list[dict[str, str]]:
+    """The verifier's fields as columns of the page's table."""
+    fields = numeric_fields(readings)
+    return [{"name": name, "type": "number" if number else "text"} for name, number in fields.items()]
 
 
 def table_row(reading: Reading, n: int) -> dict[str, Any]:
@@ -113,33 +140,31 @@ def table_row(reading: Reading, n: int) -> dict[str, Any]:
     return next(iter(_rows(reading, [n])))
 
 
-def each_rollout(run: Run, where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
-    """All rows of a run that a filter selects, a thousand at a time.
+def each_rollout(runs: Sequence[Run], where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
+    """All rows that a filter selects, run by run, a thousand at a time.
 
     Raises:
         BadExpression: the filter or the sort cannot be understood.
     """
-    node = parse(where)
-    with run.reading() as reading:
-        condition, values = reading.where(node)
-        query = f"SELECT n FROM rollouts WHERE {condition} ORDER BY {reading.order(sort)[1]}"
-        found = [n for (n,) in reading.sql(query, values)]
-        for at in range(0, len(found), MOST_ROWS):
-            yield from cast(Iterator[RolloutRow], _rows(reading, found[at : at + MOST_ROWS]))
+    with reading_all(runs, where, sort=sort) as readings:
+        for reading in readings:
+            query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
+            found = [n for (n,) in reading.sql(query)]
+            for at in range(0, len(found), MOST_ROWS):
+                yield from cast(Iterator[RolloutRow], _rows(reading, found[at : at + MOST_ROWS]))
 
 
 def _page(
-    readings: Sequence[Reading], node: Node | None, sort: str | None, offset: int, limit: int
+    readings: Sequence[Reading], where: str, sort: str | None, offset: int, limit: int
 ) -> list[dict[str, Any]]:
     if len(readings) == 1:
-        return list(_rows(readings[0], _numbers(readings[0], node, sort, offset, limit)))
+        return list(_rows(readings[0], _numbers(readings[0], where, sort, offset, limit)))
     down = bool(sort and sort.startswith("-"))
     streams = []
     for place, reading in enumerate(readings):
-        where, values = reading.where(node)
         key, order = reading.order(sort)
-        query = f"SELECT {key}, n FROM rollouts WHERE {where} ORDER BY {order} LIMIT ?"
-        streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (*values, offset + limit))])
+        query = f"SELECT {key}, n FROM rollouts WHERE {reading.where(where)} ORDER BY {order} LIMIT ?"
+        streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (offset + limit,))])
     merged = heapq.merge(*streams, key=lambda entry: entry[0]) if sort else (e for s in streams for e in s)
     chosen = [(place, n) for _, place, n in _slice(merged, offset, limit)]
     made = {
@@ -150,16 +175,15 @@ def _page(
     return [made[entry] for entry in chosen]
 
 
-def _numbers(reading: Reading, node: Node | None, sort: str | None, offset: int, limit: int) -> Sequence[int]:
+def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit: int) -> Sequence[int]:
     """The rollouts of a page. Far down a table, its whole order is kept: the next page is there at once."""
-    where, values = reading.where(node)
-    query = f"SELECT n FROM rollouts WHERE {where} ORDER BY {reading.order(sort)[1]}"
+    query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
     if offset <= _FAR:
-        return [n for (n,) in reading.sql(f"{query} LIMIT ? OFFSET ?", (*values, limit, offset))]
-    key = ("order", node, sort)
+        return [n for (n,) in reading.sql(f"{query} LIMIT ? OFFSET ?", (limit, offset))]
+    key = ("order", where, sort)
     found: array[int] | None = reading.run.kept(key, reading.revision)
     if found is None:
-        found = array("q", (n for (n,) in reading.sql(query, values)))
+        found = array("q", (n for (n,) in reading.sql(query)))
         reading.run.keep(key, reading.revision, found)
     return found[offset : offset + limit]
 
@@ -210,35 +234,31 @@ def read_tasks(
     Raises:
         BadExpression: the filter or the sort cannot be understood.
     """
-    node = parse(where)
     name = (sort or "task").removeprefix("-")
     if name not in _TASK_SORTS:
-        raise BadExpression(f"tasks are sorted by {', '.join(_TASK_SORTS)}, not {name[:40]!r}", 0)
-    with ExitStack() as stack:
-        readings = [stack.enter_context(run.reading()) for run in runs]
-        tasks = _tasks(readings, node)
+        raise BadExpression(f"tasks are sorted by {', '.join(_TASK_SORTS)}, not {name[:40]!r}")
+    with reading_all(runs, where) as readings:
+        tasks = _tasks(readings, where)
         down = bool(sort and sort.startswith("-"))
         names = _in_order(tasks, _TASK_SORTS.index(name), down)
-        rows = [_task_row(readings, node, tasks[task]) for task in names[offset : offset + limit]]
+        rows = [_task_row(readings, where, tasks[task]) for task in names[offset : offset + limit]]
     return {"total": len(names), "rows": rows}
 
 
 _Task = tuple[int | str, int, int, float | None, float | None, float | None, float, int]
 
 
-def _tasks(readings: Sequence[Reading], node: Node | None) -> dict[int | str, _Task]:
+def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
     """Of each task what `_TASK_SORTS` says, in that order, and how many attempts have a score."""
     found: dict[int | str, list[Any]] = {}
     for reading in readings:
-        key = ("tasks", node)
+        key = ("tasks", where)
         rows = reading.run.kept(key, reading.revision)
         if rows is None:
-            where, values = reading.where(node)
             rows = reading.sql(
                 "SELECT task, count(*), total(reward >= 1), count(reward), total(reward), min(reward),"
                 " max(reward), max(ifnull(input_tokens, 0) + ifnull(output_tokens, 0))"
-                f" FROM rollouts WHERE {where} GROUP BY task",
-                values,
+                f" FROM rollouts WHERE {reading.where(where)} GROUP BY task",
             )
             reading.run.keep(key, reading.revision, rows)
         for task, *numbers in rows:
@@ -272,16 +292,15 @@ def _in_order(tasks: dict[int | str, _Task], place: int, down: bool) -> list[int
     return [task[0] for task in given] + [task[0] for task in tasks.values() if task[place] is None]
 
 
-def _task_row(readings: Sequence[Reading], node: Node | None, task: _Task) -> dict[str, Any]:
+def _task_row(readings: Sequence[Reading], where: str, task: _Task) -> dict[str, Any]:
     attempts: list[dict[str, Any]] = []
     prompt = ""
     for reading in readings:
-        where, values = reading.where(node)
         rows = reading.sql(
             "SELECT n, reward, failure, details.prompt FROM rollouts JOIN details USING (n)"
-            f" WHERE task = ? AND {where}"
+            f" WHERE task = ? AND {reading.where(where)}"
             " ORDER BY attempt, n LIMIT ?",
-            (task[0], *values, _SHOWN_ATTEMPTS),
+            (task[0], _SHOWN_ATTEMPTS),
         )
         for n, reward, failure, text in rows:
             prompt = prompt or text
@@ -304,19 +323,18 @@ def _names(tools: str) -> list[str]:
     return tools.strip("\n").split("\n") if tools else []
 
 
-def read_facets(reading: Reading, where: str, values: Sequence[Any]) -> tuple[dict[str, dict[str, int]], int]:
+def read_facets(reading: Reading, where: str) -> tuple[dict[str, dict[str, int]], int]:
     """How many rollouts have each agent, environment, failure, tool and version, the commonest first; and how
     many changed their version midway.
 
     Args:
         reading: of the run's index.
-        where, values: which rollouts, in SQL.
+        where: which rollouts, in SQL.
     """
     rows = reading.sql(
         "SELECT agent, environment, failure, version, last_version, tools, count FROM"
         f" (SELECT kind, count(*) AS count FROM rollouts WHERE {where} GROUP BY kind)"
-        " JOIN kinds ON kinds.number = kind",
-        values,
+        " JOIN kinds ON kinds.number = kind"
     )
     found: dict[str, Counter[str]] = {
         name: Counter() for name in ("agent", "environment", "failure", "version", "last_version", "tool")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,18 +13,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import orjson
-
 from gym_serve.servers.usage import Prices
-from gym_serve.types.errors import InvalidRequest, NotFound
+from gym_serve.types.errors import NotFound
 from gym_serve.view.annotations import Annotations, annotations_of
-from gym_serve.view.expression import Node, Schema, column, condition
+from gym_serve.view.expression import BadExpression, condition, sort_key
 from gym_serve.view.facts import top_level
-from gym_serve.view.index import FAILURES, FORMAT, database_of
+from gym_serve.view.index import database_of
 from gym_serve.view.sources import RunFiles, cache_folder, open_regular, shown
+from gym_serve.view.tables import FAILURES, FORMAT
 
 _KEPT = 64  # results
 _POOL = 4  # connections
+FILTER_SECONDS = 1.0
+"""How much processor time a query with a filter may take."""
 
 
 class Run:
@@ -118,6 +121,7 @@ class Reading:
     def __init__(self, run: Run, connection: sqlite3.Connection) -> None:
         self.run = run
         self._connection = connection
+        self._filtered = False
         try:
             self.state: dict[str, Any] = dict(connection.execute("SELECT key, value FROM state"))
             found = list(connection.execute("SELECT name, number, numeric FROM fields ORDER BY number"))
@@ -125,12 +129,17 @@ class Reading:
             self.state, found = {}, []
         if self.state.get("format") != FORMAT:
             self.state, found = {}, []
-        self.fields = {name: f"f{number}" for name, number, _ in found}
+        self.own = {name: f"f{number}" for name, number, _ in found}
+        """Columns of the verifier's fields, ``fields.NAME``, and of the row's keys, ``row.NAME``."""
+        self.numeric = frozenset(name for name, _, is_numeric in found if is_numeric)
+        """Those of them that hold numbers."""
         self.models: dict[str, int] = {} if self.empty else dict(self.sql("SELECT name, number FROM models"))
         """Numbers of the model servers whose usage the index has."""
-        numeric = frozenset(f"f{number}" for _, number, is_numeric in found if is_numeric)
-        self.numeric = numeric
-        self.schema = Schema(self.fields, numeric, self._tagged)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The columns of the verifier's fields, by their names alone."""
+        return {name[7:]: column for name, column in self.own.items() if name.startswith("fields.")}
 
     @property
     def empty(self) -> bool:
@@ -149,20 +158,24 @@ class Reading:
         """The rows of a query; none if there is no index yet.
 
         Raises:
-            InvalidRequest: the words of a search cannot be searched for.
+            BadExpression: a filter was asked for, and SQLite cannot do that, or needs more than a second.
         """
         if self.empty:
             return []
+        ends = time.thread_time() + FILTER_SECONDS if self._filtered else math.inf
+        self._connection.set_progress_handler(lambda: time.thread_time() > ends, 5_000)
         try:
             return self._connection.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
-            if "fts5" in str(error):
-                raise InvalidRequest(f"these words cannot be searched for: {error}") from None
-            raise
+            if not self._filtered:
+                raise
+            slow = f"it needs more than {FILTER_SECONDS:g} s" if str(error) == "interrupted" else str(error)
+            raise BadExpression(f"this filter cannot be used: {slow}") from None
 
-    def where(self, node: Node | None) -> tuple[str, tuple[Any, ...]]:
-        """The condition of a filter."""
-        return condition(node, self.schema)
+    def where(self, expression: str) -> str:
+        """The condition of a filter, in SQL; queries with it are bounded in time."""
+        self._filtered = self._filtered or bool(expression.strip())
+        return condition(expression, self.own, self.run.annotations.tagged)
 
     def order(self, sort: str | None) -> tuple[str, str]:
         """What to sort by, for ``name`` or ``-name``, and the whole order: what a rollout lacks comes last,
@@ -173,16 +186,15 @@ class Reading:
         """
         if not sort:
             return "NULL", "n"
-        key = column(sort.removeprefix("-"), self.schema)
+        key = sort_key(sort.removeprefix("-"), self.own)
         return key, f"({key}) IS NULL, {key} {'DESC' if sort.startswith('-') else 'ASC'}, n"
 
-    def count(self, node: Node | None) -> int:
+    def count(self, expression: str) -> int:
         """How many rollouts a filter selects."""
-        key = ("count", node)
+        key = ("count", expression)
         found = self.run.kept(key, self.revision)
         if found is None:
-            where, values = self.where(node)
-            rows = self.sql(f"SELECT count(*) FROM rollouts WHERE {where}", values)
+            rows = self.sql(f"SELECT count(*) FROM rollouts WHERE {self.where(expression)}")
             found = rows[0][0] if rows else 0
             self.run.keep(key, self.revision, found)
         counted: int = found
@@ -192,8 +204,8 @@ class Reading:
         """The lines that could not be read; the first of them."""
         rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
         found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
-        if self.state.get("torn"):
-            told = f"the last line is not complete yet ({self.state['torn']:,} bytes)"
+        if self.state.get("unfinished"):
+            told = f"the last line is not complete yet ({self.state['unfinished']:,} bytes)"
             found.insert(0, {"line": None, "message": told})
         if self.state.get("error"):
             found.insert(0, {"line": None, "message": str(self.state["error"])})
@@ -233,9 +245,6 @@ class Reading:
             return top_level(self.line(n))
         except ValueError as error:
             raise NotFound(f"the file has changed: {error}") from None
-
-    def _tagged(self, tag: str) -> str:
-        return orjson.dumps(self.run.annotations.tagged(tag)).decode()
 
 
 def _read_all(descriptor: int, size: int, start: int) -> bytes:

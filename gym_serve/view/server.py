@@ -19,8 +19,8 @@ from starlette.staticfiles import StaticFiles
 from gym_serve.metrics import Failures
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound, TooLarge
 from gym_serve.view.conversation import read_rollout
-from gym_serve.view.expression import NAMES, BadExpression
-from gym_serve.view.queries import MOST_ROWS, read_rollouts, read_tasks
+from gym_serve.view.expression import NAMES, BadExpression, written
+from gym_serve.view.queries import MOST_ROWS, read_rollouts, read_tasks, reading_all
 from gym_serve.view.runs import Reading
 from gym_serve.view.security import Guard, error_answer
 from gym_serve.view.sources import shown
@@ -59,7 +59,7 @@ def runs_json(view: View) -> dict[str, Any]:
         with run.reading() as reading:
             state = reading.state
             rows = reading.sql("SELECT count(*) FROM rollouts")
-            extra = bool(state.get("torn")) + bool(state.get("error"))
+            extra = bool(state.get("unfinished")) + bool(state.get("error"))
             found.append(
                 {
                     "id": run.id,
@@ -127,11 +127,9 @@ def _suggestions(view: View, request: Request) -> Any:
 
 def names_of(view: View) -> list[str]:
     """The names that a filter of these runs may have."""
-    fields: dict[str, None] = {}
-    for run in view.runs.values():
-        with run.reading() as reading:
-            fields.update((f"fields.{name}", None) for name in reading.fields)
-    return [*NAMES, *fields]
+    with reading_all(list(view.runs.values())) as readings:
+        own = dict.fromkeys(name for reading in readings for name in reading.own)
+    return [*NAMES, *map(written, own)]
 
 
 def _exported(view: View, request: Request) -> Any:

@@ -17,8 +17,7 @@ from gym_serve.metrics import MASKED, Coverage, Failures
 from gym_serve.metrics.estimators import Clusters, Figure, pass_curve, stdev
 from gym_serve.rollouts.analysis.comparison import Comparison, Scores, Side
 from gym_serve.view.costs import costs_of, recorded_prices
-from gym_serve.view.expression import Node, parse
-from gym_serve.view.queries import read_facets
+from gym_serve.view.queries import read_facets, reading_all
 from gym_serve.view.runs import Reading, Run
 
 _BINS = 20
@@ -40,28 +39,23 @@ def read_summary(runs: Sequence[Run], where: str = "", failures: Failures = "mas
     Raises:
         BadExpression: the filter cannot be understood.
     """
-    node = parse(where)
-    found, sides = [], []
-    for run in runs:
-        with run.reading() as reading:
-            summary, side = _kept(reading, node, failures)
-            found.append(summary)
-            sides.append(side)
+    with reading_all(runs, where) as readings:
+        told = [_kept(reading, where, failures) for reading in readings]
     joined: dict[str, dict[str, int]] = {}
-    for side in sides:
-        for name, counts in side.items():
+    for _, facets in told:
+        for name, counts in facets.items():
             into = joined.setdefault(name, {})
             for value, count in counts.items():
                 into[value] = into.get(value, 0) + count
     tags = {tag: len(run.annotations.tagged(tag)) for run in runs for tag in run.annotations.all_tags()}
-    return {"runs": found, "facets": {**joined, "tag": tags}}
+    return {"runs": [summary for summary, _ in told], "facets": {**joined, "tag": tags}}
 
 
 def _kept(
-    reading: Reading, node: Node | None, failures: Failures
+    reading: Reading, where: str, failures: Failures
 ) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
     """The figures of a run; while it grows, some that are a little old."""
-    key = ("summary", node, failures)
+    key = ("summary", where, failures)
     kept = reading.run.kept(key, 0)
     if kept is not None:
         revision, until, result = kept
@@ -69,8 +63,8 @@ def _kept(
         if revision == reading.revision or (growing and time.monotonic() < until):
             return result  # type: ignore[no-any-return]
     began = time.monotonic()
-    beside = _BESIDE.submit(_groups, reading.run, node, failures)
-    figures = _figures(reading, node)
+    beside = _BESIDE.submit(_groups, reading.run, where, failures)
+    figures = _figures(reading, reading.where(where))
     groups = beside.result()
     result = _summary(figures, groups), groups.facets
     now = time.monotonic()
@@ -101,20 +95,19 @@ def _summary(figures: dict[str, Any], groups: _Groups) -> dict[str, Any]:
     return {**figures, **groups.tasks, **told}
 
 
-def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
-    where, values = reading.where(node)
+def _figures(reading: Reading, where: str) -> dict[str, Any]:
     totals = reading.sql(
         "SELECT count(*), count(reward), total(failure != ?), total(failure = ?),"
         " total(reward), min(reward), max(reward),"
         " total(input_tokens), total(output_tokens), avg(turns), avg(seconds), min(seconds), max(seconds),"
         " min(at), max(at), avg(behind), max(behind), total(reward IN (0, 1))"
         f" FROM rollouts WHERE {where}",
-        (MASKED, MASKED, *values),
+        (MASKED, MASKED),
     )
     totals = totals or [(0, 0, 0, 0, 0.0, None, None, 0, 0, *[None] * 8, 0)]
     count, scored, failed, masked, total, low, high, given, made, turns, seconds, *rest = totals[0]
     quickest, slowest, first, last, behind, most_behind, binary = rest
-    p50, p90 = _quantiles(reading, where, values, (quickest, slowest))
+    p50, p90 = _quantiles(reading, where, (quickest, slowest))
     prices = {**recorded_prices(reading.run.files), **reading.run.prices}
     return {
         "id": reading.run.id,
@@ -124,27 +117,26 @@ def _figures(reading: Reading, node: Node | None) -> dict[str, Any]:
         "masked": int(masked),
         "histogram": _binary_histogram(scored - int(total), int(total))
         if binary == scored
-        else _histogram(reading, where, values, low, high),
+        else _histogram(reading, where, low, high),
         "behind": None if behind is None else {"mean": behind, "most": most_behind},
-        "cost": costs_of(reading, where, values, prices),
+        "cost": costs_of(reading, where, prices),
         "tokens": {"input": int(given), "output": int(made)},
         "turns_mean": turns,
         "seconds": {"mean": seconds, "p50": p50, "p90": p90},
-        "over_time": _over_time(reading, where, values, first, last),
+        "over_time": _over_time(reading, where, first, last),
     }
 
 
-def _groups(run: Run, node: Node | None, failures: Failures) -> _Groups:
+def _groups(run: Run, expression: str, failures: Failures) -> _Groups:
     """Asked beside `_figures`, by a connection of its own: SQLite uses a second processor for it."""
     with run.reading() as reading:
-        where, values = reading.where(node)
-        facets, straddling = read_facets(reading, where, values)
+        where = reading.where(expression)
+        facets, straddling = read_facets(reading, where)
         rows = reading.sql(
             "SELECT count(reward), total(reward), sum(reward IN (0, 1)), max(reward) >= 1, task FROM rollouts"
-            f" WHERE reward IS NOT NULL AND {where} GROUP BY task",
-            values,
+            f" WHERE reward IS NOT NULL AND {where} GROUP BY task"
         )
-        lost = lost_rollouts(reading, where, values)
+        lost = lost_rollouts(reading, where)
     sums = {task: (count, total) for count, total, _, _, task in rows}
     asked = sum(row[0] for row in rows) + facets["failure"].get(MASKED, 0) + lost.total()
     for task, count in lost.items() if failures == "zero" else ():
@@ -154,13 +146,13 @@ def _groups(run: Run, node: Node | None, failures: Failures) -> _Groups:
     return _Groups(facets, {**over_tasks, "asked": asked}, sum(row[3] for row in rows), straddling)
 
 
-def lost_rollouts(reading: Reading, where: str, values: Sequence[Any]) -> Counter[Any]:
+def lost_rollouts(reading: Reading, where: str) -> Counter[Any]:
     """How many rollouts of each task failed for good, or have no score yet: their attempts alone are in the
     index, any number of each.
 
     Args:
         reading: of the run's index.
-        where, values: which attempts, in SQL.
+        where: which attempts, in SQL.
     """
     failed = "failure IS NOT NULL AND failure != ?"
     rollout = "task, ifnull(attempt, -1 - n)"
@@ -168,7 +160,7 @@ def lost_rollouts(reading: Reading, where: str, values: Sequence[Any]) -> Counte
         f"SELECT task, count(*) FROM (SELECT {rollout} FROM rollouts WHERE {failed} AND {where} EXCEPT"
         f" SELECT {rollout} FROM rollouts WHERE (failure IS NULL OR failure = ?)"
         f" AND task IN (SELECT task FROM rollouts WHERE {failed})) GROUP BY task",
-        (MASKED, *values, MASKED, MASKED),
+        (MASKED, MASKED, MASKED),
     )
     return Counter(dict(rows))
 
@@ -214,9 +206,7 @@ def _binary_histogram(zeros: int, ones: int) -> dict[str, Any]:
     return {"edges": [step / _BINS for step in range(_BINS + 1)], "counts": counts}
 
 
-def _histogram(
-    reading: Reading, where: str, values: Sequence[Any], low: float | None, high: float | None
-) -> dict[str, Any]:
+def _histogram(reading: Reading, where: str, low: float | None, high: float | None) -> dict[str, Any]:
     """Rollouts by reward: from 0 to 1, or farther if rewards are outside of it."""
     start, end = min(low or 0.0, 0.0), max(high or 0.0, 1.0)
     width = (end - start) / _BINS
@@ -226,16 +216,14 @@ def _histogram(
         f" WHERE reward IS NOT NULL AND {where} GROUP BY 1"
     )
     if math.isfinite(width):
-        for place, count in reading.sql(query, (start, width, _BINS - 1, *values)):
+        for place, count in reading.sql(query, (start, width, _BINS - 1)):
             counts[place] = count
     else:
         width = end / _BINS - start / _BINS
     return {"edges": [start + width * step for step in range(_BINS)] + [end], "counts": counts}
 
 
-def _quantiles(
-    reading: Reading, where: str, values: Sequence[Any], span: tuple[float | None, float | None]
-) -> list[float | None]:
+def _quantiles(reading: Reading, where: str, span: tuple[float | None, float | None]) -> list[float | None]:
     """The median and the 90% quantile of the seconds: exact, but only those near them are sorted.
 
     Args:
@@ -247,12 +235,12 @@ def _quantiles(
     place = "CAST((seconds - ?) / ? AS INTEGER)"
     bounds = (low, (high - low) / _PLACES or 1.0)
     chosen = f"FROM rollouts WHERE seconds IS NOT NULL AND {where}"
-    sizes = reading.sql(f"SELECT {place}, count(*) {chosen} GROUP BY 1 ORDER BY 1", (*bounds, *values))
+    sizes = reading.sql(f"SELECT {place}, count(*) {chosen} GROUP BY 1 ORDER BY 1", bounds)
     count = sum(size for _, size in sizes)
     wanted = [_at(sizes, min(int(share * count), count - 1)) for share in (0.5, 0.9)]
     near: dict[int, list[float]] = {}
     query = f"SELECT {place} AS place, seconds {chosen} AND place IN (?, ?)"
-    for at, seconds in reading.sql(query, (*bounds, *values, *(at for at, _ in wanted))):
+    for at, seconds in reading.sql(query, (*bounds, *(at for at, _ in wanted))):
         near.setdefault(at, []).append(seconds)
     return [sorted(near[at])[rank] for at, rank in wanted]
 
@@ -271,9 +259,7 @@ def _clusters(tasks: int) -> Clusters:
     return Clusters(tasks)
 
 
-def _over_time(
-    reading: Reading, where: str, values: Sequence[Any], first: float | None, last: float | None
-) -> list[dict[str, Any]]:
+def _over_time(reading: Reading, where: str, first: float | None, last: float | None) -> list[dict[str, Any]]:
     """Rollouts, their mean, and failures up to each of some moments; without times, in the file's order."""
     timed = first is not None and last is not None and last > first
     if timed:
@@ -286,7 +272,7 @@ def _over_time(
     rows = reading.sql(
         f"SELECT {place}, count(*), count(reward), total(reward), count(failure) FROM rollouts"
         f" WHERE {condition} AND {where} GROUP BY 1 ORDER BY 1",
-        (*bounds, *values),
+        bounds,
     )
     found: list[dict[str, Any]] = []
     count, scored, total, failed = 0, 0, 0.0, 0
@@ -318,9 +304,9 @@ def compare_runs(
         BadExpression: a filter cannot be understood.
     """
     sides, coverage = [], []
-    for run, own in ((left, left_where), (right, right_where)):
-        with run.reading() as reading:
-            scores, of = _scores(reading, [parse(where), parse(own)], failures)
+    with reading_all([left, right], where, left_where, right_where) as readings:
+        for reading, own in zip(readings, (left_where, right_where), strict=True):
+            scores, of = _scores(reading, f"{reading.where(where)} AND {reading.where(own)}", failures)
             sides.append(scores)
             coverage.append(of._asdict())
     comparison = Comparison(lambda: sides[0], lambda: sides[1])
@@ -362,19 +348,15 @@ def _side_json(side: Side) -> dict[str, Any]:
     return {"mean": side.mean, "attempts": side.rollouts, "solved": side.solved}
 
 
-def _scores(
-    reading: Reading, nodes: Sequence[Node | None], failures: Failures
-) -> tuple[list[Scores], Coverage]:
+def _scores(reading: Reading, where: str, failures: Failures) -> tuple[list[Scores], Coverage]:
     """The tasks of one side in order, and how many of its rollouts have a score."""
-    parts = [reading.where(node) for node in nodes]
-    where, values = " AND ".join(sql for sql, _ in parts), [value for _, of in parts for value in of]
     rows = reading.sql(
         "SELECT task, min(ifnull(agent, '-')), min(prompt_digest), count(reward), total(reward),"
         " total(reward >= 1), total(failure = ?) FROM rollouts JOIN details USING (n)"
         f" WHERE {where} GROUP BY task ORDER BY task",
-        (MASKED, *values),
+        (MASKED,),
     )
-    lost = lost_rollouts(reading, where, values)
+    lost = lost_rollouts(reading, where)
     found = []
     for task, agent, prompt, scored, total, solved, _ in rows:
         count = scored + (lost[task] if failures == "zero" else 0)

@@ -15,7 +15,7 @@ from gym_serve.metrics import Failures
 from gym_serve.servers.usage import Prices
 from gym_serve.types.errors import InvalidRequest, NotFound
 from gym_serve.view.index import index_run
-from gym_serve.view.queries import RolloutRow, each_rollout
+from gym_serve.view.queries import RolloutRow, each_rollout, numeric_fields, reading_all
 from gym_serve.view.runs import Reading, Run
 from gym_serve.view.sources import cache_folder, find_runs
 from gym_serve.view.statistics import read_summary
@@ -93,14 +93,13 @@ class View:
         """The rollouts that a filter selects, run by run.
 
         Args:
-            where: an expression of the filter language (docs/viewer.md).
-            sort: ``reward`` or ``-reward``, likewise other names of that language; by default as in the file.
+            where: a filter, which is a condition of SQL (docs/viewer.md).
+            sort: ``reward`` or ``-reward``, likewise other names of filters; by default as in the file.
 
         Raises:
             InvalidRequest: the filter or the sort cannot be understood.
         """
-        for run in self._runs.values():
-            yield from each_rollout(run, where, sort)
+        yield from each_rollout(list(self._runs.values()), where, sort)
 
     def rollout(self, run: str, n: int) -> dict[str, Any]:
         """A whole rollout, as it is in the file (docs/formats.md).
@@ -182,12 +181,8 @@ class View:
             yield {**{k: v for k, v in row.items() if k != "fields"}, **own}
 
     def _fields(self) -> dict[str, bool]:
-        found: dict[str, bool] = {}
-        for run in self._runs.values():
-            with run.reading() as reading:
-                for name, column in reading.fields.items():
-                    found[name] = found.get(name, True) and column in reading.numeric
-        return found
+        with reading_all(list(self._runs.values())) as readings:
+            return numeric_fields(readings)
 
     def _schema(self, pa: Any) -> Any:
         texts = ("run", "id", "task", "agent", "environment", "failure", "version", "last_version", "prompt")

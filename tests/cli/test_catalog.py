@@ -46,8 +46,9 @@ def test_list_of_some_kinds(tmp_path: Path) -> None:
 PLUGIN = {
     "gs_plugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gs-plugin\nVersion: 1.0\n",
     "gs_plugin-1.0.dist-info/entry_points.txt": (
-        "[gym_serve.environments]\ngs_good = gs_plugin:Good\ngs_broken = gs_missing_module:Broken\n"
+        "[gym_serve.environments]\ngs_good = gs_plugin:Good\ngs_broken = gs_broken:Broken\n"
     ),
+    "gs_broken.py": 'import gs_missing_module\n\n\nclass Broken:\n    """Mends zithers."""\n',
     "gs_plugin.py": (
         "from gym_serve import ResourcesServer\n\n\n"
         "class Good(ResourcesServer):\n    '''Sorts xylophones.\n\n    By hand.\n    '''\n\n"
@@ -74,6 +75,9 @@ def test_types_of_other_packages_are_listed_and_broken_ones_with_the_reason() ->
     assert entries["gs_good"]["summary"] == "Sorts xylophones."
     assert entries["gs_good"]["package"] == "gs-plugin 1.0"
     assert "No module named 'gs_missing_module'" in entries["gs_broken"]["error"]
+    assert entries["gs_broken"]["summary"] == "Mends zithers."
+    table = runner.invoke(main, ["list", "environment"]).stdout
+    assert table.index("Mends zithers.") < table.index("No module named 'gs_missing_module'")
     found = runner.invoke(main, ["search", "XYLOPHONES", "hand", "--json"])
     assert [entry["name"] for entry in json.loads(found.stdout)] == ["gs_good"]
     broken = runner.invoke(main, ["show", "gs_broken"])

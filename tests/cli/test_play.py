@@ -126,6 +126,35 @@ def test_one_mean_reward_in_all_tables_and_a_note_on_rows_that_repeat(tmp_path: 
     assert [note[:2] for note in diff["notes"]] == ["A:", "B:"]
 
 
+def test_rollouts_that_nemo_gym_recorded_are_profiled_and_scored_again(tmp_path: Path) -> None:
+    """They have the row, the response and the verdict, and neither an agent nor the metadata of a run."""
+    out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
+    rollouts = []
+    for row in (json.loads(line) for line in MCQA.read_text().splitlines()[:2]):
+        said = {"type": "output_text", "text": f"\\boxed{{{row['expected_answer']}}}", "annotations": []}
+        message = {"type": "message", "id": "m", "role": "assistant", "content": [said]}
+        own = {key: value for key, value in row.items() if key != "agent_ref"}
+        rollouts += [{**own, "response": {"id": "r", "output": [message]}, "reward": 0.0}] * 2
+    out.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+    profile = json.loads(runner.invoke(main, ["profile", str(out), "--json"]).stdout)
+    assert (profile["tasks"], profile["rollouts"], profile["pass_rate"]["value"]) == (2, 4, 0.0)
+    arguments = ["reverify", str(out), "-o", str(again), "--graph", "mcqa", "--no-ray"]
+    done = runner.invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["reward"] for line in again.read_text().splitlines()] == [1.0] * 4
+
+
+def test_a_prompt_template_makes_the_input(tmp_path: Path) -> None:
+    template = tmp_path / "prompt.yaml"
+    template.write_text("system: Be brief.\nuser: 'How is it in {place}?'\n")
+    row = json.dumps({"place": "Paris"})
+    done = runner.invoke(main, ["play", f"{__name__}:Strict", row, "--prompt", str(template)])
+    assert done.exit_code == 0, done.output
+    assert "How is it in Paris?" in done.stdout
+    done = runner.invoke(main, ["play", f"{__name__}:Strict", "{}", "--prompt", str(template)])
+    assert (done.exit_code, "needs the keys place" in done.stderr) == (1, True)
+
+
 def test_no_ray_is_for_graph_files(tmp_path: Path) -> None:
     arguments = ["collect", str(ROWS), "-o", str(tmp_path / "out.jsonl"), "--attach", "x", "--no-ray"]
     done = runner.invoke(main, arguments)

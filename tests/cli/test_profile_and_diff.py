@@ -39,6 +39,18 @@ def test_profile_prints_what_to_train_on_next(run: str) -> None:
     assert listed[0].rstrip().endswith("Question 1?")
 
 
+def test_failed_attempts_and_failed_rollouts_are_two_columns(run: str) -> None:
+    failures = Path(run).with_name("out_failures.jsonl")
+    (lost,) = failures.read_text().splitlines()
+    later = json.loads(lost) | {"_ng_task_index": 1, "_ng_rollout_index": 0}  # it succeeded then
+    failures.write_text("".join(f"{line}\n" for line in (lost, lost, lost, json.dumps(later))))
+    lines = runner.invoke(main, ["profile", run]).stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("failure "))
+    assert lines[at].split("  ")[0] == "failure"
+    assert "failed attempts  failed rollouts" in lines[at]
+    assert lines[at + 1].split()[:3] == ["model_timeout", "4", "1"]
+
+
 def test_profile_as_json_has_every_task(run: str) -> None:
     result = runner.invoke(main, ["profile", run, "--json", "--top", "1"])
     assert result.exit_code == 0, result.output

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 from gym_serve.cli import main
 from gym_serve.environments.mcqa import Mcqa
 from gym_serve.graph.code import code_hash, own_code, shipped_files, with_code
-from gym_serve.graph.deploy import build
+from gym_serve.graph.deploy import app, build
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
+from gym_serve.types.errors import GraphError
 
 CLASS = """
 import json
@@ -156,3 +158,16 @@ def test_shipped_code_joins_what_the_file_asks_for() -> None:
     }
     assert with_code(asked, []) == asked == {"pip": ["lxml"], "py_modules": ["gcs://theirs.zip"]}
     assert with_code(None, []) == {}
+
+
+def test_a_refused_graph_says_so_before_the_traceback_and_at_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`serve run` runs the builder in a process of Ray, whose output it shows, and then its traceback."""
+    spec = GraphSpec.model_validate({"models": {"policy": {"type": "scripted_modle"}}})
+    with pytest.raises(GraphError) as caught:
+        app(spec)
+    problem = "models.policy.type: unknown type 'scripted_modle'; did you mean 'scripted_model'?"
+    assert capsys.readouterr().err.startswith("this graph is refused: 1 problem:\n  - " + problem)
+    shown = "".join(traceback.format_exception(caught.value)).rstrip()
+    assert shown.splitlines()[-1].startswith("  - " + problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -307,13 +308,47 @@ def test_merging_again_changes_nothing_and_what_is_missing_is_kept(a: Any, b: An
     assert merged(merged(a, b), b) == merged(a, b)
 
 
-def test_unknown_types_are_named_with_the_nearest_of_ours(tmp_path: Path) -> None:
+def test_unknown_types_are_named_with_what_to_do(tmp_path: Path) -> None:
     unknown = QUIZ.replace("    mcqa:", "    mcqaa:").replace("    simple_agent:", "    simpel_agent:")
     assert problems_of(tmp_path, unknown + POLICY) == [
-        "quiz.resources_servers.mcqaa: there is no such resources type here; did you mean 'mcqa'?",
-        "quiz_agent.responses_api_agents.simpel_agent: there is no such agent type here; did you mean "
-        "'simple_agent'?; of NeMo Gym's servers, agents cannot be hosted",
+        "quiz.resources_servers.mcqaa: there is no such resources type here; to host NeMo Gym's, "
+        "import the config from a checkout of NeMo Gym, or install nemo-gym",
+        "quiz_agent.responses_api_agents.simpel_agent: there is no such agent type here; of NeMo Gym's "
+        "servers, agents cannot be hosted: docs/foreign-environments.md lists those with a counterpart, and "
+        "docs/harnesses.md runs a program such as a coding agent",
     ]
+
+
+@pytest.mark.parametrize("agent", ["harness_agent", "swe_agents", "hermes_agent"])
+def test_an_agent_in_a_sandbox_is_none_of_ours(tmp_path: Path, agent: str) -> None:
+    (problem,) = problems_of(tmp_path, QUIZ.replace("    simple_agent:", f"    {agent}:") + POLICY)
+    assert problem.startswith(f"quiz_agent.responses_api_agents.{agent}: there is no such agent type here; ")
+    assert "did you mean" not in problem
+    assert ("gym_serve's harness_agent is another one" in problem) == (agent == "harness_agent")
+    assert problem.endswith("docs/harnesses.md runs a program such as a coding agent")
+
+
+def test_a_server_that_calls_its_judge_by_address_is_refused(tmp_path: Path) -> None:
+    code = write(tmp_path, "resources_servers/riddles/riddle_app.py", "from . import panel")
+    write(tmp_path, "resources_servers/riddles/panel.py", "url = get_server_url(name)")
+    (problem,) = problems_of(tmp_path, HOSTED)
+    assert problem.startswith("riddles.resources_servers.riddles: it calls a model by its address, and a ")
+    assert problem.endswith(": docs/foreign-environments.md")
+    code.with_name("panel.py").unlink()
+    assert "riddles" in graph_of(imported(tmp_path, HOSTED))["resources"]
+
+
+def test_a_counterpart_whose_packages_are_missing_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "gym_serve.environments.instruction_following"
+    for name in (package, f"{package}.worker"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "langdetect", None)
+    (problem,) = problems_of(tmp_path, QUIZ.replace("    mcqa:", "    instruction_following:") + POLICY)
+    what = "quiz: instruction_following of NeMo Gym is the type instruction_following here: cannot import "
+    assert problem.startswith(what)
+    assert "pip install 'gym-serve[instruction-following]'" in problem
 
 
 def test_unknown_types_may_be_left_out_with_all_that_refer_to_them(tmp_path: Path) -> None:

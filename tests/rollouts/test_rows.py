@@ -93,9 +93,26 @@ def test_another_encoding_is_no_json(tmp_path: Path, encoding: str) -> None:
     assert all(one.row is None for one in found)
 
 
-def test_utf_16_with_its_mark_is_named_once(tmp_path: Path) -> None:
-    found, _ = read(tmp_path / "rows.jsonl", '{"a": 1}\n{"a": 2}\n'.encode("utf-16"))
-    assert [one.problem for one in found] == ["the file must be UTF-8 text, but is UTF-16 or UTF-32"]
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "how"),
+    [
+        ("rows.jsonl", '{"a": 1}\n{"a": 2}\n'.encode("utf-16"), "UTF-16 or UTF-32", "iconv -f UTF-16"),
+        ("rows.jsonl", gzip.compress(b"{}"), "gzip", "rows.jsonl.gz"),
+        ("rows.parquet", b"PAR1\x15\x04\xe2\n\xe2\nPAR1", "Parquet", "pandas.read_parquet("),
+        ("rows.arrow", b"ARROW1\0\0\n", "Arrow", "pandas.read_feather("),
+        ("rows.xlsx", b"PK\3\4\n", "a ZIP archive or a sheet of Excel", "pandas.read_excel("),
+        ("rows.csv", b"\xef\xbb\xbfquestion,answer\n1,2\n3,4\n", "CSV", "pandas.read_csv("),
+        ("rows.json", b'[\n{"a": 1},\n{"a": 2}\n]', "one JSON array", "jq -c '.[]' "),
+    ],
+)
+def test_a_file_of_another_kind_is_named_once(
+    tmp_path: Path, name: str, content: bytes, kind: str, how: str
+) -> None:
+    (one,), _ = read(tmp_path / name, content)
+    assert one.problem is not None
+    assert f"the file must be JSONL, one JSON object a line in UTF-8, but is {kind}; to " in one.problem
+    assert how in one.problem
+    assert f"'{tmp_path / 'rows'}" in one.problem
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"  \r\n"])
@@ -136,11 +153,6 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, suffix: str) -> None
     assert [one.row for one in found] == [{"a": 1}, {"a": 2}, None]
     assert found[2].where == f"{path}:3"
     assert "damaged" in (found[2].problem or "")
-
-
-def test_gzip_under_another_name_is_told(tmp_path: Path) -> None:
-    found, _ = read(tmp_path / "rows.jsonl", gzip.compress(b"{}"))
-    assert [one.problem for one in found] == ["the file must be UTF-8 text, but is gzip"]
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:

@@ -186,6 +186,18 @@ def test_the_token_bundle_is_on_the_last_item(answer):
     assert [bundle_of(item) for item in off["output"]] == [{}, {}]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        vllm({"content": "a"}, token_ids=[7, 9]),
+        vllm({"content": "a", **BUNDLE, "generation_token_ids": [8, 7]}),
+    ],
+)
+def test_ids_and_log_probabilities_of_different_tokens_are_refused(answer):
+    with pytest.raises(Unavailable, match="generation_token_ids and the tokens of logprobs differ"):
+        chat_to_response(answer, PARAMS, parse_think=True)
+
+
 def test_a_part_of_a_bundle_is_none():
     for partial in (
         completion({"content": "a", "prompt_token_ids": [1]}),

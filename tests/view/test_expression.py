@@ -1,216 +1,200 @@
-"""The filter language: what it says, and where it is wrong. The SQL is checked against Python."""
+"""The filter: what it selects, where it is wrong, and that nothing else can be reached by it."""
 
 from __future__ import annotations
 
-import re
+import json
+import shutil
 import sqlite3
-from collections.abc import Callable
-from typing import Any
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from view.made import failed, rollout, write
 
-from gym_serve.view.expression import NAMES, BadExpression, Clause, Schema, column, condition, parse
+from gym_serve.view import BadExpression, View, runs
+from gym_serve.view.expression import check, condition
+from gym_serve.view.queries import read_rollouts
 
-ROWS: list[dict[str, Any]] = [
-    {"n": 0, "reward": 1.0, "agent": "math", "turns": 3, "tools": "\nfind\nread\n", "version": 9, "task": 1},
-    {"n": 1, "reward": 0.0, "agent": "code", "turns": 1, "tools": "", "version": 10, "task": 1, "f0": 0.5},
-    {"n": 2, "failure": "model_timeout", "agent": "math", "tools": "\nfinder\n", "task": "abc", "f1": "50%"},
-    {
-        "n": 3,
-        "reward": 0.5,
-        "tools": "",
-        "input_tokens": 10,
-        "output_tokens": 5,
-        "seconds": 2.5,
-        "version": "x",
-    },
-]
+STATIC = Path(runs.__file__).parent / "static"
 TEXTS = ["Paris is rainy", "oslo is dry", "the tool failed", "Märchen in Paris 東京"]
-SCHEMA = Schema(
-    {"score": "f0", "own": "f1"}, frozenset({"f0"}), lambda tag: "[1, 3]" if tag == "odd" else "[]"
-)
 
 
 @pytest.fixture(scope="module")
-def select() -> Callable[[str], list[int]]:
-    columns = [
-        *("n", "task", "attempt", "agent", "environment", "reward", "failure", "turns", "tools"),
-        *("input_tokens", "output_tokens", "seconds", "version", "last_version", "behind", "f0", "f1"),
-    ]
-    database = sqlite3.connect(":memory:")
-    database.execute(f"CREATE TABLE rollouts ({', '.join(columns)})")
-    database.execute("CREATE TABLE details (n, id, prompt)")
-    database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', detail=none, columnsize=0)")
-    for row, text in zip(ROWS, TEXTS, strict=True):
-        marks = ", ".join("?" * len(columns))
-        database.execute(f"INSERT INTO rollouts VALUES ({marks})", [row.get(name) for name in columns])
-        database.execute("INSERT INTO details VALUES (?, ?, ?)", (row["n"], f"{row['n']}-0", text))
-        database.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (row["n"], text))
-
-    def selected(expression: str) -> list[int]:
-        where, values = condition(parse(expression), SCHEMA)
-        return [n for (n,) in database.execute(f"SELECT n FROM rollouts WHERE {where} ORDER BY n", values)]
-
-    return selected
+def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[View]:
+    """Rollouts 0 to 3, a failed one after them, and another run without a field and a key of the row."""
+    folder = tmp_path_factory.mktemp("filter")
+    made = [rollout(at // 2, at % 2, score=at / 4, **{"a b": at > 1}) for at in range(4)]
+    for at, one in enumerate(made):
+        one["response"]["output"][0]["name"] = ("find", "finder")[at % 2]
+        one["responses_create_params"]["input"][0]["content"] = TEXTS[at]
+        made[at] = {"difficulty": ("hard", "50%")[at % 2], "level": at, **one}
+    paths = [write(folder / "one.jsonl", made), write(folder / "two.jsonl", [rollout(9, 0)])]
+    write(folder / "one_failures.jsonl", [failed(0, 2)])
+    with View(paths, folder / "cache") as view:
+        view.index()
+        first = next(iter(view.runs))
+        view.annotate(first, 1, tags=["it's odd"])
+        yield view
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("", [0, 1, 2, 3]),
-        ("reward >= 0.5", [0, 3]),
-        ("reward > -1", [0, 1, 3]),
-        ("not reward >= 0.5", [1, 2]),
-        ("reward = null", [2]),
-        ("reward != null", [0, 1, 3]),
-        ("reward == 1.0", [0]),
-        ("tokens > 14", [3]),
-        ("tokens = 0", [0, 1, 2]),
-        ("agent = math and reward = 1", [0]),
-        ("agent = 'math' reward = 1", [0]),
-        ("agent = math or turns = 1", [0, 1, 2]),
-        ("agent = code or agent = math and reward = 1", [0, 1]),
-        ("(agent = code or agent = math) and reward = 1", [0]),
-        ("not (agent = code or agent = math)", [3]),
-        ("NOT agent = math AND NOT agent = code", [3]),
-        ("agent ~ AT", [0, 2]),
-        ("agent = null", [3]),
-        ('failure != ""', [2]),
-        ('failure = ""', [0, 1, 3]),
-        ("tool = find", [0]),
-        ("tool != find", [1, 2, 3]),
-        ("tool ~ find", [0, 2]),
-        ("tool = null", [1, 3]),
-        ("version >= 10", [1, 3]),  # a text is after all numbers
-        ("version = '9'", [0]),
-        ("version = x", [3]),
-        ("task = 1", [0, 1]),
-        ("task = '1'", [0, 1]),
-        ("task = abc", [2]),
-        ("id = 2-0", [2]),
-        ("prompt ~ paris", [0, 3]),
-        ("fields.score >= 0.5", [1]),
-        ("fields.own = '50%'", [2]),
-        ("fields.own ~ '%'", [2]),
-        ("fields.nothing = 1", []),
-        ("tag = odd", [1, 3]),
-        ("tag != odd", [0, 2]),
-        ("paris", [0, 3]),
-        ("paris rainy", [0]),
-        ("'rainy paris'", [0]),
-        ("not paris", [1, 2]),
-        ("marchen", [3]),
-        ("東京", [3]),
-        ("rai*", [0]),
-        ("text ~ 'is rainy!'", [0]),
-        ("paris and reward < 1", [3]),
-    ],
-)
-def test_what_it_selects(select: Callable[[str], list[int]], expression: str, expected: list[int]) -> None:
-    assert select(expression) == expected
+FAILED = 10**9
+SELECTED = {
+    "reward >= 0.5": [1, 2],
+    "not reward >= 0.5": [0, 3],
+    "reward is null": [FAILED],
+    "REWARD IS NOT NULL and not (task = 1 or tokens < 1)": [1],
+    "task = 0 and attempt = 1 or task = 1 and reward = 1.0": [1, 2],
+    "failure = 'model_timeout'": [FAILED],
+    "agent like 'WEATHER%' and reward = 0": [0, 3],
+    "version <> 17": [],
+    "tool('find') and reward is not null": [0, 2],
+    "tag('it''s odd')": [1],
+    "not tag('it''s odd') and reward = 1": [2],
+    "id = '1-0'": [2],
+    "prompt like '%paris%'": [0, 3],
+    "fields.score > 0.25 and fields.score != 0.5": [3],
+    "fields.extracted = 'answer 1'": [1, 3],
+    "row.difficulty = 'hard'": [0, 2],
+    "row.difficulty like '%\\%' escape '\\'": [1, 3],
+    "row.level between 1 and 2": [1, 2],
+    'fields."a b" = true': [2, 3],
+    "words('dry')": [1],
+    "words('rainy paris') or words('marchen')": [0, 3],
+    "words('rai*') and not words('東京')": [0, 1, 2, FAILED],  # the last message has "rains"
+    "words('is rainy!')": [0],
+    "lower(agent) in ('weather_agent') and n in (1, 2)": [1, 2],
+}
+
+
+@pytest.mark.parametrize(("expression", "expected"), SELECTED.items())
+def test_what_it_selects(view: View, expression: str, expected: list[int]) -> None:
+    first = [row["n"] for row in view.rollouts(expression) if row["run"] == next(iter(view.runs))]
+    assert first == expected
 
 
 @pytest.mark.parametrize(
     ("expression", "position", "message"),
     [
         ("rewrad > 1", 0, "did you mean reward?"),
-        ("reward >", 8, "a value after '>' is missing at the end"),
-        ("reward > >", 9, "a value is missing after '>'"),
-        ("reward > high", 9, "reward is a number"),
-        ("reward ~ 1", 9, "reward is a number"),
-        ("reward < null", 9, "null is only equal"),
+        ("fields.difficulty = 'hard'", 0, "there is no 'fields.difficulty'; did you mean row.difficulty?"),
+        ("reward = 1 and row.nothing = 1", 15, "names are reward, "),
+        ("agent = math", 8, "a text stands in single quotes"),
+        ('agent = "math"', 8, "a text stands in single quotes"),
+        ("agent = 'math", 8, "this quote is not closed"),
+        ("reward >", None, "a part of the condition is missing"),
+        ("reward > > 1", 7, "'>' is unexpected"),
         ("(reward = 1", 0, "this parenthesis is not closed"),
         ("reward = 1)", 10, "')' closes nothing"),
-        ("agent = 'math", 8, "this quote is not closed"),
-        ("and reward = 1", 0, "a condition is missing before 'and'"),
-        ("reward = 1 and", 14, "a condition is missing at the end"),
-        ("not", 3, "a condition is missing at the end"),
-        ("= 1", 0, "a condition is missing before '='"),
-        ("id > 1", 5, "id is a text"),
-        ("tag ~ a", 6, "a tag is compared"),
-        ("text = a", 7, "text is searched"),
-        ("text ~ '!!'", 7, "has no word to search for"),
-        ("a " * 200, 200, "too many conditions"),
-        ("(" * 100, 51, "too many conditions"),
+        ("tool(agent)", 0, "tool('rain')"),
+        ("words('!!')", 0, "has no word to search for"),
         ("x" * 5000, 4000, "at most 4,000 characters"),
+        ("~" * 3000 + "n", None, ""),
+        # what is no condition
+        ("1) or (1", 1, "closes nothing"),
+        ("1) union select 1 from rollouts where (1", 1, "closes nothing"),
+        ("n in (select n from rollouts)", None, "without SELECT"),
+        ("n in (select value from state)", None, "no such table"),
+        ("n in (values (1))", None, "without SELECT"),
+        ("n in sqlite_master", None, "sub-select returns 5 columns"),
+        ("n in pragma_table_list", None, ""),
+        ("1 -- ", 2, "'--' is unexpected"),
+        ("1 /* ", 2, "'/*' is unexpected"),
+        ("1; drop table rollouts", 1, "';' is unexpected"),
+        ("n = ?1", 4, "'?' is unexpected"),
+        ("n = :n", 4, "':' is unexpected"),
+        ("[n] = 1", 0, "'[' is unexpected"),
+        ("prompt || prompt like prompt", 7, "'|' is unexpected"),
+        ("rollouts.n = 1", 0, "there is no 'rollouts.n'"),
+        ("start > 0", 0, "there is no 'start'"),  # a column of the index that is none of the filter
+        ("1 limit 1", 2, "'limit' is unexpected"),
+        ("n = 'a\0b'", None, "null"),
+        ("agent = '\ud800'", None, "surrogates"),
+        # functions
+        ("load_extension('x')", 0, "there is no function load_extension"),
+        ("readfile('/etc/passwd') = 1", 0, "there is no function readfile"),
+        ("printf('%1000000000d', n) = ''", 0, "there is no function printf"),
+        ("zeroblob(1000000000) = n", 0, "there is no function zeroblob"),
+        ("replace(agent, 'a', agent) = ''", 0, "there is no function replace"),
+        ("randomblob(9) = n", 0, "there is no function randomblob"),
+        ("agent -> 'x' = 1", 6, "there is no function ->"),
+        ("max(n) > 1", None, "misuse of aggregate"),
     ],
 )
-def test_where_it_is_wrong(expression: str, position: int, message: str) -> None:
-    with pytest.raises(BadExpression, match=re.escape(message)) as caught:
-        parse(expression)
+def test_where_it_is_wrong(view: View, expression: str, position: int | None, message: str) -> None:
+    with pytest.raises(BadExpression) as caught:
+        list(view.rollouts(expression))
+    assert message in str(caught.value)
     assert caught.value.position == position
 
 
-def test_a_sort_by_an_unknown_name() -> None:
-    assert column("fields.nothing", SCHEMA) == "NULL"
+def test_a_name_of_another_run_is_no_mistake(view: View) -> None:
+    one, two = view.runs.values()
+    assert read_rollouts([one, two], "row.level >= 0")["total"] == 4
+    with pytest.raises(BadExpression, match=r"there is no 'row.level'"):
+        read_rollouts([two], "row.level >= 0")
     with pytest.raises(BadExpression, match="did you mean seconds"):
-        column("second", SCHEMA)
+        read_rollouts([one], sort="-second")
+    with pytest.raises(BadExpression, match=r"did you mean row.level\?"):
+        read_rollouts([one], sort="fields.level")
 
 
-def read(text: str) -> BadExpression | Clause:
-    """What an expression becomes."""
+def test_a_filter_has_a_second(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "FILTER_SECONDS", -1.0)
+    (one, _) = view.runs.values()
+    many = ", ".join(f"rollouts AS r{at}" for at in range(9))
+    with one.reading() as reading:
+        where = reading.where("prompt like '%a%'")
+        with pytest.raises(BadExpression, match=r"this filter cannot be used: it needs more than"):
+            reading.sql(f"SELECT count(*) FROM rollouts, {many} WHERE {where}")
+    with one.reading() as reading:
+        assert reading.sql("SELECT count(*) FROM rollouts") == [(5,)], "without a filter there is no limit"
+
+
+@given(st.text(alphabet="()'\"-/*;[]?:@.,=<>n1 \n\\\0aéOR", max_size=30) | st.text(max_size=60))
+def test_any_text_is_refused_or_one_condition(text: str) -> None:
     try:
-        return condition(parse(text), SCHEMA)
-    except BadExpression as error:
-        return error
+        check(text, [])
+    except BadExpression:
+        return
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE rollouts (n, a, o, r)")
+    database.execute("CREATE TABLE details (n, id, prompt)")
+    database.execute("INSERT INTO rollouts VALUES (1, 2, 3, 4)")
+    query = f"SELECT 7 FROM rollouts WHERE n = 2 AND {condition(text, {}, lambda tag: [])}"
+    assert database.execute(query).fetchall() == []
+    database.close()
 
 
-@given(st.text(max_size=60))
-def test_any_text_is_read_or_refused_with_its_place(text: str) -> None:
-    found = read(text)
-    if isinstance(found, BadExpression):
-        assert 0 <= found.position <= len(text)
-    else:
-        assert found.sql.count("?") == len(found.values)
+SCRIPT = """
+import { readFileSync } from "node:fs";
+globalThis.document = { querySelector: () => null };
+const { condition } = await import(process.argv[1]);
+const { rows, filters } = JSON.parse(readFileSync(0));
+console.log(JSON.stringify(filters.map((text) => {
+  try { return rows.filter(condition(text)).map(({ n }) => n); }
+  catch (error) { return String(error.message); }
+})));
+"""
 
 
-def test_values_never_reach_the_sql(select: Callable[[str], list[int]]) -> None:
-    attack = "'); DROP TABLE rollouts; --"
-    for name in NAMES:
-        for value in (attack, '" OR "1"="1', "%", "\\", "*"):
-            quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-            for op in ("=", "!=", "~"):
-                try:
-                    where, values = condition(parse(f'{name} {op} "{quoted}"'), SCHEMA)
-                except BadExpression:
-                    continue
-                assert value not in where.replace("ESCAPE '\\'", "") or value in "%\\*"
-                assert where.count("?") == len(values)
-                select(f'{name} {op} "{quoted}"')
-    assert select("") == [0, 1, 2, 3]
-
-
-terms = st.recursive(
-    st.sampled_from(
-        [
-            (
-                "reward >= 0.5",
-                lambda row: (row.get("reward") if row.get("reward") is not None else -1) >= 0.5,
-            ),
-            ("agent = math", lambda row: row.get("agent") == "math"),
-            ("tool = find", lambda row: "\nfind\n" in row["tools"]),
-            ("fields.score = null", lambda row: row.get("f0") is None),
-            ("turns < 3", lambda row: row.get("turns") is not None and row["turns"] < 3),
-        ]
-    ),
-    lambda inner: st.one_of(
-        st.tuples(inner).map(lambda t: (f"not ({t[0][0]})", lambda row: not t[0][1](row))),
-        st.tuples(inner, inner).map(
-            lambda t: (f"({t[0][0]}) and ({t[1][0]})", lambda row: t[0][1](row) and t[1][1](row))
-        ),
-        st.tuples(inner, inner).map(
-            lambda t: (f"({t[0][0]}) or ({t[1][0]})", lambda row: t[0][1](row) or t[1][1](row))
-        ),
-    ),
-    max_leaves=6,
-)
-
-
-@given(term=terms)
-def test_it_is_boolean_algebra(
-    select: Callable[[str], list[int]], term: tuple[str, Callable[[dict[str, Any]], bool]]
-) -> None:
-    expression, holds = term
-    assert select(expression) == [row["n"] for row in ROWS if holds(row)]
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_an_export_filters_as_the_server_does(view: View) -> None:
+    rows = [row for row in view.rollouts() if row["run"] == next(iter(view.runs))]
+    beyond = ("row.", "between", " in (", "lower(", "escape", '"', "= true", "marchen", "rai*")
+    known = {k: v for k, v in SELECTED.items() if not any(part in k for part in beyond)}
+    asked = json.dumps({"rows": rows, "filters": [*known, "reward >", "tool(agent)", "(n = 1"]})
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", SCRIPT, (STATIC / "exported.js").as_uri()],
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *found, incomplete, other, unclosed = json.loads(done.stdout)
+    assert dict(zip(known, found, strict=True)) == known
+    assert "must be followed by a value" in incomplete
+    assert "single quotes" in other
+    assert "A ) must stand here" in unclosed

@@ -77,7 +77,7 @@ def test_values(tmp_path: Path, seed: int) -> None:
         runs = list(view.runs.values())
         with runs[0].reading() as reading:
             objects = sum(isinstance(orjson.loads(line), dict) for line in lines)
-            assert reading.count(None) == objects
+            assert reading.count("") == objects
             for (n,) in reading.sql("SELECT n FROM rollouts"):
                 orjson.dumps(read_rollout(reading, n))
                 orjson.dumps(read_tokens(reading, n))

@@ -86,7 +86,7 @@ def pages_of(site: Site) -> dict[str, str]:
         "compare": "#/compare",
         "attempts": f"#/attempts/{new}/3/{new}/2",
         "picture": f"#/rollout/{new}/16",
-        "filter": "#/rollouts?where=reward%20%3E%3D%200.8%20and%20tool%20%3D%20run_python&sort=-seconds",
+        "filter": "#/rollouts?where=reward%20%3E%3D%200.8%20and%20tool('run_python')&sort=-seconds",
         "nothing": "#/rollouts?where=reward%20%3E%205",
         **{view: f"#/rollout/{old}/3?run={old}&at=3&view={view}" for view in VIEWS if view != "branches"},
         "branches": f"#/rollout/{new}/191?view=branches",
@@ -284,7 +284,7 @@ def test_what_is_shown_stands_in_the_url(browser: Browser, shown: Site) -> None:
     with visit(browser, shown.base) as visited:
         visited.go(f"#/rollouts?run={run}")
         page = visited.page
-        page.get_by_label("Filter", exact=True).fill("reward < 1 and computed")
+        page.get_by_label("Filter", exact=True).fill("reward < 1 and words('computed')")
         page.keyboard.press("Enter")
         visited.settled()
         page.get_by_role("columnheader", name="tokens").get_by_role("button").click()
@@ -307,7 +307,7 @@ def test_values_are_clicked_into_the_filter(browser: Browser, shown: Site) -> No
         visited.go("#/rollouts")
         page = visited.page
         page.get_by_role("button", name=re.compile("^model_timeout")).click()
-        expect(page.locator("#filter")).to_have_value("failure = model_timeout")
+        expect(page.locator("#filter")).to_have_value("failure = 'model_timeout'")
         visited.settled()
         expect(page.locator("[role=row] .reward").first).to_have_text("failed")
         page.get_by_role("button", name=re.compile("^model_timeout")).click()
@@ -328,7 +328,7 @@ def test_an_annotation_is_kept(browser: Browser, shown: Site) -> None:
         expect(page.get_by_text("Saved.").first).to_be_visible()
         visited.go(fragment)
         expect(page.get_by_label("Comment").first).to_have_value("The judge is wrong.")
-        visited.go('#/rollouts?where=tag%20%3D%20"look%20again"')
+        visited.go("#/rollouts?where=tag('look%20again')")
         expect(page.locator("h1")).to_have_text("1 rollout")
         assert visited.complaints == []
 
@@ -349,7 +349,7 @@ def test_small_files_and_a_run_that_failed(
                 if lines == 0:
                     expect(visited.page.locator(".histogram")).to_have_count(0)
             if failures:
-                visited.go("#/rollouts?where=failure%20%3D%20model_timeout")
+                visited.go("#/rollouts?where=failure%20%3D%20'model_timeout'")
                 expect(visited.page.locator(".table .reward")).to_have_text(["failed"] * failures)
             assert visited.complaints == []
 
@@ -386,7 +386,7 @@ def test_an_export_needs_no_server_of_ours(browser: Browser, folder: Path, tmp_p
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with visit(browser, f"http://127.0.0.1:{server.server_port}/") as visited:
-            visited.go("#/rollouts?where=reward%20%3C%201%20and%20tool%20%3D%20run_python&sort=-tokens")
+            visited.go("#/rollouts?where=reward%20%3C%201%20and%20tool('run_python')&sort=-tokens")
             expect(visited.page.locator("h1")).not_to_have_text("0 rollouts")
             read_every_page(visited)
             assert visited.complaints == []

@@ -130,7 +130,7 @@ def test_a_summary(client: httpx.Client, runs: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["", "reward >= 0", "fields.score < 0.3", "fields.score >= 0.5 and tool = a", "reward > 9"]
+    "where", ["", "reward >= 0", "fields.score < 0.3", "fields.score >= 0.5 and tool('a')", "reward > 9"]
 )
 def test_a_summary_is_what_the_rows_say(tmp_path: Path, where: str) -> None:
     dice = random.Random(4)
@@ -311,7 +311,7 @@ def test_coverage_stands_beside_the_score(tmp_path: Path, failures: Failures, me
     with View([path], tmp_path / "cache") as view:
         view.index()
         (told,) = read_summary(list(view.runs.values()), failures=failures)["runs"]
-        masked = next(view.rollouts("failure = masked"))
+        masked = next(view.rollouts("failure = 'masked'"))
     assert (told["scored"], told["asked"], told["masked"], told["failed"]) == (3, 6, 1, 4)
     assert told["mean_reward"] == pytest.approx(mean)
     assert told["interval_method"] == "wilson"
@@ -428,9 +428,9 @@ def test_a_verdict_is_corrected_beside_the_file(
     assert {key: put.json()[key] for key in given} == given
     (line,) = (folder / "two.annotations.jsonl").read_bytes().splitlines()
     assert orjson.loads(line)["id"] == "1-1"
-    (row,) = get(client, "api/rollouts", where="tag = wrong")["rows"]
+    (row,) = get(client, "api/rollouts", where="tag('wrong')")["rows"]
     assert (row["n"], row["marks"]) == (3, ["wrong"])
-    assert get(client, "api/rollouts", where="not tag = wrong")["total"] == 18
+    assert get(client, "api/rollouts", where="not tag('wrong')")["total"] == 18
     exported = client.get("api/annotations.jsonl", params={"run": runs["two.jsonl"]})
     assert orjson.loads(exported.content)["comment"] == "It did not look."
     bad = client.put(path, json={"reward": "x"}, headers={"X-Gym-Serve": "1"})
@@ -487,7 +487,7 @@ def test_a_file_is_followed_while_it_is_written(folder: Path, tmp_path: Path) ->
         assert run["problems"] == []
         write(tmp_path / "grows_failures.jsonl", [failed(0, 2)])
         until_indexed(client, 3)
-        assert get(client, "api/rollouts", where="failure != ''")["total"] == 1
+        assert get(client, "api/rollouts", where="failure is not null")["total"] == 1
 
 
 def test_ctrl_c_ends_it_and_what_it_started(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def test_a_site(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "problem"), [("reward >", "a value after '>' is missing"), ("", "at most 2 rollouts, got 3")]
+    ("where", "problem"),
+    [("reward >", "a part of the condition is"), ("", "at most 2 rollouts, got 3")],
 )
 def test_what_cannot_be_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, problem: str

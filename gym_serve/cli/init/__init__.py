@@ -43,7 +43,7 @@ def environment(
     """Write a working environment: a package with a tool and a verifier, tests, data and a graph.
 
     They are added to the project in the current folder; existing files are not
-    changed. There, pytest and gym-serve test NAME pass (without Ray), and
+    changed. There, pytest (pip install pytest) and gym-serve test NAME pass (without Ray), and
     serve run graphs/NAME.yaml serves the environment to a scripted model.
 
     Exit status: 0, or 1 if the name or the folder cannot be used, or a file
@@ -61,7 +61,7 @@ def environment(
     for file in files:
         typer.echo(file)
     typer.echo("\nnext:" + (f"\n  cd {folder}" if folder else ""))
-    typer.echo(f"  gym-serve test {name}\n  pytest\n  serve run graphs/{name}.yaml")
+    typer.echo(f"  gym-serve test {name}\n  pip install pytest\n  pytest\n  serve run graphs/{name}.yaml")
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")

@@ -12,9 +12,11 @@ from gym_serve.graph.interpolation import has_literal
 from gym_serve.graph.spec import SECTION_OF, SECTIONS, name_problem, nearest
 from gym_serve.interop.nemo_gym.configs import MISSING, Translator, is_secret_name, variable_name
 from gym_serve.interop.nemo_gym.instances import (
+    FOREIGN,
     HOSTED,
     OWN_TO_NEMO_GYM,
     Instance,
+    calls_by_address,
     code_of,
     file_of,
     find_type,
@@ -74,17 +76,20 @@ class Conversion:
         servers: dict[str, JSON] = {}
         unknown: list[str] = []
         for instance in self._instances:
-            type_, near = find_type(instance.kind, instance.implementation)
+            type_, instead = find_type(instance.kind, instance.implementation)
+            code = code_of(instance, self._files) if type_ is None else None
             if type_ is not None:
                 servers[instance.name] = self._server(instance, type_)
-            elif (code := code_of(instance, self._files)) is not None:
+                continue
+            if code is not None and not calls_by_address(instance, code):
                 servers[instance.name] = self._original(instance, code)
-            else:
-                unknown.append(instance.name)
-                complaint = f"{'.'.join(instance.path)}: there is no such {instance.kind} type here{near}"
-                if instance.kind != "resources":
-                    complaint += f"; of NeMo Gym's servers, {instance.kind}s cannot be hosted"
-                (self.notes if self._skip_unknown else self.problems).append(complaint)
+                continue
+            unknown.append(instance.name)
+            complaint = f"there is no such {instance.kind} type here{instead}"
+            if code is not None:
+                complaint = f"it calls a model by its address, and a hosted server has none: {FOREIGN}"
+            complaints = self.notes if self._skip_unknown else self.problems
+            complaints.append(f"{'.'.join(instance.path)}: {complaint}")
         self._drop(servers, unknown)
         if not any(self._unless_used in self._referred.get(name, ()) for name in servers):
             servers.pop(self._unless_used or "", None)
@@ -103,7 +108,8 @@ class Conversion:
         try:
             cls = find_class(instance.kind, type_)
         except GraphError as error:
-            self.problems += [f"{instance.name}: {problem}" for problem in error.problems]
+            what = f"{instance.name}: {instance.implementation} of NeMo Gym is the type {type_} here"
+            self.problems += [f"{what}: {problem}" for problem in error.problems]
             return entry
         open_names: set[str] = set()
         for key, value in settings_of(instance.kind, instance.implementation, instance.settings).items():

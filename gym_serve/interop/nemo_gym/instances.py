@@ -8,6 +8,7 @@ without code is an error. Nothing is imported: NeMo Gym need not be installed wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gym_serve.graph.classes import GROUPS, field_names
-from gym_serve.graph.spec import nearest
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Kind
 from gym_serve.types.requests import JSON
@@ -44,7 +44,10 @@ _TYPES = {
     ("agent", "tool_simulation_agent"): "single_turn_agent",
 }
 # Their workplace_assistant is another office: its rows name records that ours does not have.
-_OTHERS = frozenset({("resources", "openenv"), ("resources", "workplace_assistant")})
+# Their harness_agent runs a program in a sandbox of the task's image.
+_OTHERS = frozenset(
+    {("resources", "openenv"), ("resources", "workplace_assistant"), ("agent", "harness_agent")}
+)
 """Types of ours that are something else than NeMo Gym's of the same name."""
 _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("model", "vllm_model"): {"base_url": "???"},
@@ -66,6 +69,15 @@ _SETTINGS = {
     "model_server": "model",
     "resources_server": "resources",
 }
+FOREIGN = "docs/foreign-environments.md"
+"""The page about what can be hosted."""
+_CANNOT = f"of NeMo Gym's servers, {{}}s cannot be hosted: {FOREIGN} lists those with a counterpart"
+_INSTEAD: dict[Kind, str] = {
+    "model": _CANNOT.format("model"),
+    "resources": "to host NeMo Gym's, import the config from a checkout of NeMo Gym, or install nemo-gym",
+    "agent": f"{_CANNOT.format('agent')}, and docs/harnesses.md runs a program such as a coding agent",
+}
+"""What to do with a server that has no counterpart."""
 OWN_TO_NEMO_GYM = frozenset(
     {
         "entrypoint",
@@ -91,18 +103,15 @@ def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
     """The type here of an implementation of NeMo Gym.
 
     Returns:
-        its name, or None and the rest of a message: the nearest names, or why ours of that name does not do.
+        its name, or None and what to do without one.
     """
     known = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
-    if (kind, implementation) in _OTHERS:
-        return None, (
-            f"; gym_serve's {implementation} is another one: to host NeMo Gym's, import the config from a "
-            "checkout of NeMo Gym, or install nemo-gym"
-        )
-    if name not in known:
-        return None, nearest(implementation, known)
-    return name, ""
+    is_other = (kind, implementation) in _OTHERS
+    if name in known and not is_other:
+        return name, ""
+    other = f"; gym_serve's {implementation} is another one" if is_other else ""
+    return None, f"{other}; {_INSTEAD[kind]}"
 
 
 def settings_of(kind: Kind, implementation: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -256,6 +265,17 @@ def file_of(instance: Instance, configs: Iterable[Path], name: str) -> Path | No
 def import_path_of(instance: Instance) -> str:
     """The module of the server's class."""
     return f"{instance.section}.{instance.implementation}.{Path(_entrypoint(instance)).stem}"
+
+
+_BY_ADDRESS = re.compile(r"\b(get_server_url|_build_server_base_url)\(")
+
+
+def calls_by_address(instance: Instance, code: Path) -> bool:
+    """Whether a server asks where another one listens, instead of calling it by NeMo Gym's client."""
+    refers = any("server" in key and value for key, value in instance.settings.items())
+    return refers and any(
+        _BY_ADDRESS.search(file.read_text("utf-8", "replace")) for file in code.parent.glob("*.py")
+    )
 
 
 def requirements_of(code: Path) -> list[str]:

@@ -37,7 +37,8 @@ from gym_serve.types.rows import agent_name, check_reward
 class TaskKey:
     """Identifies tasks: by the task index of their run, or by a field of the rows.
 
-    One object numbers the tasks of all files that are read with it.
+    One object numbers the tasks of all files that are read with it. Rollouts without any metadata, as NeMo
+    Gym records them for its data sets, are told apart by what the model was asked, and counted as they come.
 
     Args:
         field: name of a top-level field that every rollout has.
@@ -46,6 +47,7 @@ class TaskKey:
     def __init__(self, field: str = TASK_INDEX) -> None:
         self.field = field
         self._numbers = IntTable()
+        self._seen = IntTable()
 
     def apply(self, rollout: JSON) -> JSON:
         """The rollout with the metadata of the task that it belongs to by this key.
@@ -53,14 +55,18 @@ class TaskKey:
         Raises:
             InvalidRequest: the rollout lacks its metadata, or the field.
         """
-        index = rollout_key(rollout)
-        if self.field == TASK_INDEX:
+        is_bare = "response" in rollout and rollout.keys().isdisjoint(METADATA_KEYS)
+        index = 0 if is_bare else rollout_key(rollout)
+        if self.field == TASK_INDEX and not is_bare:
             return rollout
-        value = rollout.get(self.field)
+        value = rollout.get("responses_create_params" if self.field == TASK_INDEX else self.field)
         if value is None:
             raise InvalidRequest(f"`{self.field}`, the field that identifies the task, is missing")
+        number = self._number(digest(value))
+        if is_bare:
+            index = self._seen[number] = (self._seen.get(number) or 0) + 1
         # The row's own index keeps the rollouts apart of two rows with the same key.
-        return {**rollout, TASK_INDEX: self._number(digest(value)), "_ng_rollout_index": index}
+        return {**rollout, TASK_INDEX: number, "_ng_rollout_index": index}
 
     def _number(self, key: int) -> int:
         number = self._numbers.get(key)

@@ -65,22 +65,23 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
         completion: the completion, after `check_completion`.
 
     Raises:
-        Unavailable: ids and log probabilities do not match.
+        Unavailable: ids and log probabilities do not match, or name different tokens.
     """
     choice = completion["choices"][0]
     message = choice["message"]
+    logprobs = choice.get("logprobs")
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    named = _ids_of_logprobs(entries) if isinstance(entries, list) else None
     if all(message.get(key) is not None for key in TOKEN_KEYS):
         found = message
     else:
-        logprobs = choice.get("logprobs")
-        entries = logprobs.get("content") if isinstance(logprobs, dict) else None
         prompt = completion.get("prompt_token_ids") or choice.get("prompt_token_ids")
         if not isinstance(entries, list) or prompt is None:
             return None
         ids = choice.get("token_ids")
         found = {
             TOKEN_KEYS[0]: prompt,
-            TOKEN_KEYS[1]: _ids_of_logprobs(entries) if ids is None else ids,
+            TOKEN_KEYS[1]: named if ids is None else ids,
             TOKEN_KEYS[2]: [entry.get("logprob") for entry in entries],
             _OPTIONAL_KEY: message.get(_OPTIONAL_KEY),
             VERSIONS_KEY: choice.get(VERSIONS_KEY),
@@ -88,12 +89,16 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
         if found[TOKEN_KEYS[1]] is None:
             return None
     problem = tokens_problem(found)
+    if problem is None and named is not None and named != found[TOKEN_KEYS[1]]:
+        problem = f"{TOKEN_KEYS[1]} and the tokens of logprobs differ"
     if problem:
         raise Unavailable(f"the backend's token ids are unusable: {problem}")
     return _bundle(found)
 
 
 def _ids_of_logprobs(entries: list[JSON]) -> list[int] | None:
+    if entries and not str(entries[0].get("token", "")).startswith(_TOKEN_PREFIX):
+        return None
     tokens = [str(entry.get("token", "")) for entry in entries]
     numbers = [token.removeprefix(_TOKEN_PREFIX) for token in tokens if token.startswith(_TOKEN_PREFIX)]
     if len(numbers) != len(tokens) or not all(n.isascii() and n.isdigit() for n in numbers):

@@ -2,7 +2,7 @@
 import { changed, go, link } from "./address.js";
 import { get, isStatic, useAnswer } from "./api.js";
 import { html, useState } from "./dom.js";
-import { FilterBox } from "./filter.js";
+import { FilterBox, is } from "./filter.js";
 import { count, inOrder, number, times } from "./format.js";
 import { coverage, Empty, FailuresAs, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
@@ -19,7 +19,7 @@ export function ComparePage({ address, runs, version }) {
   const sides = { left: { run: left, version: query.get("left_version") }, right: { run: right ?? left, version: query.get("right_version") } };
   if (!right && !sides.left.version && !sides.right.version) [sides.left.version, sides.right.version] = [versionsOf(left)[0], versionsOf(left).at(-1)];
   const two = sides.left.run !== sides.right.run || sides.left.version !== sides.right.version;
-  const own = ({ version }) => (version ? `version = ${JSON.stringify(version)}` : null);
+  const own = ({ version }) => (version ? is("version", version) : null);
   const { data, error } = useAnswer(left && two ? "compare" : null, { left, right: sides.right.run, where, left_where: own(sides.left), right_where: own(sides.right), failures: query.get("failures") }, version);
   const [limit, setLimit] = useState(SHOWN);
   const show = query.get("show") ?? "flipped";
@@ -63,7 +63,7 @@ const signed = (value) => (value > 0 ? "+" : "") + number(value, 3).replace("-",
 function Task({ task, sides, own }) {
   const { left, right } = sides;
   const side = (one) => (one ? html`<strong>${number(one.mean, 3)}</strong> <span class="muted" title="the mean reward of its attempts">n = ${count(one.attempts)}</span>` : html`<span class="muted">–</span>`);
-  const where = `task = ${JSON.stringify(task.task)}`;
+  const where = is("task", task.task);
   const open = async (event) => {
     event.preventDefault();
     const [{ rows: [a] }, { rows: [b] }] = await Promise.all([left, right].map((one, index) => get("rollouts", { run: one.run, where: [where, own(one)].filter(Boolean).join(" and "), sort: (task.flipped === "worse") === (index === 0) ? "-reward" : "reward", limit: 1 })));

@@ -54,10 +54,7 @@ function sorted(rows, sort) {
 
 function field(row, name) {
   if (name.startsWith("fields.")) return row.fields?.[name.slice(7)];
-  if (name === "tool") return row.tools;
-  if (name === "tag") return row.marks;
-  if (name === "text") return row.prompt;
-  return row[name];
+  return row[name.toLowerCase()];
 }
 
 function rowMatcher({ run, where }) {
@@ -72,10 +69,10 @@ function taskMatcher(params, { rows }) {
   return (task) => task.rollouts.some((one) => kept.has(`${one.run}/${one.n}`));
 }
 
-// The filter language, in part: comparisons, words, and, or, not, parentheses.
-const TOKEN = /\s*(?:([()])|(>=|<=|!=|=|>|<|~)|"((?:[^"\\]|\\.)*)"|([^\s()=<>!~"]+))/y;
+// The filter, in part: comparisons, LIKE, IS [NOT] NULL, tool(), tag(), words(), AND, OR, NOT, parentheses.
+const TOKEN = /\s*(?:([()])|(<=|>=|<>|!=|==|=|<|>)|'((?:[^']|'')*)'|([\w.+-]+))/y;
 
-/** The function of a row that an expression stands for. */
+/** The function of a row that a filter stands for. */
 export function condition(text) {
   if (!text) return () => true;
   const tokens = [];
@@ -85,75 +82,67 @@ export function condition(text) {
     const match = TOKEN.exec(text);
     if (!match) throw new ApiError(400, { message: "This cannot be read.", position: at });
     const [, bracket, operator, string, word] = match;
-    tokens.push({ at, type: bracket ?? (operator ? "operator" : string !== undefined ? "string" : "word"), value: bracket ?? operator ?? (string !== undefined ? string.replace(/\\(.)/g, "$1") : word) });
+    tokens.push({ at, type: bracket ?? (operator ? "operator" : string !== undefined ? "string" : "word"), value: bracket ?? operator ?? string?.replaceAll("''", "'") ?? word });
   }
   let next = 0;
-  const is = (value) => tokens[next]?.type === "word" && tokens[next].value.toLowerCase() === value;
   const wrong = (message) => {
     throw new ApiError(400, { message, position: tokens[next]?.at ?? text.length });
   };
-  const either = () => {
-    let left = all();
-    while (is("or")) {
-      next++;
-      const [a, b] = [left, all()];
-      left = (row) => a(row) || b(row);
-    }
-    return left;
-  };
-  const all = () => {
-    let left = one();
-    while (next < tokens.length && !is("or") && tokens[next].type !== ")") {
-      if (is("and")) next++;
-      const [a, b] = [left, one()];
-      left = (row) => a(row) && b(row);
+  /** Whether the next token is a word or a bracket, which is then taken. */
+  const take = (value) => ["word", "(", ")"].includes(tokens[next]?.type) && tokens[next].value.toLowerCase() === value && ++next;
+  const joined = (word, part, join) => () => {
+    let left = part();
+    while (take(word)) {
+      const [a, b] = [left, part()];
+      left = join(a, b);
     }
     return left;
   };
   const one = () => {
-    if (is("not")) {
-      next++;
-      const inner = one();
-      return (row) => !inner(row);
-    }
-    const token = tokens[next++];
-    if (!token) {
-      next--;
-      return wrong("The filter must go on here.");
-    }
-    if (token.type === "(") {
+    if (take("not")) return negated(one());
+    if (take("(")) {
       const inner = either();
-      if (tokens[next]?.type !== ")") wrong("A ) must stand here.");
-      next++;
-      return inner;
+      return take(")") ? inner : wrong("A ) must stand here.");
     }
-    if (token.type === "word" && tokens[next]?.type === "operator") {
-      const operator = tokens[next++].value;
-      const value = tokens[next++];
-      if (!value || !["word", "string"].includes(value.type)) return wrong(`${operator} must be followed by a value.`);
-      return (row) => holds(field(row, token.value), operator, value.value);
+    const name = tokens[next]?.type === "word" ? tokens[next++].value : wrong("A condition must stand here.");
+    if (take("(")) {
+      const value = tokens[next]?.type === "string" ? tokens[next++].value : wrong("A text in single quotes must stand here.");
+      if (!take(")")) wrong("A ) must stand here.");
+      if (name === "words") return (row) => value.toLowerCase().split(/[^\p{L}\p{N}]+/u).every((word) => row.prompt.toLowerCase().includes(word));
+      return (row) => ((name === "tool" ? row.tools : name === "tag" ? row.marks : null) ?? wrong(`An export has no ${name}().`)).includes(value);
     }
-    if (token.type === "word" || token.type === "string") return (row) => holds(row.prompt, "~", token.value);
-    next--;
-    return wrong("A comparison or a word must stand here.");
+    if (take("is")) {
+      const given = take("not");
+      return take("null") ? (row) => (field(row, name) ?? null) !== null === Boolean(given) : wrong("NULL must stand here.");
+    }
+    const without = take("not");
+    const operator = take("like") ? "like" : tokens[next]?.type === "operator" && !without ? tokens[next++].value : wrong("A comparison must stand here.");
+    const value = ["word", "string"].includes(tokens[next]?.type) ? tokens[next++] : wrong(`${operator} must be followed by a value.`);
+    const compared = (row) => holds(field(row, name), operator, value.type === "word" ? Number(value.value) : value.value);
+    return without ? negated(compared) : compared;
   };
+  const all = joined("and", one, (a, b) => (row) => both(a(row), b(row)));
+  const either = joined("or", all, (a, b) => (row) => negation(both(negation(a(row)), negation(b(row)))));
   const whole = either();
   if (next < tokens.length) wrong("The filter must end here.");
-  return whole;
+  return (row) => whole(row) === true;
 }
 
+// As in SQL, a comparison with what a row lacks is neither true nor false but null, and so is its negation.
+const negation = (value) => (value === null ? null : !value);
+const negated = (test) => (row) => negation(test(row));
+const both = (a, b) => (a === false || b === false ? false : a === null || b === null ? null : true);
+
 function holds(actual, operator, wanted) {
-  if (Array.isArray(actual)) return operator === "!=" ? !actual.includes(wanted) : actual.some((one) => holds(one, operator, wanted));
-  if (operator === "~") return String(actual ?? "").toLowerCase().includes(wanted.toLowerCase());
-  if (typeof actual === "boolean") actual = String(actual);
-  const isNumber = typeof actual === "number" && wanted !== "" && !Number.isNaN(Number(wanted));
-  const [a, b] = isNumber ? [actual, Number(wanted)] : [actual === null || actual === undefined ? "" : String(actual), wanted];
+  if (actual === null || actual === undefined) return null;
+  if (operator === "like") return new RegExp(`^${wanted.replace(/[^\w%]/g, "\\$&").replaceAll("_", ".").replaceAll("%", ".*")}$`, "is").test(actual);
+  const given = typeof wanted === "number" ? Number(actual) : String(actual);
   switch (operator) {
-    case "=": return a === b;
-    case "!=": return a !== b;
-    case ">": return a > b && actual !== null;
-    case ">=": return a >= b && actual !== null;
-    case "<": return a < b && actual !== null;
-    default: return a <= b && actual !== null;
+    case "=": case "==": return given === wanted;
+    case "!=": case "<>": return given !== wanted;
+    case ">": return given > wanted;
+    case ">=": return given >= wanted;
+    case "<": return given < wanted;
+    default: return given <= wanted;
   }
 }

@@ -5,14 +5,14 @@ import { html, useEffect, useRef, useState } from "./dom.js";
 import { count } from "./format.js";
 import { Name, visible } from "./text.js";
 
-/** A value as the language writes it. */
-const quoted = (value) => (/^[A-Za-z_][\w.-]*$/.test(value) && !["and", "or", "not"].includes(value.toLowerCase())
-  ? value : JSON.stringify(String(value)));
+const quoted = (value) => `'${String(value).replaceAll("'", "''")}'`;
+
+/** The condition that a rollout has a value. Tasks and versions are numbers where they look so. */
+export const is = (key, value) => (key === "tool" || key === "tag" ? `${key}(${quoted(value)})`
+  : `${key} = ${["task", "version", "last_version"].includes(key) && /^\d{1,17}$/.test(value) ? value : quoted(value)}`);
 
 /** Both conditions. */
 export const both = (one, other) => (!one ? other : / or /i.test(one) ? `(${one}) and ${other}` : `${one} and ${other}`);
-
-const OPERATORS = ["=", "!=", ">", ">=", "<", "<=", "~", "and", "or", "not"];
 
 /** The word at the cursor, which a suggestion replaces. */
 function wordAt(text, cursor) {
@@ -68,7 +68,7 @@ export function FilterBox({ address, error }) {
   return html`<form class="filter" role="search" onSubmit=${(event) => { event.preventDefault(); apply(text); }}>
     <label for="filter" class="hidden">Filter</label>
     <input id="filter" ref=${input} type="search" autocomplete="off" spellcheck=${false} dir="ltr" role="combobox"
-      placeholder='reward < 1 and tool = get_weather and "words"' value=${text}
+      placeholder="reward < 1 and tool('get_weather') and words('rain*')" value=${text}
       aria-expanded=${options.length > 0 ? "true" : "false"} aria-controls="suggestions" aria-autocomplete="list"
       aria-activedescendant=${active >= 0 ? `suggestion-${active}` : null} aria-invalid=${error ? "true" : null} aria-describedby=${error ? "filter-error" : null}
       onInput=${(event) => { setText(event.target.value); suggest(event.target.value, event.target.selectionStart); }}
@@ -90,7 +90,7 @@ export function Facets({ facets, where, choose }) {
   const shown = FACETS.filter(([key]) => key !== "last_version" || straddled).map(([key, title]) => [key, title, Object.entries(facets?.[key] ?? {}).sort((a, b) => b[1] - a[1])])
     .filter(([, , entries]) => entries.length > 0);
   return shown.map(([key, title, entries]) => html`<section class="facet"><h2>${title}</h2><ul>${entries.slice(0, 12).map(([value, number]) => {
-    const condition = `${key} = ${quoted(value)}`;
+    const condition = is(key, value);
     const on = (where ?? "").split(/ and /).includes(condition);
     const rest = (where ?? "").split(/ and /).filter((one) => one !== condition).join(" and ");
     return html`<li><button class=${on ? "on" : ""} aria-pressed=${on ? "true" : "false"} onClick=${() => choose(on ? rest : both(where, condition))}>

@@ -4,7 +4,7 @@ import { isStatic, useAnswer } from "./api.js";
 import { Histogram, Lines } from "./charts.js";
 import { html } from "./dom.js";
 import { bytes, count, duration, inOrder, number, percent, short, times } from "./format.js";
-import { FilterBox } from "./filter.js";
+import { FilterBox, is } from "./filter.js";
 import { Bar, colourOf, coverage, Empty, FailuresAs, nameOf, Problem } from "./parts.js";
 import { Name, visible } from "./text.js";
 
@@ -63,7 +63,7 @@ function Failures({ summary, query }) {
   if (entries.length === 0) return html`<p class="muted small">No failures.</p>`;
   const most = Math.max(...entries.map(([, value]) => value));
   return html`<div class="failures"><h3>${times(summary.failed, "failed attempt")} <span class="muted">${percent(summary.failed / summary.rollouts)}</span></h3>
-    <ul class="bars">${entries.slice(0, 8).map(([name, value]) => html`<li><a href=${link("rollouts", { ...query, where: `failure = ${JSON.stringify(name)}` })}><${Name} limit=${40}>${name}<//></a>
+    <ul class="bars">${entries.slice(0, 8).map(([name, value]) => html`<li><a href=${link("rollouts", { ...query, where: is("failure", name) })}><${Name} limit=${40}>${name}<//></a>
       <${Bar} share=${value / most} colour="var(--failed-line)" /><span class="value">${count(value)}</span></li>`)}</ul></div>`;
 }
 
@@ -74,6 +74,7 @@ const MEASURES = [
   ["95 % interval", (one) => interval(one) ?? "–", null, "Wilson's where all rewards are 0 or 1, else a bootstrap over tasks"],
   ["pass@1", (one) => percent(one.pass_at_k?.["1"]), (one) => one.pass_at_k?.["1"] !== undefined, "Where all rewards are 0 or 1"],
   ["masked", (one) => count(one.masked), (one) => one.masked > 0, "Rollouts that their environment leaves out of scores"],
+  ["failed rollouts", (one) => count(one.asked - one.scored - one.masked), null, "Rollouts that have no score, since all of their attempts failed"],
   ["failed attempts", (one) => `${count(one.failed)}${one.rollouts ? ` (${percent(one.failed / one.rollouts)})` : ""}`],
   ["model calls, mean", (one) => number(one.turns_mean, 1)],
   ["tokens in", (one) => short(one.tokens?.input)],

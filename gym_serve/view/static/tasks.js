@@ -2,7 +2,7 @@
 import { changed, go, link, shared } from "./address.js";
 import { get, url, useAnswer } from "./api.js";
 import { html, useCallback, useState } from "./dom.js";
-import { FilterBox } from "./filter.js";
+import { FilterBox, is } from "./filter.js";
 import { number, short, times } from "./format.js";
 import { Bar, Empty, Reward } from "./parts.js";
 import { Table } from "./table.js";
@@ -21,7 +21,7 @@ export function TasksPage({ address, version }) {
   const probe = useAnswer("tasks", { run, where, limit: 1 }, version);
   const set = (changes) => go(link("tasks", changed(query, changes)));
   const fetchRows = useCallback((offset, limit, signal) => get("tasks", { run, where, sort, offset, limit }, signal), [url("", { run, where, sort })]);
-  const ofTask = (row) => link("rollouts", { ...shared(query), where: `task = ${JSON.stringify(row.task)}` });
+  const ofTask = (row) => link("rollouts", { ...shared(query), where: is("task", row.task) });
   const attempts = (row) => html`<span class="attempts">${shownOf(row.rollouts).map((one) => html`<a href=${link(["rollout", one.run, one.n], shared(query))}
     aria-label="Attempt ${one.n}: ${one.failure ? "failed" : number(one.reward)}"><${Reward} reward=${one.reward} failure=${one.failure} /></a>`)}
     ${row.rollouts.length > BESIDE && html`<span class="muted">+${row.rollouts.length - shownOf(row.rollouts).length}</span>`}</span>`;
