@@ -78,9 +78,9 @@ async function bodyOf(request) {
   let length = 0;
   for await (const chunk of request) {
     length += chunk.length;
-    if (length > MOST_BYTES) throw new Failure(413, "too_large", `the body has more than ${MOST_BYTES} bytes`);
-    chunks.push(chunk);
+    if (length <= MOST_BYTES) chunks.push(chunk);
   }
+  if (length > MOST_BYTES) throw new Failure(413, "too_large", `the body has more than ${MOST_BYTES} bytes`);
   const text = Buffer.concat(chunks).toString();
   let body = {};
   try {
