@@ -220,7 +220,7 @@ class _Server:
         asked = f"{verb} /{op} {_text(content)}".rstrip() + (f" (session {session[:40]})" if session else "")
         try:
             answer = await self._send(verb, op, _chunks(content), len(content), session_headers(session))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             self.gone = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             cause = error.__cause__ or error
             return _Answer(asked, 0, f"no answer: {type(cause).__name__} {cause}".encode())

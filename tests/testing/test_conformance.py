@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from support.any_language import FIXTURES, FOLDER, needs_node, running
 from support.in_process import serving
 from typer.testing import CliRunner
@@ -17,8 +19,11 @@ from typer.testing import CliRunner
 from gym_serve import Gym
 from gym_serve.cli import main
 from gym_serve.graph import load_graph, resolve
-from gym_serve.testing import load_fixtures
-from gym_serve.testing.conformance import CHECKS, Result, check_conformance
+from gym_serve.testing import conformance, load_fixtures
+from gym_serve.testing.conformance import CHECKS, Kind, Result, check_conformance
+from gym_serve.types.exact import exact_json
+from gym_serve.types.protocols import message_item
+from gym_serve.types.requests import JSON
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -146,3 +151,64 @@ def test_what_is_broken_is_found(check: str, changes: dict[str, str], tmp_path: 
     with running(tmp_path / "broken.mjs") as url:
         results = asyncio.run(check_conformance(url, "environment", None, load_fixtures(FIXTURES)))
     assert check in failed(results), failed(results)
+
+
+RESPONSE: JSON = {"id": "resp_1", "output": [message_item("Hi")], "status": "completed"}
+TOKENS = {"prompt_token_ids": [1], "generation_token_ids": [2, 3], "generation_log_probs": [-1.0]}
+AGENTS_AND_MODELS: list[tuple[Kind, str | None, JSON]] = [
+    ("agent", None, {}),
+    ("agent", "a row becomes a rollout", {"source": None}),
+    ("agent", "a row becomes a rollout", {"reward": None}),
+    ("agent", "a row becomes a rollout", {"response": {"output": "Hi"}}),
+    ("agent", "a row becomes a rollout", {"_ng_failure_class": "unavailable", "mask_sample": True}),
+    ("agent", "a body of 8 megabytes is taken", {"responses_create_params": {}}),
+    ("model", None, {}),
+    ("model", "a prompt gets a response", {"output": None}),
+    ("model", "a history with calls is taken", {"status": "failed"}),
+    ("model", "tokens are whole", {"output": [{**message_item("Hi"), **TOKENS}]}),
+    ("model", "a body that is no object is refused", {"always": True}),
+    ("model", "a route that is not there is not found", {"always": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "check", "wrong"), AGENTS_AND_MODELS)
+async def test_agents_and_models_that_answer_something_wrong(
+    kind: Kind, check: str | None, wrong: JSON
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        runs = request.path == "/run"
+        known = runs or request.path == "/v1/responses"
+        try:
+            body = {} if "always" in wrong else dict(exact_json(await request.read()))
+            assert "always" in wrong or (known and (runs or isinstance(body["input"], str | list)))
+        except Exception:
+            code, status = ("bad_request", 400) if known else ("not_found", 404)
+            return web.json_response({"error": {"code": code, "message": "no"}}, status=status)
+        right = {**body, "reward": 1.0, "response": RESPONSE} if runs else RESPONSE
+        return web.json_response({**right, **wrong})
+
+    app = web.Application(client_max_size=2**30)
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        found = failed(await check_conformance(str(server.make_url("")), kind))
+    assert found == [] if check is None else check in found
+
+
+def test_nothing_answers_and_no_such_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "_START_SECONDS", 0.1)
+    done = runner.invoke(main, ["conform", "http://127.0.0.1:9", "--kind", "agent"])
+    assert (done.exit_code, done.stderr[:41]) == (1, "nothing answers at http://127.0.0.1:9: no")
+    done = runner.invoke(main, ["conform", "http://127.0.0.1:9", "--kind", "tool"])
+    assert done.exit_code == 2
+
+
+def test_a_report_fits_a_terminal_and_says_what_to_mend(ours: str) -> None:
+    done = runner.invoke(main, ["conform", f"{ours}/nobody", "--kind", "model"])
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "failed   a prompt gets a response"
+    first = lines[lines.index("", 1) + 2 :]
+    assert [line[2:17].strip() for line in first if line[2:3].strip()][:4] == [
+        *("asked", "came", "wanted", "the page says"),
+    ]
