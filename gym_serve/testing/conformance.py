@@ -9,45 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, get_args
 
 import httpx
 
-from gym_serve.routing.http import new_client, session_headers, session_of
-from gym_serve.servers.tools import WANTS_TOOLS, is_tool_name
+from gym_serve.routing.http import new_client
 from gym_serve.servers.transport import encode
-from gym_serve.testing.fixtures import Fixture, ToolCall
-from gym_serve.types.endings import is_failure
-from gym_serve.types.errors import GymError, Rejected, Unavailable, error_class
-from gym_serve.types.exact import foreign_json
-from gym_serve.types.protocols import TOKEN_KEYS, check_completion, check_response
+from gym_serve.testing.fixtures import Fixture
+from gym_serve.testing.foreign import (
+    ForeignServer,
+    Kind,
+    Mismatch,
+    Skipped,
+    arguments_of,
+    is_function,
+    properties_of,
+)
+from gym_serve.types.protocols import TOKEN_KEYS, check_completion, check_response, message_item
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import with_prompt
 
-Kind = Literal["environment", "agent", "model"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _SECONDS = 60.0  # for one answer
-_START_SECONDS = 5.0  # for a server that has just been started
-_SHOWN = 200  # characters of a request or an answer
 _LONG = 8_000_000  # bytes
-_PARAMS = "responses_create_params"
 _GONE = ("session_not_found", "session_lost")
-
-
-class Mismatch(Exception):
-    """Something is not as the page says: ``asked``, ``came`` and ``wanted`` are texts for people."""
-
-    def __init__(self, asked: str, came: str, wanted: str) -> None:
-        super().__init__(f"{asked}: {wanted} was wanted, not {came}")
-        self.details = {"asked": asked, "came": came, "wanted": wanted}
-
-
-class _Skipped(Exception):
-    """The server has nothing that this check could ask."""
 
 
 class Result(NamedTuple):
@@ -89,242 +76,27 @@ async def check_conformance(
     row = with_prompt(row or (fixtures[0].row if fixtures else {"prompt": "Hello"}))
     async with new_client({"content-type": "application/json", **(headers or {})}) as client:
         client.timeout = httpx.Timeout(_SECONDS)
-        server = _Server(url.rstrip("/"), kind, client, row, fixtures)
+        server = ForeignServer(url.rstrip("/"), kind, client, row, fixtures)
         await server.start()
         return [await _result(check, server) for check in CHECKS if kind in check.kinds]
 
 
-async def _result(check: Check, server: _Server) -> Result:
+async def _result(check: Check, server: ForeignServer) -> Result:
     state, details = "passed", dict[str, str]()
     try:
         if server.gone:
-            raise _Skipped("the server does not answer any more")
+            raise Skipped("the server does not answer any more")
         await check.run(server)
-    except _Skipped as skipped:
+    except Skipped as skipped:
         state, details = "skipped", {"why": str(skipped)}
     except Mismatch as mismatch:
         state, details = "failed", mismatch.details
     return Result(check.name, state, check.heading, check.says, details)
 
 
-# The server, and what it answers
-
-
-class _Answer(NamedTuple):
-    """What was asked, and what came; a status of 0 for nothing."""
-
-    asked: str
-    status: int
-    content: bytes
-    session: str | None = None
-
-    def must(self, holds: bool, wanted: str) -> None:
-        if not holds:
-            came = f"{self.status} {_text(self.content)}" if self.status else _text(self.content)
-            raise Mismatch(self.asked, came, wanted)
-
-    def value(self, kind: type = dict, check: Callable[[Any], Any] = lambda value: None) -> Any:
-        """What a success answers, if ``check`` raises no error of it."""
-        value, fits, wanted = None, self.status == 200, "200, and JSON" + ": an object" * (kind is dict)
-        try:
-            value = foreign_json(self.content)
-            check(value)
-        except ValueError:
-            fits = False
-        except GymError as error:
-            fits, wanted = False, error.message
-        self.must(fits and isinstance(value, kind), wanted)
-        return value
-
-    def refused(self, *codes: str) -> None:
-        """That the server refuses the request, by one of these codes; by any, if none is given."""
-        wanted = f'{{"error": {{"code", "message"}}}} with {" or ".join(codes)}'
-        wanted = wanted if codes else "a refusal, such as 422 with " + wanted + "invalid_request"
-        try:
-            error = foreign_json(self.content)["error"]
-            code, cls = error["code"], error_class(error["code"]) or GymError
-            fits = code in codes if codes else issubclass(cls, Rejected)
-            fits = fits and self.status == cls.status and isinstance(error["message"], str)
-        except (ValueError, LookupError, TypeError):
-            fits = False
-        self.must(fits, wanted)
-
-    def handled(self) -> None:
-        """That the request was answered or refused: the server has not broken."""
-        self.value(object) if self.status == 200 else self.refused()
-
-    def reward(self) -> float:
-        """The reward of a verdict or rollout."""
-        reward = self.value().get("reward")
-        fits = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-        self.must(fits, "a `reward` that is a finite number")
-        return float(reward or 0)
-
-    def rollout(self, row: JSON) -> None:
-        """That it is a rollout of a row, with a reward."""
-        rollout = self.value()
-        self.must({key: rollout.get(key) for key in row} == row, "every key of the row, unchanged")
-        self.must(not is_failure(rollout), "a rollout with a reward, not a failure")
-        self.reward()
-        self.value(check=lambda value: check_response(value.get("response"), "the agent"))
-
-
-class _Server:
-    """The server under test.
-
-    Attributes:
-        gone: whether it has stopped to answer.
-        tools: schemas of its tools, by name.
-        fixtures: episodes of an environment, at least one.
-    """
-
-    def __init__(
-        self, url: str, kind: Kind, client: httpx.AsyncClient, row: JSON, fixtures: Sequence[Fixture]
-    ) -> None:
-        self.url, self.kind, self.row, self._client = url, kind, row, client
-        self.gone = False
-        self.offered: Any = row[_PARAMS].get("tools")
-        self.tools: dict[str, JSON] = {}
-        # Those of judges and of errors are for `gym-serve test`.
-        self.fixtures = [fixture for fixture in fixtures if fixture.error is None and not fixture.judge]
-
-    async def start(self) -> None:
-        """Wait until it answers, and learn its tools."""
-        late = time.monotonic() + _START_SECONDS
-        while not (first := await self.ask("v1/models", verb="GET")).status:
-            if time.monotonic() > late:
-                raise Unavailable(f"nothing answers at {self.url}: {_text(first.content)}")
-            await asyncio.sleep(0.1)
-        self.gone = False
-        if self.kind == "environment" and self.offered is None:
-            with suppress(Mismatch):
-                self.offered = (await self.ask(*self.usual)).value().get("tools")
-        offered = self.offered if isinstance(self.offered, list) else []
-        self.tools = {tool["name"]: tool["parameters"] for tool in offered if _is_function(tool)}
-        if not self.fixtures:  # nobody knows the reward of this one
-            calls = [ToolCall(name=n, arguments=_arguments(p)) for n, p in [*self.tools.items()][:1]]
-            output = [_message("Hello")]
-            fixture = Fixture.model_construct(name="of the row", row=self.row, calls=calls, output=output)
-            self.fixtures = [fixture]
-
-    @property
-    def usual(self) -> tuple[str, JSON]:
-        """Route and body of a request that every server of the kind takes."""
-        if self.kind == "environment":
-            return "seed_session", {**self.row, WANTS_TOOLS: True}
-        return ("run", self.row) if self.kind == "agent" else ("v1/responses", self.row[_PARAMS])
-
-    async def ask(self, op: str, body: Any = b"", session: str | None = None, verb: str = "POST") -> _Answer:
-        """One request; ``body`` is bytes, or becomes JSON."""
-        content = body if isinstance(body, bytes) else encode(body)
-        asked = f"{verb} /{op} {_text(content)}".rstrip() + (f" (session {session[:40]})" if session else "")
-        try:
-            answer = await self._send(verb, op, _chunks(content), len(content), session_headers(session))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self.gone = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            cause = error.__cause__ or error
-            return _Answer(asked, 0, f"no answer: {type(cause).__name__} {cause}".encode())
-        return _Answer(asked, answer.status_code, answer.content, session_of(answer, None))
-
-    async def leave(self, op: str, body: bytes, sent: int) -> None:
-        """Send the first bytes of a body, and close the connection."""
-        with suppress(_Left, httpx.HTTPError):
-            await self._send("POST", op, _chunks(body[:sent], _Left()), len(body), {})
-
-    async def _send(
-        self, verb: str, op: str, body: AsyncIterator[bytes], length: int, headers: dict[bytes, bytes]
-    ) -> httpx.Response:
-        headers = {**headers, b"content-length": str(length).encode()}
-        content = body if length else None
-        return await self._client.request(verb, f"{self.url}/{op}", content=content, headers=headers)
-
-    async def ask_if_there(self, op: str, body: Any = b"", verb: str = "POST") -> _Answer:
-        """`ask` for a route that a server may do without."""
-        answer = await self.ask(op, body, verb=verb)
-        if answer.status == 404:
-            answer.refused("not_found")
-            raise _Skipped(f"it has no /{op}")
-        return answer
-
-    async def open(self, row: JSON | None = None) -> str:
-        """A new session."""
-        opened = await self.ask("seed_session", with_prompt(row or self.row))
-        opened.value()
-        opened.must(opened.session is not None, "a session id, in the header X-Session-Id or in a cookie")
-        return str(opened.session)
-
-    async def use(self, fixture: Fixture, *sessions: str) -> None:
-        """Make the tool calls of an episode, each in all of these sessions."""
-        for call in fixture.calls:
-            for session in sessions:
-                (await self.ask(call.name, call.arguments, session)).handled()
-
-    async def score(self, fixture: Fixture, session: str | None) -> _Answer:
-        """The verdict on an episode."""
-        body = {**with_prompt(fixture.row), "response": {"output": fixture.output}}
-        return await self.ask("verify", body, session)
-
-    async def close(self, session: str, body: Any = b"{}") -> None:
-        """Close a session."""
-        (await self.ask("close_session", body, session)).value()
-
-    async def work(self, number: int = 0) -> Any:
-        """What a server of the kind does all the time; of an environment, a whole episode and its reward."""
-        if self.kind == "model":
-            return len((await self.ask(*self.usual)).value(check=check_response)["output"]) > 0
-        if self.kind == "agent":
-            row = {**self.row, "source": {"line": number, "é": [None, 1.5, "\u2028"]}}
-            return (await self.ask("run", row)).rollout(row)
-        fixture = self.fixtures[number % len(self.fixtures)]
-        session = await self.open(fixture.row)
-        await self.use(fixture, session)
-        reward = (await self.score(fixture, session)).reward()
-        await self.close(session)
-        return reward
-
-
-class _Left(Exception):
-    """A client leaves in the middle of its request."""
-
-
-async def _chunks(body: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
-    yield body
-    if error is not None:
-        raise error
-
-
-def _is_function(tool: Any) -> bool:
-    if not (isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str)):
-        return False
-    return is_tool_name(tool["name"]) and isinstance(tool.get("parameters"), dict)
-
-
-def _message(text: str) -> JSON:
-    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
-
-
-def _arguments(schema: Mapping[str, Any], *, wrong: bool = False) -> JSON:
-    """Values for the required arguments of a tool; ``wrong``: of a type that they must not have."""
-    found: JSON = {}
-    values = {"string": "tea", "integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
-    for name in schema.get("required") or ():
-        prop = schema.get("properties", {}).get(name, {})
-        kind = prop.get("type")
-        if not wrong:
-            found[name] = (prop.get("enum") or [values.get(kind)])[0]
-        elif kind in values:
-            found[name] = 7.5 if kind in ("array", "object") else {"a": [None]}
-    return found
-
-
-def _text(content: bytes) -> str:
-    text = content[: 4 * _SHOWN].decode("utf-8", "replace")
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
 # The checks
 
-_Run = Callable[[_Server], Awaitable[None]]
+_Run = Callable[[ForeignServer], Awaitable[None]]
 
 
 class Check(NamedTuple):
@@ -354,39 +126,39 @@ _HERE = "Servers in other languages"
 
 
 @_check("Rollouts", "agent")
-async def a_row_becomes_a_rollout(server: _Server) -> None:
+async def a_row_becomes_a_rollout(server: ForeignServer) -> None:
     """A rollout contains all keys of the row"""
     await server.work()
 
 
 @_check("Models", "agent", "model")
-async def a_prompt_gets_a_response(server: _Server) -> None:
+async def a_prompt_gets_a_response(server: ForeignServer) -> None:
     """Environments and agents see OpenAI's Response object"""
     ask = server.ask if server.kind == "model" else server.ask_if_there
-    (await ask("v1/responses", server.row[_PARAMS])).value(check=check_response)
+    (await ask("v1/responses", server.row["responses_create_params"])).value(check=check_response)
     for wrong in ({}, {"input": 5}):
         (await server.ask("v1/responses", wrong)).refused()
 
 
 @_check("Sessions", "environment")
-async def a_row_opens_a_session(server: _Server) -> None:
+async def a_row_opens_a_session(server: ForeignServer) -> None:
     """The answer has the session id in the header `X-Session-Id` and in the cookie `gym_session`"""
     await server.open()
 
 
 @_check("Sessions", "environment")
-async def session_ids_cannot_be_guessed(server: _Server) -> None:
+async def session_ids_cannot_be_guessed(server: ForeignServer) -> None:
     """the rest cannot be guessed"""
     ids = [await server.open() for _ in range(8)]
-    unlike = {"".join(sorted(set(column))) for column in zip(*ids, strict=False)}
-    if len(set(ids)) < 8 or sum(len(column) > 1 for column in unlike) < 12:
+    unlike = sum(len(set(column)) > 1 for column in zip(*ids, strict=False))
+    if len(set(ids)) < 8 or unlike < 12:
         raise Mismatch(
-            "POST /seed_session, 8 times", ", ".join(ids), "8 ids with 12 random characters at least"
+            "POST /seed_session, 8 times", ", ".join(ids), "ids with 12 random characters at least"
         )
 
 
 @_check(_HERE)
-async def a_route_that_is_not_there_is_not_found(server: _Server) -> None:
+async def a_route_that_is_not_there_is_not_found(server: ForeignServer) -> None:
     """A route or tool that a server does not have is a 404 with the code `not_found`."""
     session = await server.open() if server.kind == "environment" else None
     for name in ("no_such_route", "constructor", "__proto__", "toString"):
@@ -394,22 +166,20 @@ async def a_route_that_is_not_there_is_not_found(server: _Server) -> None:
 
 
 @_check(_HERE)
-async def a_body_that_is_no_object_is_refused(server: _Server) -> None:
+async def a_body_that_is_no_object_is_refused(server: ForeignServer) -> None:
     """A body that is no JSON, or no object, is refused."""
     for body in (b'{"a":', b"[]", b"7", b'"x"', b"null"):
         (await server.ask(server.usual[0], body)).refused()
 
 
 @_check(_HERE)
-async def whatever_is_asked_is_answered_or_refused(server: _Server) -> None:
+async def whatever_is_asked_is_answered_or_refused(server: ForeignServer) -> None:
     """Whatever stands in a request, the answer is a success or a refusal."""
     op, body = server.usual
     targets, session = [(op, body, "input" if server.kind == "model" else "source")], None
     if server.kind == "environment":
         session = await server.open()
-        targets += [
-            (tool, JSON(), name) for tool, s in server.tools.items() for name in s.get("properties", {})
-        ]
+        targets += [(tool, JSON(), name) for tool, s in server.tools.items() for name in properties_of(s)]
     for op, body, name in targets:
         others = encode({key: body[key] for key in body if key != name})
         for value in _HOSTILE:
@@ -427,7 +197,7 @@ _HOSTILE = (
 
 
 @_check(_HERE, "environment", "agent")
-async def a_body_of_8_megabytes_is_taken(server: _Server) -> None:
+async def a_body_of_8_megabytes_is_taken(server: ForeignServer) -> None:
     """The tokens of an episode are megabytes: a server takes bodies of 8 MB at least."""
     if server.kind == "agent":
         row = {**server.row, "source": "x" * _LONG}
@@ -440,28 +210,28 @@ async def a_body_of_8_megabytes_is_taken(server: _Server) -> None:
 
 
 @_check("Tools", "environment")
-async def the_tools_that_it_offers_are_functions(server: _Server) -> None:
+async def the_tools_that_it_offers_are_functions(server: ForeignServer) -> None:
     """in OpenAI's form: `{"type": "function", "name", "description", "parameters"}`"""
     if server.offered is None:
-        raise _Skipped("it offers none to this row")
-    fits = isinstance(server.offered, list) and all(map(_is_function, server.offered))
+        raise Skipped("it offers none to this row")
+    fits = isinstance(server.offered, list) and all(map(is_function, server.offered))
     (await server.ask(*server.usual)).must(fits, "`tools`: functions, whose names are no routes")
 
 
 @_check(_HERE, "environment")
-async def a_tool_refuses_arguments_that_do_not_fit(server: _Server) -> None:
+async def a_tool_refuses_arguments_that_do_not_fit(server: ForeignServer) -> None:
     """A tool refuses arguments that do not fit its schema, and the model reads why."""
     if not (server.tools or server.fixtures[0].calls):
-        raise _Skipped("no tool is known")
+        raise Skipped("no tool is known")
     session = await server.open()
     await server.use(server.fixtures[0], session)
     for name, schema in server.tools.items():
-        for body in (b"[]", b"{", *([{}, _arguments(schema, wrong=True)] if _arguments(schema) else [])):
+        for body in (b"[]", b"{", *([{}, arguments_of(schema, wrong=True)] if arguments_of(schema) else [])):
             (await server.ask(name, body, session)).refused()
 
 
 @_check(_HERE, "environment")
-async def the_same_episode_gets_the_same_reward(server: _Server) -> None:
+async def the_same_episode_gets_the_same_reward(server: ForeignServer) -> None:
     """The same episode always gets the same reward."""
     for number, fixture in enumerate(server.fixtures):
         rewards = [await server.work(number) for _ in range(2)]
@@ -469,23 +239,23 @@ async def the_same_episode_gets_the_same_reward(server: _Server) -> None:
         wanted = rewards[0] if wanted is None else wanted
         if any(not math.isclose(reward, wanted, abs_tol=1e-9) for reward in rewards):
             raise Mismatch(
-                f"the episode {fixture.name!r}, twice", f"the rewards {rewards}", f"{wanted} each time"
+                f"the episode {fixture.name!r}, twice", f"the rewards {rewards}", f"{wanted} twice"
             )
 
 
 @_check("Failures", "environment")
-async def whatever_a_model_wrote_gets_a_reward(server: _Server) -> None:
+async def whatever_a_model_wrote_gets_a_reward(server: ForeignServer) -> None:
     """Whatever the model or its program causes is a score (0 with a reason)"""
     call = {"type": "function_call", "call_id": "", "name": "../verify", "arguments": '{"a": '}
     odd = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": None}]}
-    long = _message("\u2028\0{{[[((" * 10_000)
-    for output in ([], [_message("")], [long], [call], [odd], [{"type": "odd", "content": "x"}]):
+    long = message_item("\u2028\0{{[[((" * 10_000)
+    for output in ([], [message_item("")], [long], [call], [odd], [{"type": "odd", "content": "x"}]):
         fixture = server.fixtures[0].model_copy(update={"output": output})
         (await server.score(fixture, await server.open(fixture.row))).reward()
 
 
 @_check(_HERE, "environment")
-async def sessions_share_no_state(server: _Server) -> None:
+async def sessions_share_no_state(server: ForeignServer) -> None:
     """Sessions share no state."""
     number, fixture = max(enumerate(server.fixtures), key=lambda pair: len(pair[1].calls))
     alone = await server.work(number)
@@ -497,7 +267,7 @@ async def sessions_share_no_state(server: _Server) -> None:
 
 
 @_check("Sessions", "environment")
-async def a_closed_session_is_gone(server: _Server) -> None:
+async def a_closed_session_is_gone(server: ForeignServer) -> None:
     """A call of a session that is closed, has expired or was never opened is a `session_not_found`"""
     session = await server.open()
     await server.close(session)
@@ -508,13 +278,12 @@ async def a_closed_session_is_gone(server: _Server) -> None:
 
 
 @_check("Sessions", "environment")
-async def an_id_that_a_client_made_up_opens_nothing(server: _Server) -> None:
+async def an_id_that_a_client_made_up_opens_nothing(server: ForeignServer) -> None:
     """An id that a client made up opens nothing"""
     issued = await server.open()
     cookie = issued.partition("=")[0] + "=" if issued.startswith("cookie:") else ""
-    for session in (
-        f"{cookie}{made_up}" for made_up in ("nonsense", "x" * 4000, "../../passwd", "__proto__")
-    ):
+    for made_up in ("nonsense", "x" * 4000, "../../passwd", "__proto__"):
+        session = cookie + made_up
         (await server.score(server.fixtures[0], session)).refused(*_GONE)
         opened = await server.ask("seed_session", server.row, session)
         opened.value()
@@ -522,7 +291,7 @@ async def an_id_that_a_client_made_up_opens_nothing(server: _Server) -> None:
 
 
 @_check(_HERE, "environment")
-async def a_session_can_be_closed_while_it_is_used(server: _Server) -> None:
+async def a_session_can_be_closed_while_it_is_used(server: ForeignServer) -> None:
     """An episode may be cancelled, so a session may be closed while a call of it runs."""
     session, fixture = await server.open(), server.fixtures[0]
     calls = [asyncio.ensure_future(server.score(fixture, session)) for _ in range(8)]
@@ -535,19 +304,18 @@ async def a_session_can_be_closed_while_it_is_used(server: _Server) -> None:
 
 
 @_check("Environments", "environment")
-async def its_reverify_mode_is_true(server: _Server) -> None:
+async def its_reverify_mode_is_true(server: ForeignServer) -> None:
     """whether a stored response can be scored again"""
     answer, fixture = await server.ask_if_there("reverify_mode", verb="GET"), server.fixtures[0]
-    answer.must(
-        (mode := answer.value(str)) in (modes := ("stateless", "unsupported", "unknown")), f"one of {modes}"
-    )
+    mode = answer.value(str)
+    answer.must(mode in ("stateless", "unsupported", "unknown"), "stateless, unsupported or unknown")
     if mode == "stateless":
         again, wanted = await server.score(fixture, None), await server.work()
         again.must(again.reward() == wanted, f"without a session, the same reward as in one: {wanted}")
 
 
 @_check("Models", "agent", "model")
-async def chats_and_messages_get_answers(server: _Server) -> None:
+async def chats_and_messages_get_answers(server: ForeignServer) -> None:
     """A model answers `POST /v1/responses`, `POST /v1/chat/completions` and `POST /v1/messages`"""
     chat = {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
     (await server.ask_if_there("v1/chat/completions", chat)).value(check=check_completion)
@@ -557,33 +325,29 @@ async def chats_and_messages_get_answers(server: _Server) -> None:
 
 
 @_check("Input items", "model")
-async def a_history_with_calls_is_taken(server: _Server) -> None:
+async def a_history_with_calls_is_taken(server: ForeignServer) -> None:
     """`input` is a text, or a list of these items."""
     call = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_1", "output": "tea"}
-    tool = {
-        "type": "function",
-        "name": "look",
-        "parameters": {"type": "object", "properties": {}},
-        "strict": False,
-    }
+    schema = {"type": "object", "properties": {}}
+    tool = {"type": "function", "name": "look", "parameters": schema, "strict": False}
     body = {"input": [{"role": "user", "content": "Look."}, call, output], "tools": [tool]}
     (await server.ask("v1/responses", body)).value(check=check_response)
 
 
 @_check("Training tokens", "model")
-async def tokens_are_whole(server: _Server) -> None:
+async def tokens_are_whole(server: ForeignServer) -> None:
     """The last output item of each model call carries these keys, either all three or none"""
     answer = await server.ask(*server.usual)
     last = (answer.value(check=check_response)["output"] or [{}])[-1]
     if not (there := [last[key] for key in TOKEN_KEYS if last.get(key) is not None]):
-        raise _Skipped("it tells no tokens")
+        raise Skipped("it tells no tokens")
     lists = len(there) == 3 and all(isinstance(value, list) for value in there)
     answer.must(lists and len(there[1]) == len(there[2]), "three lists, a logarithm for each produced token")
 
 
 @_check("Metrics", "environment", "agent")
-async def metrics_are_computed(server: _Server) -> None:
+async def metrics_are_computed(server: ForeignServer) -> None:
     """The answer of `POST /aggregate_metrics`"""
     rollouts = [{"_ng_task_index": i % 2, "_ng_rollout_index": i // 2, "reward": i / 4} for i in range(4)]
     answer = await server.ask_if_there("aggregate_metrics", {"verify_responses": rollouts})
@@ -592,7 +356,7 @@ async def metrics_are_computed(server: _Server) -> None:
 
 
 @_check(_HERE)
-async def sixty_four_at_once_are_answered_as_one_alone(server: _Server) -> None:
+async def sixty_four_at_once_are_answered_as_one_alone(server: ForeignServer) -> None:
     """Many episodes run at the same time, and none changes another."""
     alone = [await server.work(number) for number in range(len(server.fixtures) or 1)]
     together = await asyncio.gather(*map(server.work, range(64)))
@@ -602,7 +366,7 @@ async def sixty_four_at_once_are_answered_as_one_alone(server: _Server) -> None:
 
 
 @_check(_HERE)
-async def a_client_that_leaves_harms_nobody(server: _Server) -> None:
+async def a_client_that_leaves_harms_nobody(server: ForeignServer) -> None:
     """A client may leave in the middle of a request, and later ones are answered as before."""
     op, body = server.usual
     content = encode(body)

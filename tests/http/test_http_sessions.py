@@ -11,7 +11,8 @@ from support.any_language import FIXTURES, FOLDER, needs_node, running
 
 from gym_serve import Gym
 from gym_serve.testing import load_fixtures
-from gym_serve.testing.conformance import Kind, check_conformance
+from gym_serve.testing.conformance import check_conformance
+from gym_serve.testing.foreign import Kind
 
 TEA = {"order": {"lines": [{"item": "tea", "count": 2}], "payment": {"by": "card", "number": 7}}}
 SAID = {"output": [{"type": "message", "role": "assistant", "content": "Two teas, please."}]}

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from gym_serve import Gym
 from gym_serve.cli import main
 from gym_serve.graph import load_graph, resolve
-from gym_serve.testing import conformance, load_fixtures
-from gym_serve.testing.conformance import CHECKS, Kind, Result, check_conformance
+from gym_serve.testing import foreign, load_fixtures
+from gym_serve.testing.conformance import CHECKS, Result, check_conformance
+from gym_serve.testing.foreign import Kind
 from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import message_item
 from gym_serve.types.requests import JSON
@@ -196,7 +197,7 @@ async def test_agents_and_models_that_answer_something_wrong(
 
 
 def test_nothing_answers_and_no_such_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(foreign, "_START_SECONDS", 0.1)
     done = runner.invoke(main, ["conform", "http://127.0.0.1:9", "--kind", "agent"])
     assert (done.exit_code, done.stderr[:41]) == (1, "nothing answers at http://127.0.0.1:9: no")
     done = runner.invoke(main, ["conform", "http://127.0.0.1:9", "--kind", "tool"])
