@@ -6,13 +6,16 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gym_serve.cli.examples import row_of
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import echo, print_json
+
+if TYPE_CHECKING:
+    from gym_serve.testing.conformance import Result
 
 _WIDTH = 80
 
@@ -65,14 +68,20 @@ def conform(
     given = None if row is None else row_of(row)
     headers = {} if auth_token is None else {"authorization": f"Bearer {auth_token}"}
     cases = load_fixtures(fixtures) if fixtures is not None else []
-    results = asyncio.run(check_conformance(url, chosen, given, cases, headers))
+    results: list[Result] = []
+
+    async def check() -> None:
+        async for result in check_conformance(url, chosen, given, cases, headers):
+            results.append(result)
+            if not as_json:
+                why = f": {result.details['why']}" if result.state == "skipped" else ""
+                echo(fill(f"{result.state:9}{result.name}{why}", _WIDTH, subsequent_indent=" " * 9))
+
+    asyncio.run(check())
     counts = Counter(result.state for result in results)
     if as_json:
         print_json({"ok": not counts["failed"], "checks": [result._asdict() for result in results]})
     else:
-        for result in results:
-            why = f": {result.details['why']}" if result.state == "skipped" else ""
-            echo(fill(f"{result.state:9}{result.name}{why}", _WIDTH, subsequent_indent=" " * 9))
         for result in results:
             if result.state == "failed":
                 echo(f"\n{result.name}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import httpx
@@ -32,7 +32,7 @@ from gym_serve.types.rows import with_prompt
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_SECONDS = 60.0  # for one answer
+_SECONDS = 30.0  # for one answer
 _LONG = 8_000_000  # bytes
 _GONE = ("session_not_found", "session_lost")
 
@@ -60,8 +60,8 @@ async def check_conformance(
     row: JSON | None = None,
     fixtures: Sequence[Fixture] = (),
     headers: Mapping[str, str] | None = None,
-) -> list[Result]:
-    """Run the checks of a kind, one after the other.
+) -> AsyncIterator[Result]:
+    """Run the checks of a kind, one after the other, and yield how each has ended.
 
     Args:
         url: base URL of the server; its routes are ``{url}/seed_session`` and so on.
@@ -78,7 +78,9 @@ async def check_conformance(
         client.timeout = httpx.Timeout(_SECONDS)
         server = ForeignServer(url.rstrip("/"), kind, client, row, fixtures)
         await server.start()
-        return [await _result(check, server) for check in CHECKS if kind in check.kinds]
+        for check in CHECKS:
+            if kind in check.kinds:
+                yield await _result(check, server)
 
 
 async def _result(check: Check, server: ForeignServer) -> Result:

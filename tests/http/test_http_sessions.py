@@ -22,8 +22,8 @@ SAID = {"output": [{"type": "message", "role": "assistant", "content": "Two teas
     ("server", "kind"), [("shop", "environment"), ("policy", "model"), ("clerk", "agent")]
 )
 async def test_they_do_what_the_formats_say_of_servers(url: str, server: str, kind: Kind) -> None:
-    results = await check_conformance(f"{url}/{server}", kind)
-    assert [result for result in results if result.state == "failed"] == []
+    results = check_conformance(f"{url}/{server}", kind)
+    assert [result async for result in results if result.state == "failed"] == []
 
 
 @needs_node
@@ -35,8 +35,8 @@ async def test_an_environment_in_javascript_in_a_graph(
         gym = deploy(FOLDER / "graph.yaml", name="guess")
         rollouts = [rollout async for rollout in gym.rollouts(FOLDER / "rows.jsonl")]
         assert sorted(rollout.reward for rollout in rollouts) == [0.0, 1.0]
-        results = await check_conformance(f"{gym.url}/guess", "environment", None, load_fixtures(FIXTURES))
-    assert [result for result in results if result.state == "failed"] == []
+        results = check_conformance(f"{gym.url}/guess", "environment", None, load_fixtures(FIXTURES))
+        assert [result async for result in results if result.state == "failed"] == []
 
 
 def test_the_session_is_in_a_cookie_and_in_a_header(http: httpx.Client) -> None:
