@@ -51,9 +51,9 @@ def conform(
 ) -> None:
     """Check a server over HTTP, in whatever language it is written, against docs/formats.md.
 
-    It opens sessions, sends what is wrong or hostile, plays 64 episodes at once,
-    closes sessions that are used and leaves in the middle of requests. A server that
-    has just been started is waited for.
+    It opens sessions, sends what is wrong or hostile, plays 64 episodes at
+    once, closes sessions that are used, and leaves in the middle of requests.
+    A server that has just been started is waited for.
 
     Exit status: 0 if all holds, 1 if a check fails or nothing answers.
 
