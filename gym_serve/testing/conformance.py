@@ -17,15 +17,7 @@ import httpx
 from gym_serve.routing.http import new_client
 from gym_serve.servers.transport import encode
 from gym_serve.testing.fixtures import Fixture
-from gym_serve.testing.foreign import (
-    ForeignServer,
-    Kind,
-    Mismatch,
-    Skipped,
-    arguments_of,
-    is_function,
-    properties_of,
-)
+from gym_serve.testing.foreign import ForeignServer, Kind, Mismatch, Skipped, is_function
 from gym_serve.types.protocols import TOKEN_KEYS, check_completion, check_response, message_item
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import with_prompt
@@ -181,7 +173,7 @@ async def whatever_is_asked_is_answered_or_refused(server: ForeignServer) -> Non
     targets, session = [(op, body, "input" if server.kind == "model" else "source")], None
     if server.kind == "environment":
         session = await server.open()
-        targets += [(tool, JSON(), name) for tool, s in server.tools.items() for name in properties_of(s)]
+        targets += [(tool, JSON(), name) for tool in server.tools for name in server.tools[tool].names]
     for op, body, name in targets:
         others = encode({key: body[key] for key in body if key != name})
         for value in _HOSTILE:
@@ -227,8 +219,8 @@ async def a_tool_refuses_arguments_that_do_not_fit(server: ForeignServer) -> Non
         raise Skipped("no tool is known")
     session = await server.open()
     await server.use(server.fixtures[0], session)
-    for name, schema in server.tools.items():
-        for body in (b"[]", b"{", *([{}, arguments_of(schema, wrong=True)] if arguments_of(schema) else [])):
+    for name, tool in server.tools.items():
+        for body in (b"[]", b"{", *([{}, tool.wrong] if tool.right else [])):
             (await server.ask(name, body, session)).refused()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -104,6 +104,14 @@ class Answer(NamedTuple):
         self.value(check=lambda value: check_response(value.get("response"), "the agent"))
 
 
+class Tool(NamedTuple):
+    """A tool: the names of its arguments, and of those that it requires right values and wrong ones."""
+
+    names: list[str]
+    right: JSON
+    wrong: JSON
+
+
 class ForeignServer:
     """The server under test.
 
@@ -117,7 +125,7 @@ class ForeignServer:
     Attributes:
         offered: what it answers as its tools.
         gone: whether it has stopped to answer.
-        tools: schemas of its tools, by name.
+        tools: its tools, by name.
         fixtures: episodes of an environment, at least one.
     """
 
@@ -127,7 +135,7 @@ class ForeignServer:
         self.url, self.kind, self.row, self._client = url, kind, row, client
         self.gone = False
         self.offered: Any = row["responses_create_params"].get("tools")
-        self.tools: dict[str, JSON] = {}
+        self.tools: dict[str, Tool] = {}
         # Those of judges and of errors are for `gym-serve test`.
         self.fixtures = [fixture for fixture in fixtures if fixture.error is None and not fixture.judge]
 
@@ -143,9 +151,9 @@ class ForeignServer:
             with suppress(Mismatch):
                 self.offered = (await self.ask(*self.usual)).value().get("tools")
         offered = self.offered if isinstance(self.offered, list) else []
-        self.tools = {tool["name"]: tool["parameters"] for tool in offered if is_function(tool)}
+        self.tools = {tool["name"]: _tool(tool["parameters"]) for tool in offered if is_function(tool)}
         if not self.fixtures:  # nobody knows the reward of this one
-            calls = [ToolCall(name=n, arguments=arguments_of(p)) for n, p in [*self.tools.items()][:1]]
+            calls = [ToolCall(name=n, arguments=t.right) for n, t in [*self.tools.items()][:1]]
             output = [message_item("Hello")]
             fixture = Fixture.model_construct(name="of the row", row=self.row, calls=calls, output=output)
             self.fixtures = [fixture]
@@ -247,25 +255,18 @@ def is_function(tool: Any) -> bool:
     return is_tool_name(tool["name"]) and isinstance(tool.get("parameters"), dict)
 
 
-def arguments_of(schema: Mapping[str, Any], *, wrong: bool = False) -> JSON:
-    """Values for the required arguments of a tool; ``wrong``: of a type that they must not have."""
-    found: JSON = {}
+def _tool(schema: JSON) -> Tool:
+    properties, required = schema.get("properties"), schema.get("required")
     values = {"string": "tea", "integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
-    required = schema.get("required")
-    for name in required if isinstance(required, list) else ():
-        prop = properties_of(schema).get(name)
-        kind, choices = (str(prop.get("type")), prop.get("enum")) if isinstance(prop, dict) else ("", None)
-        if not wrong:
-            found[name] = choices[0] if isinstance(choices, list) and choices else values.get(kind)
-        elif kind in values:
-            found[name] = 7.5 if kind in ("array", "object") else {"a": [None]}
-    return found
-
-
-def properties_of(schema: Mapping[str, Any]) -> JSON:
-    """The arguments of a tool, by name."""
-    properties = schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
+    properties = properties if isinstance(properties, dict) else {}
+    tool = Tool(list(properties), {}, {})
+    for name, prop in properties.items():
+        if isinstance(prop, dict) and isinstance(required, list) and name in required:
+            kind, choices = str(prop.get("type")), prop.get("enum")
+            tool.right[name] = choices[0] if isinstance(choices, list) and choices else values.get(kind)
+            if kind in values:
+                tool.wrong[name] = 7.5 if kind in ("array", "object") else {"a": [None]}
+    return tool
 
 
 def _text(content: bytes) -> str:

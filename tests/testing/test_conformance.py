@@ -20,7 +20,7 @@ from gym_serve import Gym
 from gym_serve.cli import main
 from gym_serve.graph import load_graph, resolve
 from gym_serve.testing import foreign, load_fixtures
-from gym_serve.testing.conformance import CHECKS, Result, check_conformance
+from gym_serve.testing.conformance import CHECKS, KINDS, Result, check_conformance
 from gym_serve.testing.foreign import Kind
 from gym_serve.types.exact import exact_json
 from gym_serve.types.protocols import message_item
@@ -194,6 +194,27 @@ async def test_agents_and_models_that_answer_something_wrong(
     async with TestServer(app) as server:
         found = await failed(check_conformance(str(server.make_url("")), kind))
     assert (check in found) if check is not None else not found, found
+
+
+ODD = [
+    b"<html>",
+    b"[1]",
+    b'{"tools": [{"type": "function", "name": "f", "parameters": {"properties": {"x": 3}, "required": [[]]}}]'
+    b', "output": [{"type": 1}], "content": 5, "data": 5, "reward": true, "response": [], "error": []}',
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("body", ODD)
+async def test_a_server_may_answer_anything(kind: Kind, body: bytes) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"x-session-id": "\u20ac"})
+
+    app = web.Application(client_max_size=2**30)
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        found = await failed(check_conformance(str(server.make_url("")), kind))
+    assert "a route that is not there is not found" in found
 
 
 def test_nothing_answers_and_no_such_kind(monkeypatch: pytest.MonkeyPatch) -> None:
