@@ -67,7 +67,8 @@ const routes = {
 function sessionOf(id) {
   const session = sessions.get(id);
   if (session === undefined) {
-    throw new Failure(404, "session_not_found", "no such session: it was closed, has expired, or never was");
+    // Not session_not_found, which is final: if this program was restarted, the episode must begin again.
+    throw new Failure(409, "session_lost", "there is no such session, or no more: seed another one");
   }
   session.used = Date.now();
   return session;

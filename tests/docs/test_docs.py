@@ -6,13 +6,13 @@ import json
 import os
 import re
 import runpy
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.any_language import needs_node
 from support.commands import COMMANDS, command_of, options_of
 from support.docs import (
     ROOT,
@@ -117,8 +117,6 @@ def address(cluster: str, deploy: Callable[..., Any]) -> str:
 _WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform"}
 """Commands that start no Ray, besides those with ``--no-ray``."""
 
-_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-
 
 def _may_start_ray(block: Block) -> bool:
     if block.language == "python":
@@ -136,7 +134,7 @@ def _may_start_ray(block: Block) -> bool:
 def _page(page: Path) -> Any:
     needs_ray = any(map(_may_start_ray, blocks_of(page)))
     marks = [pytest.mark.ray if needs_ray else pytest.mark.thorough]
-    marks += [_NODE] * any(block.text.startswith("node ") for block in blocks_of(page))
+    marks += [needs_node] * any(block.text.startswith("node ") for block in blocks_of(page))
     return pytest.param(page, marks=marks, id=page.stem)
 
 
