@@ -54,6 +54,7 @@ THOROUGH = (
         "grading/",
         "sandbox/",
         "servers/test_sessions_many",
+        "testing/test_conformance",
         "types/test_client_",
         "types/test_official",
         "workers/",

@@ -13,6 +13,7 @@ import typer
 from gym_serve.cli.analysis import calibrate, diff, profile
 from gym_serve.cli.catalog import list_entries, search, show
 from gym_serve.cli.collect import EVAL_HELP, collect
+from gym_serve.cli.conform import conform
 from gym_serve.cli.dataset import dataset
 from gym_serve.cli.export_k8s import export_k8s
 from gym_serve.cli.fixtures import run_fixtures
@@ -51,6 +52,7 @@ main.command()(show)
 main.command()(search)
 main.add_typer(init)
 main.command("test")(run_fixtures)
+main.command()(conform)
 main.command("import-nemo-gym")(import_nemo_gym)
 main.command()(up)
 main.command()(status)

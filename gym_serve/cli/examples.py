@@ -1,12 +1,17 @@
-"""The example rows of a graph: those beside the class of an agent's environment."""
+"""Rows for a try: one that is given, or the examples beside the class of an agent's environment."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
+
 from gym_serve.types.errors import InvalidRequest, NotFound
+from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
@@ -43,3 +48,25 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
     if not path.is_file():
         raise InvalidRequest(f"{missing} is missing: {cls.__name__} has no examples at {path}")
     return path
+
+
+def row_of(text: str) -> JSON:
+    """The row that a user gives: a JSON object, or ``FILE.jsonl[:LINE]`` for the first line or another one.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    from gym_serve.rollouts.rows import read_rows
+
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(orjson.loads(text))
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"ROW is invalid JSON: {error}") from None
+    path, _, line = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "1")
+    found = next(islice(read_rows(Path(path)), int(line) - 1, None), None)
+    if found is None:
+        raise InvalidRequest(f"{path} has no row {line}")
+    if found.row is None:
+        raise InvalidRequest(f"{found.where}: {found.problem}")
+    return found.row

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +21,12 @@ from rich.rule import Rule
 from rich.text import Text
 
 from gym_serve.cli.completion import graph
-from gym_serve.cli.examples import default_agent, example_rows
+from gym_serve.cli.examples import default_agent, example_rows, row_of
 from gym_serve.cli.options import ApplicationOption, JsonOption, PromptOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
 from gym_serve.metrics import MASKED, failure_class
 from gym_serve.servers.model import ModelServer
-from gym_serve.types.errors import BadRequest, InvalidRequest, NotFound
+from gym_serve.types.errors import BadRequest, NotFound
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.requests import JSON, input_items, message_text
 from gym_serve.types.rows import agent_name, with_prompt
@@ -89,7 +88,8 @@ def play(
         console.width = _WIDTH
     policy = _policy(model, human=human)
     graph, agent = _graph(source, policy, set_ or [], application)
-    task = {"_ng_rollout_id": "play", **_prompted(_row(row, graph, agent), prompt)}
+    given = row_of(row or str(example_rows(graph, agent, "ROW")))
+    task = {"_ng_rollout_id": "play", **_prompted(given, prompt)}
     if not _is_file(source):
         task["agent_ref"] = {"name": agent}  # the example rows name the agent of another graph
     chosen = agent_name(task) or agent
@@ -329,34 +329,10 @@ def _policies(agents: Any) -> list[str]:
     ]
 
 
-def _row(text: str | None, graph: Graph, agent: str) -> JSON:
-    if text is not None and text.lstrip().startswith("{"):
-        try:
-            row = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"ROW is invalid JSON: {error}") from None
-        return dict(row)
-    path, _, line = (
-        text.rpartition(":") if text is not None and re.search(r":\d+$", text) else (text, "", "1")
-    )
-    return _row_of(Path(path) if path else example_rows(graph, agent, "ROW"), int(line))
-
-
 def _prompted(row: JSON, template: Path | None) -> JSON:
     from gym_serve.rollouts.expansion import PromptTemplate
 
     return with_prompt(row) if template is None else PromptTemplate.of(template).apply(row)
-
-
-def _row_of(path: Path, line: int) -> JSON:
-    from gym_serve.rollouts.rows import read_rows
-
-    found = next(islice(read_rows(path), line - 1, None), None)
-    if found is None:
-        raise InvalidRequest(f"{path} has no row {line}")
-    if found.row is None:
-        raise InvalidRequest(f"{found.where}: {found.problem}")
-    return found.row
 
 
 _CALL = re.compile(r"/(\S+)\s*(.*)", re.DOTALL)

@@ -64,22 +64,13 @@ class HttpTransport:
     async def call(self, call: Call) -> Reply:
         """See `Transport.call`."""
         if self._client is None:
-            # trust_env: the proxies of the environment. No cookie is kept: sessions are per call, and an
-            # episode that seeds with the cookie of another one would share its session.
-            no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-            self._client = httpx.AsyncClient(
-                cookies=no_cookies,
-                transport=import_module("httpx_aiohttp").AiohttpTransport(
-                    limits=httpx.Limits(max_connections=None)
-                ),
-                headers=self._headers,
-            )
+            self._client = new_client(self._headers)
         headers = {
             b"content-type": b"application/json",
             b"x-request-id": call.request_id.encode(),
             http_notes.HEADER.encode(): http_notes.ASKED.encode(),
         }
-        headers |= _session_headers(call)
+        headers |= session_headers(call.session, call.affinity)
         if call.traceparent is not None:
             headers[b"traceparent"] = call.traceparent.encode()
         if call.timeout is not None:
@@ -124,7 +115,7 @@ class HttpTransport:
             raise EndpointMisconfigured(f"{self.url} has no {call.op} (see url): {said}", server=self.server)
         if tool is not None and self._shows and status in UNAVAILABLE:
             status = ToolFailed.status
-        session = _session_of(answer, call.session)
+        session = session_of(answer, call.session)
         return Reply(status, without(secrets, content), session, notes=notes)
 
     async def _answers(self) -> bool:
@@ -199,18 +190,29 @@ def _is_ours(content: bytes) -> bool:
         return False
 
 
-def _session_headers(call: Call) -> dict[bytes, bytes]:
-    if call.session is None:
+def new_client(headers: Mapping[str, str]) -> httpx.AsyncClient:
+    """A client of servers elsewhere, by the proxies of the environment (httpx's ``trust_env``).
+
+    It keeps no cookie: sessions are per call, and an episode that seeds with the cookie of another one would
+    share its session.
+    """
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    transport = import_module("httpx_aiohttp").AiohttpTransport(limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(cookies=no_cookies, transport=transport, headers=dict(headers))
+
+
+def session_headers(session: str | None, affinity: str | None = None) -> dict[bytes, bytes]:
+    """The headers of a call in a session, as `session_of` has found it; without one, of a new episode."""
+    if session is None:
         # A row may name its rollout in any script.
-        key = quote(call.affinity or "", ":", errors="replace").encode()
+        key = quote(affinity or "", ":", errors="replace").encode()
         return {b"x-session-affinity": key} if key else {}
-    session = call.session.encode()
-    if call.session.startswith(_COOKIE):
-        return {b"cookie": session.removeprefix(_COOKIE.encode())}
-    return {b"x-session-id": session, b"cookie": b"gym_session=" + session}
+    if session.startswith(_COOKIE):
+        return {b"cookie": session.removeprefix(_COOKIE).encode()}
+    return {b"x-session-id": session.encode(), b"cookie": f"gym_session={session}".encode()}
 
 
-def _session_of(answer: httpx.Response, before: str | None) -> str | None:
+def session_of(answer: httpx.Response, before: str | None) -> str | None:
     """The session of an answer: gym_serve's header, else all cookies (NeMo Gym's sessions)."""
     if session := answer.headers.get("x-session-id"):
         return str(session)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.any_language import needs_node
 from support.commands import COMMANDS, command_of, options_of
 from support.docs import (
     ROOT,
@@ -113,7 +114,7 @@ def address(cluster: str, deploy: Callable[..., Any]) -> str:
     return cluster
 
 
-_WITHOUT_RAY = {"play", "validate", "list", "diff", "test"}
+_WITHOUT_RAY = {"play", "validate", "list", "diff", "test", "conform"}
 """Commands that start no Ray, besides those with ``--no-ray``."""
 
 
@@ -124,13 +125,17 @@ def _may_start_ray(block: Block) -> bool:
         )
     commands = [line.split() for line in block.text.splitlines()]
     return block.language == "bash" and not all(
-        words[:1] == ["gym-serve"] and (words[1] in _WITHOUT_RAY or "--no-ray" in words) for words in commands
+        words[:1] in ([], ["node"], ["sed"], ["kill"])
+        or (words[0] == "gym-serve" and (words[1] in _WITHOUT_RAY or "--no-ray" in words))
+        for words in commands
     )
 
 
 def _page(page: Path) -> Any:
     needs_ray = any(map(_may_start_ray, blocks_of(page)))
-    return pytest.param(page, marks=pytest.mark.ray if needs_ray else pytest.mark.thorough, id=page.stem)
+    marks = [pytest.mark.ray if needs_ray else pytest.mark.thorough]
+    marks += [needs_node] * any(block.text.startswith("node ") for block in blocks_of(page))
+    return pytest.param(page, marks=marks, id=page.stem)
 
 
 @pytest.mark.timeout(600)  # a page may start a Ray, and a process for each command

@@ -12,6 +12,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("environments/*/README.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
     *sorted(ROOT.glob("gym_serve/interop/*/README.md")),
 ]
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

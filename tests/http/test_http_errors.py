@@ -16,22 +16,14 @@ ORDER = {"order": {"lines": [{"item": "tea"}], "payment": {"by": "cash"}}}
 
 BODIES = {
     "no JSON": ("/shop/stock", b"{'item': 'tea'}", 400, "bad_request"),
-    "half of it": ("/told/v1/responses", b'{"input": "hi"', 400, "bad_request"),
     "no JSON, streamed": ("/told/v1/responses", b'{"stream": true, "input": }', 400, "bad_request"),
-    "no JSON to run": ("/run", b'{"agent_ref": ', 400, "bad_request"),
     "NaN": ("/shop/stock", b'{"item": NaN}', 400, "bad_request"),
-    "infinity": ("/parrot/run", b'{"x": -Infinity}', 400, "bad_request"),
     "no UTF-8": ("/shop/stock", b'{"item": "\xff\xfe"}', 400, "bad_request"),
     "UTF-16": ("/shop/stock", '{"item": "é"}'.encode("utf-16"), 400, "bad_request"),
-    "half a surrogate": ("/shop/stock", b'{"item": "\\ud83d"}', 400, "bad_request"),
     "too deep": ("/shop/stock", b"[" * 100_000 + b"]" * 100_000, 400, "bad_request"),
     "empty row": ("/run", b"", 422, "invalid_request"),
     "empty call of a model": ("/told/v1/responses", b"", 400, "bad_request"),
     "empty arguments": ("/shop/order", b"", 422, "invalid_request"),
-    "null": ("/run", b"null", 422, "invalid_request"),
-    "a list": ("/told/v1/responses", b"[]", 400, "bad_request"),
-    "a number": ("/shop/verify", b"7", 422, "invalid_request"),
-    "list of arguments": ("/shop/order", b"[]", 422, "invalid_request"),
     "wrong type": ("/shop/stock", b'{"item": ["tea"]}', 422, "invalid_request"),
     "nested wrong type": (
         "/shop/order",
@@ -39,7 +31,6 @@ BODIES = {
         422,
         "invalid_request",
     ),
-    "wrong input": ("/told/v1/responses", b'{"input": 5}', 400, "bad_request"),
     "wrong messages": ("/told/v1/chat/completions", b'{"messages": "hi"}', 400, "bad_request"),
     "wrong stream": ("/told/v1/responses", b'{"input": "hi", "stream": "yes"}', 400, "bad_request"),
     "wrong stream options": (
@@ -59,9 +50,7 @@ BODIES = {
     "unknown agent": ("/run", b'{"agent_ref": {"name": "clark"}}', 404, "not_found"),
     "agent that is none": ("/run", b'{"agent_ref": {"name": ["shop"]}}', 404, "not_found"),
     "unknown server": ("/shpo/verify", b"{}", 404, "not_found"),
-    "unknown route": ("/told/v1/embeddings", b"{}", 404, "not_found"),
     "route of another kind": ("/told/verify", b"{}", 404, "not_found"),
-    "unknown tool": ("/shop/sell", b"{}", 404, "not_found"),
     "no tool's name": ("/shop/tools/order", b"{}", 404, "not_found"),
     "the name of an operation": ("/shop/tools%2Forder", b"{}", 404, "not_found"),
     "a path out": ("/shop/%2e%2e%2fverify", b"{}", 404, "not_found"),
@@ -182,7 +171,7 @@ def test_nan_from_a_tool_is_null(http: httpx.Client) -> None:
     assert http.post("/shop/stock", json={"item": "nan"}).json()["price"] is None
 
 
-@pytest.mark.parametrize("session", ["nonsense", "x" * 5000, "a b; c=d", ".", "%00"])
+@pytest.mark.parametrize("session", ["a b; c=d", ".", "%00"])
 def test_an_unknown_session_is_not_found(http: httpx.Client, failure: Failure, session: str) -> None:
     error = failure(http.post("/shop/order", json=ORDER, headers={"x-session-id": session}))
     assert (error["status"], error["code"], error["retryable"]) == (404, "session_not_found", False)
