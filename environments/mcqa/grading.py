@@ -144,7 +144,7 @@ def _without_fonts(content: str) -> str:
 
 _FONT = re.compile(r"(?:\\(?:text|math)[a-z]{0,6}\s*)?\{([^{}\\]*)\}")
 _IN_FRONT = re.compile(
-    r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s)+(?=[(\[*]*[A-Z](?![a-z]))",
+    r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s){1,4}(?=[(\[*]*[A-Z](?![a-z]))",
     re.IGNORECASE,
 )
 _OTHER_LABEL = re.compile(

@@ -246,6 +246,7 @@ def test_strict_implies_lenient(text: str) -> None:
         (r"\boxed{" * 200_000, {}),
         (r"\boxed{" + "{" * 1_000_000, {}),
         (r"\boxed{" + " " * 1_000_000 + "b}", {}),
+        (r"\boxed{" + "Answer: " * 100_000 + "}", {}),
         ("answer" + " " * 1_000_000, {}),
         ("answer" * 200_000, {}),
         ("Answer: " + "I x " * 250_000, {}),
