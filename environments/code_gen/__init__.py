@@ -156,7 +156,7 @@ class CodeGen(ResourcesServer):
                 reward=0.0,
                 extracted_model_output=text if text.strip() else None,
                 difficulty=difficulty,
-                reason=f"no program between two lines with ``` found: {ending(text)}",
+                reason=f"no code block found: {ending(text)}",
             )
         tests = await self._unpacked(request.verifier_metadata.unit_tests)
         report = await self._tested(code, tests)

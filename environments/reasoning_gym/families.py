@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -27,8 +28,18 @@ from gym_serve.environments.reasoning_gym.expressions import (
     expanded,
     is_antiderivative,
 )
+from gym_serve.grading import plain_answer
 
-__all__ = ["LITERALS", "REFUTED", "SCORED_HERE", "WITHOUT_ANSWER", "hedged", "score_here", "strange_number"]
+__all__ = [
+    "LITERALS",
+    "REFUTED",
+    "SCORED_HERE",
+    "WITHOUT_ANSWER",
+    "as_spelled",
+    "hedged",
+    "score_here",
+    "strange_number",
+]
 
 Item = Mapping[str, Any]
 """An item of the package: ``question``, ``answer``, ``metadata``."""
@@ -161,6 +172,23 @@ def strange_number(answer: str, item: Item) -> bool:
     """
     given = f"{item.get('question')} {item.get('answer')}"
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
+
+
+_NUMERAL = re.compile(r"[+-]?(?:[0-9]{1,99}|[0-9]{1,3}(?:,[0-9]{3}){1,33})(?:\.[0-9]{1,99})?")
+
+
+def as_spelled(gold: str | None, answer: str) -> str:
+    """An answer without what stands around it; ``gold`` if that is the same but for its spelling.
+
+    The package compares texts: ``**5**``, ``1,234``, ``−5`` and ``5.0`` are none of its numbers.
+    """
+    plain = plain_answer(answer)
+    if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
+        return plain
+    given = plain.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
+    numbers = [text.replace(",", "") for text in (gold, given) if _NUMERAL.fullmatch(text)]
+    same = plain_answer(gold) == plain or (len(numbers) == 2 and len({*map(Decimal, numbers)}) == 1)
+    return gold if same else plain
 
 
 def _words(text: str) -> list[str]:

@@ -10,6 +10,7 @@ Pure functions that take time linear in the text, which comes from a model and m
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -40,6 +41,8 @@ COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
+_OBJECT = re.compile(r"\{\s*[\"'}]")
+"""How an object of JSON begins, and no group of LaTeX."""
 
 _LIST_GAP = re.compile(
     r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
@@ -62,6 +65,15 @@ _HEADING = re.compile(
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
 _BULLET = re.compile(r"^(?:>\s?|[-*•]\s(?!\d))+")
+_BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
+_EMPHASIS = re.compile(r"(?<![\w*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w*])")
+_MAX_WRAPPERS = 9
+_OPENING = re.compile(
+    r"[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]*)?(`{3,}|~{3,})(?=[^`]*$)[ \t{.]*([\w+#-]*).*"
+    r"|.*[^`](```)([\w+#-]*)\s*",
+    re.DOTALL,
+)
+"""The line of a fence that opens a code block: its mark and its language, before or behind words."""
 _MAX_LABELS, _MAX_LINE = 16, 20_000
 """Labels that are looked at from the end of a text, and characters of an answer behind one."""
 _INVISIBLE = dict.fromkeys(
@@ -192,11 +204,53 @@ def answer_lines(text: str) -> Iterator[str]:
             yield answer
 
 
+class Block(NamedTuple):
+    """A code block.
+
+    Attributes:
+        language: what stands behind its opening fence, in small letters.
+        content: its lines, without the indentation that all of them have.
+    """
+
+    language: str
+    content: str
+
+
+def code_blocks(text: str) -> list[Block]:
+    """The blocks between fences of three or more backticks or tildes, without those that are blank.
+
+    A fence opens a block if its line begins or ends with it (and a language), also in a list. The next one
+    ends it, at the beginning or the end of a line; so do a fence with a language, which opens another
+    block, and the end of the text.
+    """
+    blocks: list[Block] = []
+    lines: list[str] = []
+    mark = language = ""
+    for line in [*text.split("\n"), None]:
+        opening = None if line is None else _OPENING.fullmatch(line)
+        if opening and opening[3] and line.count(opening[3]) % 2 == 0:
+            opening = None
+        another = mark and opening and opening[2] and opening[1].startswith(mark)
+        if mark and line is not None and not another:
+            if not line.lstrip(" \t>").startswith(mark):
+                bare = line.rstrip()
+                lines.append(bare.rstrip(mark[0]) if bare.endswith(mark) else line)
+                if not bare.endswith(mark):
+                    continue
+            opening = None
+        if content := textwrap.dedent("\n".join(lines)).strip("\n"):
+            blocks.append(Block(language.lower(), content))
+        lines = []
+        mark = (opening[1] or opening[3]) if opening else ""
+        language = (opening[2] or opening[4] or "") if opening else ""
+    return blocks
+
+
 def undecorated(text: str) -> str:
     """``text`` without Markdown emphasis, code marks, quotation marks and a full stop around it."""
-    while True:
+    for _ in range(_MAX_WRAPPERS):
         bare = text.strip().rstrip(". ")
-        for mark in ("**", "__", "~~", "```"):
+        for mark in ("**", "__", "```"):
             if bare.startswith(mark):
                 bare = bare.lstrip(mark[0])
             if bare.endswith(mark):
@@ -205,8 +259,9 @@ def undecorated(text: str) -> str:
         if len(bare) > 2 and _QUOTES.get(bare[0]) == bare[-1] and bare[0] not in bare[1:-1]:
             bare = bare[1:-1].strip()
         if bare == text:
-            return text
+            break
         text = bare
+    return text
 
 
 def bare_answer(text: str) -> str:
@@ -215,6 +270,23 @@ def bare_answer(text: str) -> str:
     ``$\textbf{(C)}$`` is ``(C)``, ``\large 23`` is ``23``.
     """
     return _unwrapped(text, _FONT, everything=True)
+
+
+def plain_answer(text: str) -> str:
+    r"""``text`` without all that Markdown and LaTeX may put around all of it.
+
+    That is what `bare_answer` and `undecorated` remove, bold type, a box, a code block: ``**$\boxed{5}$**``.
+    """
+    for _ in range(_MAX_WRAPPERS):
+        block = _BLOCK.fullmatch(text)
+        bare = undecorated(bare_answer(_EMPHASIS.sub(r"\1", block[2] if block else text)))
+        box = last_box_span(bare)
+        if box is not None and box.outer == 0 and bare[box.end :] in ("", "}"):
+            bare = bare[box.start : box.end].strip()
+        if bare == text:
+            break
+        text = bare
+    return text
 
 
 def same_text(expected: str, answer: str) -> bool:
@@ -270,7 +342,7 @@ def _answer_at(text: str, start: int) -> str:
 
 
 def _is_rule(line: str) -> bool:
-    return not line.strip("*_`#-= \t>")
+    return not line.strip("*_`~#-= \t>")
 
 
 def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:
@@ -283,7 +355,9 @@ def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False)
     while start < end:
         inner = start, end
         command = font.match(content, start, end)
-        brace = command.end() if command else start if everything else -1
+        brace = (
+            command.end() if command else start if everything and not _OBJECT.match(content, start) else -1
+        )
         if brace >= 0 and content.startswith("{", brace) and closing.get(brace) == end - 1:
             inner = brace + 1, end - 1
         elif everything and (switch := _SWITCH.match(content, start, end)):
