@@ -18,7 +18,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -28,7 +27,7 @@ from gym_serve.environments.reasoning_gym.expressions import (
     expanded,
     is_antiderivative,
 )
-from gym_serve.grading import plain_answer
+from gym_serve.grading import plain_answer, same_number
 
 __all__ = [
     "LITERALS",
@@ -174,9 +173,6 @@ def strange_number(answer: str, item: Item) -> bool:
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
 
 
-_NUMERAL = re.compile(r"[+-]?(?:[0-9]{1,99}|[0-9]{1,3}(?:,[0-9]{3}){1,33})(?:\.[0-9]{1,99})?")
-
-
 def as_spelled(gold: str | None, answer: str) -> str:
     """An answer without what stands around it; ``gold`` if that is the same but for its spelling.
 
@@ -185,9 +181,7 @@ def as_spelled(gold: str | None, answer: str) -> str:
     plain = plain_answer(answer)
     if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
         return plain
-    given = plain.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
-    numbers = [text.replace(",", "") for text in (gold, given) if _NUMERAL.fullmatch(text)]
-    same = plain_answer(gold) == plain or (len(numbers) == 2 and len({*map(Decimal, numbers)}) == 1)
+    same = plain_answer(gold) == plain or same_number(gold, plain)
     return gold if same else plain
 
 

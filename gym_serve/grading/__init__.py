@@ -1,7 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
     text           last_box  last_box_text  answer_lines  bare_answer  undecorated  plain_answer
-                   same_text  code_blocks  replace_surrogates  stated
+                   same_text  same_number  code_blocks  replace_surrogates  stated
     reasons        excerpt  ending  listed  not_in_the_box  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
@@ -17,6 +17,7 @@ from gym_serve.grading.answers import (
     last_box_text,
     plain_answer,
     replace_surrogates,
+    same_number,
     same_text,
     stated,
     undecorated,
@@ -56,6 +57,7 @@ __all__ = [
     "plain_answer",
     "plain_numerals",
     "replace_surrogates",
+    "same_number",
     "same_text",
     "same_value",
     "stated",

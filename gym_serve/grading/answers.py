@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import NamedTuple
 
 _BRACE = re.compile(r"\\\\(?=[{}])|\\[{}]|[{}]")
@@ -64,9 +65,11 @@ _HEADING = re.compile(
 )
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
-_BULLET = re.compile(r"^(?:>\s?|[-*•]\s(?!\d))+")
+LINE_MARK = re.compile(r"^(?:>+\s*|[#•]+\s+|[-*]\s+(?![\s\d]))+")
+"""Of a quotation, a heading or a list; a minus before a number is its sign."""
 _BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
 _EMPHASIS = re.compile(r"(?<![\w*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w*])")
+_NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,99}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,33})(?:\.[0-9]{1,99})?")
 _MAX_WRAPPERS = 9
 _OPENING = re.compile(
     r"[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]*)?(`{3,}|~{3,})(?=[^`]*$)[ \t{.]*([\w+#-]*).*"
@@ -290,9 +293,18 @@ def plain_answer(text: str) -> str:
 
 
 def same_text(expected: str, answer: str) -> bool:
-    """Whether two answers are the same except for white space, fonts and math delimiters around them."""
-    first, second = (" ".join(bare_answer(text).split()) for text in (expected, answer))
-    return bool(first) and first == second
+    """Whether two answers are the same but for white space, and for what `plain_answer` removes."""
+    first, second = (" ".join(plain_answer(text).split()) for text in (expected, answer))
+    return bool(first) and (first == second or same_number(first, second))
+
+
+def same_number(expected: str, answer: str) -> bool:
+    """Whether two texts are the same number: ``1,234`` and ``1234``, ``5.0`` and ``5``; ``007`` is none."""
+    texts = [text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-") for text in (expected, answer)]
+    if not all(map(_NUMERAL.fullmatch, texts)):
+        return False
+    first, second = (Decimal(text.replace(",", "")) for text in texts)
+    return first == second
 
 
 def _closing_braces(text: str) -> dict[int, int]:
@@ -330,7 +342,7 @@ def _is_placeholder(text: str, span: Span) -> bool:
 def _answer_at(text: str, start: int) -> str:
     for _ in range(_LOOK_AHEAD):
         end = text.find("\n", start)
-        line = _BULLET.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
+        line = LINE_MARK.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
         box = _BOX.match(undecorated(line).lstrip("$ "))
         answer = (last_box(line) if box else None) or undecorated(line)
         if answer and not line.startswith("```") and not _is_rule(answer):

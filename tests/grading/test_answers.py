@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gym_serve.grading import code_blocks, plain_answer
+from gym_serve.grading import code_blocks, plain_answer, same_text
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,26 @@ from gym_serve.grading import code_blocks, plain_answer
 )
 def test_an_answer_without_what_stands_around_it(text: str, plain: str) -> None:
     assert plain_answer(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "same"),
+    [
+        ("6", "**6**", True),
+        ("Paris", '"Paris".', True),
+        ("1200", "1,200", True),
+        ("1200", "1{,}200", True),
+        ("-5", "\N{MINUS SIGN}5", True),
+        ("5", "5.0", True),
+        ("1200", "1,20", False),
+        ("007", "7", False),
+        ("5", "-5", False),
+        ("6", "6 or 7", False),
+        ("", "", False),
+    ],
+)
+def test_the_same_answer(expected: str, answer: str, same: bool) -> None:
+    assert same_text(expected, answer) is same
 
 
 @pytest.mark.parametrize(
