@@ -150,7 +150,7 @@ class CodeGen(ResourcesServer):
         """
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
-        code = extract_code(text)
+        code = await asyncio.to_thread(extract_code, text)
         if code is None:
             return CodeVerdict(
                 reward=0.0,

@@ -126,7 +126,7 @@ class ReasoningGym(ResourcesServer):
         if score < _FULL and len(answer) <= self.config.max_answer_chars:
             plain = as_spelled(request.answer, answer)
             second = Scored(0.0, None) if plain == answer else await self._scored(task, plain, request)
-            if second.score > score:
+            if second.score >= _FULL:
                 answer, (score, reason) = plain, second
         if score < 1.0:
             gold = "" if request.answer is None else f"; a right answer is {excerpt(request.answer)}"

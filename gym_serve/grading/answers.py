@@ -226,26 +226,34 @@ def code_blocks(text: str) -> list[Block]:
     ends it, at the beginning or the end of a line; so do a fence with a language, which opens another
     block, and the end of the text.
     """
+    lines = text.split("\n")
     blocks: list[Block] = []
-    lines: list[str] = []
-    mark = language = ""
-    for line in [*text.split("\n"), None]:
-        opening = None if line is None else _OPENING.fullmatch(line)
-        if opening and opening[3] and line.count(opening[3]) % 2 == 0:
-            opening = None
-        another = mark and opening and opening[2] and opening[1].startswith(mark)
-        if mark and line is not None and not another:
-            if not line.lstrip(" \t>").startswith(mark):
-                bare = line.rstrip()
-                lines.append(bare.rstrip(mark[0]) if bare.endswith(mark) else line)
-                if not bare.endswith(mark):
-                    continue
-            opening = None
-        if content := textwrap.dedent("\n".join(lines)).strip("\n"):
-            blocks.append(Block(language.lower(), content))
-        lines = []
-        mark = (opening[1] or opening[3]) if opening else ""
-        language = (opening[2] or opening[4] or "") if opening else ""
+    mark, language, start = "", "", len(lines)
+
+    def close(content: list[str]) -> None:
+        if bare := textwrap.dedent("\n".join(content)).strip("\n"):
+            blocks.append(Block(language.lower(), bare))
+
+    for number, line in enumerate(lines):
+        if "```" not in line and "~~~" not in line:
+            continue
+        fence = _OPENING.fullmatch(line)
+        if not mark:
+            opens = fence is not None and (fence[1] is not None or line.count(fence[3]) % 2 == 1)
+        else:
+            opens = fence is not None and bool(fence[2]) and fence[1] == mark and len(line.split()) == 1
+            if opens or line.lstrip(" \t>").startswith(mark):
+                close(lines[start:number])
+            elif line.rstrip().endswith(mark):
+                close([*lines[start:number], line.rstrip().rstrip(mark[0])])
+            else:
+                continue
+        if fence and opens:
+            mark, language, start = fence[1] or fence[3], fence[2] or fence[4] or "", number + 1
+        else:
+            mark = ""
+    if mark:
+        close(lines[start:])
     return blocks
 
 

@@ -38,6 +38,7 @@ from gym_serve.types.errors import InvalidRequest
         ("- ```{.python}\n  x\n  ```", "x"),
         ("```python\nx\n```\nIt prints:\n```\n4\n```", "x"),
         ("```python\nx\n\nBetter:\n```python\ny\n```", "y"),
+        ("```\nx\n``` It prints:\n4", "x"),
         ("I use ``` as you asked.\n```python\nx\n```\nUse `y`.", "x"),
         ("```python\nx = y.split('```')\nprint(x)```", "x = y.split('```')\nprint(x)"),
         ("```py\r\nx\r\n```\r\n", "x\r"),
