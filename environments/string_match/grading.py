@@ -129,16 +129,9 @@ def similarity(expected: str, answer: str) -> float:
     return NEAR if _near(wanted, given) else 0.0
 
 
-def _undecorated(text: str) -> str:
-    """``text`` without emphasis and quotation marks around it; full stops and white space stay."""
-    return undecorated(text) if text[:1] in "*_`“”„«‘" and len(text) > 2 else text
-
-
 def _base(text: str) -> str:
-    text = unicodedata.normalize("NFKC", _undecorated(text)).translate(_DASHES)
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
-        text = text[1:-1]
-    text = text.lower()
+    text = unicodedata.normalize("NFKC", text)
+    text = (undecorated(text) or text).translate(_DASHES).lower()
     return text.rstrip(".!?") or text
 
 
