@@ -65,7 +65,7 @@ _HEADING = re.compile(
 )
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
-LINE_MARK = re.compile(r"^(?:>+\s*|[#•]+\s+|[-*]\s+(?![\s\d]))+")
+LINE_MARK = re.compile(r"^(?:>+\s*|[#•*]+\s+|-\s+(?![\s\d]))+")
 """Of a quotation, a heading or a list; a minus before a number is its sign."""
 _BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
 _EMPHASIS = re.compile(r"(?<![\w*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w*])")
@@ -258,14 +258,15 @@ def code_blocks(text: str) -> list[Block]:
 
 
 def undecorated(text: str) -> str:
-    """``text`` without Markdown emphasis, code marks, quotation marks and a full stop around it."""
+    """``text`` without Markdown emphasis, code and check marks, quotation marks, a full stop around it."""
     for _ in range(_MAX_WRAPPERS):
-        bare = text.strip().rstrip(". ")
+        bare = text.strip().rstrip(" ✅✔☑\ufe0f")
+        bare = bare if bare.endswith("..") else bare.rstrip(". ")
         for mark in ("**", "__", "```"):
-            if bare.startswith(mark):
-                bare = bare.lstrip(mark[0])
-            if bare.endswith(mark):
-                bare = bare.rstrip(mark[0])
+            marks = bare.count(mark)
+            if marks % 2 or (marks == 2 and bare.startswith(mark) and bare.endswith(mark)):
+                bare = bare.lstrip(mark[0]) if bare.startswith(mark) else bare
+                bare = bare.rstrip(mark[0]) if bare.endswith(mark) else bare
         bare = bare.strip()
         if len(bare) > 2 and _QUOTES.get(bare[0]) == bare[-1] and bare[0] not in bare[1:-1]:
             bare = bare[1:-1].strip()

@@ -22,9 +22,9 @@ from gym_serve.grading.answers import (
     COLOR,
     LINE_MARK,
     answer_lines,
-    bare_answer,
     is_denied,
     last_boxes,
+    plain_answer,
     undecorated,
     visible,
 )
@@ -366,7 +366,7 @@ def read(content: str, *, single: bool = False) -> Reading:
         content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
         single: no list is expected, so that a comma may stand in a number: ``12,5`` and ``1.234.567``.
     """
-    content = bare_answer(visible(content).replace("\0", ""))
+    content = plain_answer(visible(content).replace("\0", ""))
     if one := _FORMULA_AND_UNIT.fullmatch(content):
         content = one[1] + one[2]
     if single:

@@ -26,6 +26,9 @@ from gym_serve.grading import code_blocks, plain_answer, same_text
         ('{"a": {"b": 1}}', '{"a": {"b": 1}}'),
         ("`{'a': 1}`", "{'a': 1}"),
         (r"\boxed{5} or \boxed{6}", r"\boxed{5} or \boxed{6}"),
+        ("**5** (five)", "5 (five)"),
+        ("5 ✅", "5"),
+        ("1, 2, ...", "1, 2, ..."),
         ("~~5~~", "~~5~~"),  # is crossed out
         ("x**2", "x**2"),
         ("2**3**4", "2**3**4"),
