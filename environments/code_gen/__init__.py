@@ -150,13 +150,13 @@ class CodeGen(ResourcesServer):
         """
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
-        code = extract_code(text)
+        code = await asyncio.to_thread(extract_code, text)
         if code is None:
             return CodeVerdict(
                 reward=0.0,
                 extracted_model_output=text if text.strip() else None,
                 difficulty=difficulty,
-                reason=f"no program between two lines with ``` found: {ending(text)}",
+                reason=f"no code block found: {ending(text)}",
             )
         tests = await self._unpacked(request.verifier_metadata.unit_tests)
         report = await self._tested(code, tests)

@@ -7,22 +7,21 @@ import math
 from decimal import Decimal, DecimalException
 from typing import Any
 
+from gym_serve.grading import code_blocks
 from gym_serve.servers import Response
 
-_FENCE = "```"
+_PYTHON = ("python", "python3", "py", "py3", "pypy", "pypy3")
 _TAGS = ("<think>", "</think>")
 
 
 def extract_code(text: str) -> str | None:
-    """The lines between the last two lines that have a fence; None if there are none, or only empty ones.
+    """The last code block that is marked as Python, else the last one; None if there is none.
 
-    The rule is LiveCodeBench's, so that scores compare; what stands in an earlier block is a draft.
+    What stands in an earlier block is a draft; an unmarked one behind the program shows what it prints.
     """
-    lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if _FENCE in line]
-    if len(fences) < 2:
-        return None
-    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) or None
+    blocks = code_blocks(text)
+    programs = [block for block in blocks if block.language in _PYTHON] or blocks
+    return programs[-1].content if programs else None
 
 
 def breaks_reasoning_format(response: Response) -> bool:

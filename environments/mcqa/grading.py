@@ -57,9 +57,23 @@ _WRONG = re.compile(
     r"(?<![A-Za-z'’])[(*]{0,3}(?:[A-Z][)*]{0,3}\s+(?:is|was|seems)|[A-Z](?:[)*]{0,3}(?:,|,?\s+(?:and|or))\s+[(*]{0,3}[A-Z]){1,9}"
     r"[)*]{0,3}\s+are)(?:\s+(?:not|wrong|false|incorrect|excluded)|n['’]t)\b(?:\s+(?:right|correct|true|it))?"
 )
-_LABELS = re.compile(r"(?<![\w'’])\(?([A-Z])\s?[):]|(?:,|\bor|\band)\s+\(?([A-Z])\)?(?=\s*[(:.)]|$)")
+_BESIDE = re.compile(
+    r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"
+    r"|likely|option|choice|letter|answer|but|if|with|plus|otherwise|alternatively)[\s(*]+)\Z",
+    re.IGNORECASE,
+)
+"""What stands before a further option, and not before one that a remark mentions: "unlike D", "over D"."""
+_REMARK = re.compile(
+    r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?[(*]{0,3}[A-Z][)*]{0,3}"
+    r"(?:(?:,\s*(?:and\s+)?|\s+(?:and|or)\s+)[A-Z]){0,9}"
+    r"\s+(?!(?:or|and|if|when|too|also|could|may|might|works|fits|(?:is|are|seems?|would be)\s+(?:also"
+    r"|possible|equally|likely|another|plausible|right|correct|fine|the|an?))\b)(?-i:[a-z])",
+    re.IGNORECASE,
+)
+"""The beginning of a sentence about an option, behind the answer: "C. D would be too far"."""
 _REASON = re.compile(
-    r"\b(?:because|since|as|due to|given|whereas|while|rather than|instead of)\b", re.IGNORECASE
+    r"\b(?:because|since|(?<!well )as(?! well)|due to|given|whereas|while|rather than|instead of)\b",
+    re.IGNORECASE,
 )
 _NEGATION = re.compile(
     r"\b(?:not|neither|nor|never|except|but)\b|n['’]t\b|\\neq?(?![a-z])|[≠<>]", re.IGNORECASE
@@ -103,8 +117,8 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
     if mode == "lenient_boxed":
         return _boxed_letter(text, letters) or _boxed_option(text, choices)
     if mode == "lenient_answer_colon":
-        return _answer_line(text, letters, choices)
-    return _answer_line(text, letters, ())
+        return _answer_line(text, choices, texts=True)
+    return _answer_line(text, choices, texts=False)
 
 
 def letter_of_option(answer: str, choices: Choices) -> str | None:
@@ -134,7 +148,7 @@ def _boxed_letter(text: str, letters: set[str]) -> str | None:
 def _labels_another(content: str, label: re.Match[str], letters: set[str]) -> bool:
     """Whether other options are named behind a label: "C-D", "C) Mars or D) Neptune"."""
     others = _OTHER_LABEL.finditer(content, label.end() - 1)
-    return any((found[1] or found[2]) in letters - {label[1]} for found in others)
+    return any((found[1] or found[2] or found[3]) in letters - {label[1]} for found in others)
 
 
 def _without_fonts(content: str) -> str:
@@ -144,17 +158,20 @@ def _without_fonts(content: str) -> str:
 
 _FONT = re.compile(r"(?:\\(?:text|math)[a-z]{0,6}\s*)?\{([^{}\\]*)\}")
 _IN_FRONT = re.compile(
-    r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s)+(?=[(\[*]*[A-Z](?![a-z]))",
+    r"(?:(?:the\s)?(?:(?:correct|right|final)\s)?(?:option|choice|answer)(?:\sis)?\s?:?\s){1,4}(?=[(\[*]*[A-Z](?![a-z]))",
     re.IGNORECASE,
 )
 _OTHER_LABEL = re.compile(
-    r"(?:^|[^\w'’])\(?([A-Z])\s?[:).](?!\w)|[:).\-–—]\s*(?:or\s|and\s)?\(?([A-Z])\)?\W*$", re.IGNORECASE
+    r"(?:^|[^\w'’])\(?([A-Z])\s?[:).](?!\w)|(?:\bor|[,;/])\s+([A-Z])\s[-–—=]\s"
+    r"|[:).\-–—]\s*(?:or\s|and\s)?\(?([A-Z])\)?\W*$",
+    re.IGNORECASE,
 )
 
 
 def _boxed_option(text: str, choices: Choices) -> str | None:
     """The one option whose text the box is, or else contains as whole words or numbers."""
-    content = _fold(bare_answer(last_box(text) or ""))
+    box = " ".join(bare_answer(last_box(text) or "").split())
+    content = _fold(box)
     if exact := letter_of_option(content, choices):
         return exact
     if _NEGATION.search(content) or _FORMULA_OF_MORE.search(content):
@@ -166,7 +183,9 @@ def _boxed_option(text: str, choices: Choices) -> str | None:
             content, count = _whole(wanted).subn("\0", content)
             if count:
                 found.add(letter)
-    return found.pop() if len(found) == 1 else None
+                box = _whole(wanted).sub("", box)
+    named = _named_letter(box, {letter for letter, _ in choices})
+    return found.pop() if len(found) == 1 and (named is None or named in found) else None
 
 
 def _whole(text: str) -> re.Pattern[str]:
@@ -174,18 +193,26 @@ def _whole(text: str) -> re.Pattern[str]:
     return re.compile(
         rf"(?<![\w.,\-]){re.escape(text)}(?![\w%]|[.,]\d)"
         if text[0].isdigit()
-        else rf"(?<!\w){re.escape(text)}(?!\w)"
+        else rf"(?<!\w){re.escape(text)}(?!\w)",
+        re.IGNORECASE,
     )
 
 
-def _answer_line(text: str, letters: set[str], choices: Choices) -> str | None:
+def _answer_line(text: str, choices: Choices, *, texts: bool) -> str | None:
+    letters = {letter for letter, _ in choices}
     for line in answer_lines(text):
         answer = latin_letters(line).strip()
-        if option := letter_of_option(bare_answer(answer), choices):
+        if texts and (option := letter_of_option(bare_answer(answer), choices)):
             return option
-        if _lists_letters(_before_reason(_undenied(answer)), letters):
+        answer = _undenied(answer)
+        remark = _REMARK.search(answer)
+        if remark is not None and (letter := _named_letter(answer[: remark.start() + 1], letters)):
+            answer = answer[: remark.start() + 1]
+        else:
+            letter = _named_letter(answer, letters)
+        if _hedges(_before_reason(answer), letter, choices):
             return None
-        if letter := _named_letter(answer, letters):
+        if letter:
             return letter
     return None
 
@@ -229,10 +256,22 @@ def _before_reason(answer: str) -> str:
     return answer if reason is None else answer[: reason.start()]
 
 
+def _hedges(answer: str, letter: str | None, choices: Choices) -> bool:
+    """Whether two options stand side by side: "A, B", "A) x or B) y", "A if x, B if y", "A or y"."""
+    own = next((text for named, text in choices if named == letter and text), None)
+    if own is not None:
+        answer = answer.replace(own, " ", 1)  # which may name others: "both A and B"
+    for other, text in choices:
+        if (
+            other != letter
+            and _fold(text)
+            and re.search(rf"(?:\bor\s|/)\s?{re.escape(_fold(text))}(?!\w)", _fold(answer))
+        ):
+            return True
+    return _lists_letters(answer, {named for named, _ in choices})
+
+
 def _lists_letters(answer: str, letters: set[str]) -> bool:
-    """Whether two different options stand side by side, or each with its text: "A, B", "A) x or B) y"."""
-    if len({label[1] or label[2] for label in _LABELS.finditer(answer)} & letters) > 1:
-        return True
     found = [
         match
         for match in _LONE_CHOICE.finditer(answer)
@@ -240,7 +279,13 @@ def _lists_letters(answer: str, letters: set[str]) -> bool:
     ]
     return any(
         left[0].upper() != right[0].upper()
-        and _LIST_SEPARATOR.fullmatch(answer, left.end(), right.start()) is not None
+        and (
+            _LIST_SEPARATOR.fullmatch(answer, left.end(), right.start()) is not None
+            or (
+                right[0].isupper()
+                and _BESIDE.search(answer, max(left.end(), right.start() - 40), right.start())
+            )
+        )
         for left, right in pairwise(found)
     )
 

@@ -17,6 +17,7 @@ from gym_serve.environments.reasoning_gym.families import (
     REFUTED,
     SCORED_HERE,
     WITHOUT_ANSWER,
+    as_spelled,
     hedged,
     score_here,
     strange_number,
@@ -122,6 +123,11 @@ class ReasoningGym(ResourcesServer):
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
         score, reason = await self._scored(task, answer, request)
+        if score < _FULL and len(answer) <= self.config.max_answer_chars:
+            plain = as_spelled(request.answer, answer)
+            second = Scored(0.0, None) if plain == answer else await self._scored(task, plain, request)
+            if second.score >= _FULL:
+                answer, (score, reason) = plain, second
         if score < 1.0:
             gold = "" if request.answer is None else f"; a right answer is {excerpt(request.answer)}"
             reason = f"the answer {excerpt(answer)} scores {score:.3g}: {reason or 'it is wrong'}{gold}"

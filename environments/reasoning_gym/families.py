@@ -27,8 +27,18 @@ from gym_serve.environments.reasoning_gym.expressions import (
     expanded,
     is_antiderivative,
 )
+from gym_serve.grading import plain_answer, same_number
 
-__all__ = ["LITERALS", "REFUTED", "SCORED_HERE", "WITHOUT_ANSWER", "hedged", "score_here", "strange_number"]
+__all__ = [
+    "LITERALS",
+    "REFUTED",
+    "SCORED_HERE",
+    "WITHOUT_ANSWER",
+    "as_spelled",
+    "hedged",
+    "score_here",
+    "strange_number",
+]
 
 Item = Mapping[str, Any]
 """An item of the package: ``question``, ``answer``, ``metadata``."""
@@ -161,6 +171,18 @@ def strange_number(answer: str, item: Item) -> bool:
     """
     given = f"{item.get('question')} {item.get('answer')}"
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
+
+
+def as_spelled(gold: str | None, answer: str) -> str:
+    """An answer without what stands around it; ``gold`` if that is the same but for its spelling.
+
+    The package compares texts: ``**5**``, ``1,234``, ``−5`` and ``5.0`` are none of its numbers.
+    """
+    plain = plain_answer(answer)
+    if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
+        return plain
+    same = plain_answer(gold) == plain or same_number(gold, plain)
+    return gold if same else plain
 
 
 def _words(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
-from gym_serve.grading import answer_lines, bare_answer, last_box_text, undecorated
+from gym_serve.grading import answer_lines, last_box_text, plain_answer, undecorated
 
 ExtractionMode = Literal["boxed", "final_answer", "last_line", "full_response"]
 
@@ -67,8 +67,7 @@ def _boxed(text: str) -> str | None:
 
 def same_letters(expected: str, answer: str) -> bool:
     """Whether two answers are the same letter by letter, but for emphasis, fonts and quotes around."""
-    forms = (str.strip, lambda text: undecorated(bare_answer(text)))
-    return any(form(expected) == form(answer) for form in forms)
+    return any(form(expected) == form(answer) for form in (str.strip, plain_answer))
 
 
 NEAR = 0.98
@@ -130,16 +129,9 @@ def similarity(expected: str, answer: str) -> float:
     return NEAR if _near(wanted, given) else 0.0
 
 
-def _undecorated(text: str) -> str:
-    """``text`` without emphasis and quotation marks around it; full stops and white space stay."""
-    return undecorated(text) if text[:1] in "*_`“”„«‘" and len(text) > 2 else text
-
-
 def _base(text: str) -> str:
-    text = unicodedata.normalize("NFKC", _undecorated(text)).translate(_DASHES)
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
-        text = text[1:-1]
-    text = text.lower()
+    text = unicodedata.normalize("NFKC", text)
+    text = (undecorated(text) or text).translate(_DASHES).lower()
     return text.rstrip(".!?") or text
 
 

@@ -256,7 +256,7 @@ class ToolArgumentComparison(ResourcesServer):
 
     def _outcome(self, expected: ExpectedAction, response: Response) -> Outcome:
         calls = [Action(call.get("name"), call.get("arguments")) for call in response.function_calls]
-        if not calls and not _says_something(response):
+        if not calls and not response.output_text.strip():  # a refusal has no text
             return Outcome(0.0, Category.NOTHING)
         if isinstance(expected, ExpectedMessage):
             return Outcome(0.0, Category.NO_MESSAGE) if calls else Outcome(1.0, Category.MESSAGE)
@@ -268,18 +268,6 @@ class ToolArgumentComparison(ResourcesServer):
             calls,
             self.config.tool_call_comparator_config,
         )
-
-
-def _says_something(response: Response) -> bool:
-    """Whether there is a message with a text; a refusal has none."""
-    for message in response.messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            return True
-        parts = content if isinstance(content, list) else []
-        if any(isinstance(part, dict) and part.get("type") == "output_text" for part in parts):
-            return True
-    return False
 
 
 def _reason(outcome: Outcome, request: ActionRequest) -> str:

@@ -1,7 +1,7 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  last_box_text  answer_lines  bare_answer  undecorated  same_text
-                   replace_surrogates  stated
+    text           last_box  last_box_text  answer_lines  bare_answer  undecorated  plain_answer
+                   same_text  same_number  code_blocks  replace_surrogates  stated
     reasons        excerpt  ending  listed  not_in_the_box  why_unequal
     mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
     tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
@@ -12,9 +12,12 @@ All functions of text take linear time, because the text comes from a model.
 from gym_serve.grading.answers import (
     answer_lines,
     bare_answer,
+    code_blocks,
     last_box,
     last_box_text,
+    plain_answer,
     replace_surrogates,
+    same_number,
     same_text,
     stated,
     undecorated,
@@ -41,6 +44,7 @@ __all__ = [
     "ask",
     "bare_answer",
     "boxed_gold",
+    "code_blocks",
     "decode_arguments",
     "decoded_arguments",
     "ending",
@@ -50,8 +54,10 @@ __all__ = [
     "listed",
     "not_in_the_box",
     "pair_up",
+    "plain_answer",
     "plain_numerals",
     "replace_surrogates",
+    "same_number",
     "same_text",
     "same_value",
     "stated",

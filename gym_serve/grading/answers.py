@@ -10,7 +10,9 @@ Pure functions that take time linear in the text, which comes from a model and m
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import NamedTuple
 
 _BRACE = re.compile(r"\\\\(?=[{}])|\\[{}]|[{}]")
@@ -40,6 +42,8 @@ COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
+_OBJECT = re.compile(r"\{\s*[\"'}]")
+"""How an object of JSON begins, and no group of LaTeX."""
 
 _LIST_GAP = re.compile(
     r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
@@ -61,7 +65,18 @@ _HEADING = re.compile(
 )
 _LOOK_AHEAD = 4
 """Lines after a label in which its answer may begin: blank ones, a code fence."""
-_BULLET = re.compile(r"^(?:>\s?|[-*•]\s(?!\d))+")
+LINE_MARK = re.compile(r"^(?:>+\s*|[#•*]+\s+|-\s+(?![\s\d]))+")
+"""Of a quotation, a heading or a list; a minus before a number is its sign."""
+_BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
+_EMPHASIS = re.compile(r"(?<![\w*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w*])")
+_NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,99}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,33})(?:\.[0-9]{1,99})?")
+_MAX_WRAPPERS = 9
+_OPENING = re.compile(
+    r"[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]*)?(`{3,}|~{3,})(?=[^`]*$)[ \t{.]*([\w+#-]*).*"
+    r"|.*[^`](```)([\w+#-]*)\s*",
+    re.DOTALL,
+)
+"""The line of a fence that opens a code block: its mark and its language, before or behind words."""
 _MAX_LABELS, _MAX_LINE = 16, 20_000
 """Labels that are looked at from the end of a text, and characters of an answer behind one."""
 _INVISIBLE = dict.fromkeys(
@@ -192,21 +207,73 @@ def answer_lines(text: str) -> Iterator[str]:
             yield answer
 
 
+class Block(NamedTuple):
+    """A code block.
+
+    Attributes:
+        language: what stands behind its opening fence, in small letters.
+        content: its lines, without the indentation that all of them have.
+    """
+
+    language: str
+    content: str
+
+
+def code_blocks(text: str) -> list[Block]:
+    """The blocks between fences of three or more backticks or tildes, without those that are blank.
+
+    A fence opens a block if its line begins or ends with it (and a language), also in a list. The next one
+    ends it, at the beginning or the end of a line; so do a fence with a language, which opens another
+    block, and the end of the text.
+    """
+    lines = text.split("\n")
+    blocks: list[Block] = []
+    mark, language, start = "", "", len(lines)
+
+    def close(content: list[str]) -> None:
+        if bare := textwrap.dedent("\n".join(content)).strip("\n"):
+            blocks.append(Block(language.lower(), bare))
+
+    for number, line in enumerate(lines):
+        if "```" not in line and "~~~" not in line:
+            continue
+        fence = _OPENING.fullmatch(line)
+        if not mark:
+            opens = fence is not None and (fence[1] is not None or line.count(fence[3]) % 2 == 1)
+        else:
+            opens = fence is not None and bool(fence[2]) and fence[1] == mark and len(line.split()) == 1
+            if opens or line.lstrip(" \t>").startswith(mark):
+                close(lines[start:number])
+            elif line.rstrip().endswith(mark):
+                close([*lines[start:number], line.rstrip().rstrip(mark[0])])
+            else:
+                continue
+        if fence and opens:
+            mark, language, start = fence[1] or fence[3], fence[2] or fence[4] or "", number + 1
+        else:
+            mark = ""
+    if mark:
+        close(lines[start:])
+    return blocks
+
+
 def undecorated(text: str) -> str:
-    """``text`` without Markdown emphasis, code marks, quotation marks and a full stop around it."""
-    while True:
-        bare = text.strip().rstrip(". ")
-        for mark in ("**", "__", "~~", "```"):
-            if bare.startswith(mark):
-                bare = bare.lstrip(mark[0])
-            if bare.endswith(mark):
-                bare = bare.rstrip(mark[0])
+    """``text`` without Markdown emphasis, code and check marks, quotation marks, a full stop around it."""
+    for _ in range(_MAX_WRAPPERS):
+        bare = text.strip().rstrip(" ✅✔☑\ufe0f")
+        bare = bare if bare.endswith("..") else bare.rstrip(". ")
+        for mark in ("**", "__", "```"):
+            marks = bare.count(mark)
+            if marks % 2 or (marks == 2 and bare.startswith(mark) and bare.endswith(mark)):
+                bare = bare.lstrip(mark[0]) if bare.startswith(mark) else bare
+                bare = bare.rstrip(mark[0]) if bare.endswith(mark) else bare
         bare = bare.strip()
         if len(bare) > 2 and _QUOTES.get(bare[0]) == bare[-1] and bare[0] not in bare[1:-1]:
             bare = bare[1:-1].strip()
         if bare == text:
-            return text
+            break
         text = bare
+    return text
 
 
 def bare_answer(text: str) -> str:
@@ -217,10 +284,36 @@ def bare_answer(text: str) -> str:
     return _unwrapped(text, _FONT, everything=True)
 
 
+def plain_answer(text: str) -> str:
+    r"""``text`` without all that Markdown and LaTeX may put around all of it.
+
+    That is what `bare_answer` and `undecorated` remove, bold type, a box, a code block: ``**$\boxed{5}$**``.
+    """
+    for _ in range(_MAX_WRAPPERS):
+        block = _BLOCK.fullmatch(text)
+        bare = undecorated(bare_answer(_EMPHASIS.sub(r"\1", block[2] if block else text)))
+        box = last_box_span(bare)
+        if box is not None and box.outer == 0 and bare[box.end :] in ("", "}"):
+            bare = bare[box.start : box.end].strip()
+        if bare == text:
+            break
+        text = bare
+    return text
+
+
 def same_text(expected: str, answer: str) -> bool:
-    """Whether two answers are the same except for white space, fonts and math delimiters around them."""
-    first, second = (" ".join(bare_answer(text).split()) for text in (expected, answer))
-    return bool(first) and first == second
+    """Whether two answers are the same but for white space, and for what `plain_answer` removes."""
+    first, second = (" ".join(plain_answer(text).split()) for text in (expected, answer))
+    return bool(first) and (first == second or same_number(first, second))
+
+
+def same_number(expected: str, answer: str) -> bool:
+    """Whether two texts are the same number: ``1,234`` and ``1234``, ``5.0`` and ``5``; ``007`` is none."""
+    texts = [text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-") for text in (expected, answer)]
+    if not all(map(_NUMERAL.fullmatch, texts)):
+        return False
+    first, second = (Decimal(text.replace(",", "")) for text in texts)
+    return first == second
 
 
 def _closing_braces(text: str) -> dict[int, int]:
@@ -258,7 +351,7 @@ def _is_placeholder(text: str, span: Span) -> bool:
 def _answer_at(text: str, start: int) -> str:
     for _ in range(_LOOK_AHEAD):
         end = text.find("\n", start)
-        line = _BULLET.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
+        line = LINE_MARK.sub("", text[start : len(text) if end < 0 else end].strip()[:_MAX_LINE])
         box = _BOX.match(undecorated(line).lstrip("$ "))
         answer = (last_box(line) if box else None) or undecorated(line)
         if answer and not line.startswith("```") and not _is_rule(answer):
@@ -270,7 +363,7 @@ def _answer_at(text: str, start: int) -> str:
 
 
 def _is_rule(line: str) -> bool:
-    return not line.strip("*_`#-= \t>")
+    return not line.strip("*_`~#-= \t>")
 
 
 def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:
@@ -283,7 +376,9 @@ def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False)
     while start < end:
         inner = start, end
         command = font.match(content, start, end)
-        brace = command.end() if command else start if everything else -1
+        brace = (
+            command.end() if command else start if everything and not _OBJECT.match(content, start) else -1
+        )
         if brace >= 0 and content.startswith("{", brace) and closing.get(brace) == end - 1:
             inner = brace + 1, end - 1
         elif everything and (switch := _SWITCH.match(content, start, end)):

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from gym_serve.grading.answers import (
     COLOR,
+    LINE_MARK,
     answer_lines,
-    bare_answer,
     is_denied,
     last_boxes,
+    plain_answer,
     undecorated,
     visible,
 )
@@ -106,8 +107,6 @@ _EXPLICIT = re.compile(r"final answer is:?\s{0,9}\$([^$\n]{1,300})\$\.?\s?I hope
 _ANSWER_WORD = re.compile(r"answer", re.IGNORECASE)
 _IS_A_NUMBER = re.compile(r"[^.$\n]{0,60}\b(?:is|are|equals)\s+[-+$\\({]{0,4}\d")
 _PROSE = re.compile(r"\b(?:it|is|we)\b", re.IGNORECASE)
-_LINE_MARK = re.compile(r"^(?:[>#•]+\s+|[-*]\s+(?!\d))+")
-"""Of a quotation, a heading or a list; a minus before a number is its sign."""
 _NEAR = 100
 _MAX_FORMULA = 300
 
@@ -128,7 +127,7 @@ def written_answer(text: str) -> str | None:
     for candidate, longest_word in (
         (line, 2),
         (_stated(text), 2),
-        (_LINE_MARK.sub("", undecorated(text)), 1),
+        (LINE_MARK.sub("", undecorated(text)), 1),
     ):
         if candidate is not None and _is_formula(candidate, longest_word):
             return candidate.strip()
@@ -367,7 +366,7 @@ def read(content: str, *, single: bool = False) -> Reading:
         content: the answer alone, without ``\boxed{}``; at most `MAX_ANSWER` characters are sensible.
         single: no list is expected, so that a comma may stand in a number: ``12,5`` and ``1.234.567``.
     """
-    content = bare_answer(visible(content).replace("\0", ""))
+    content = plain_answer(visible(content).replace("\0", ""))
     if one := _FORMULA_AND_UNIT.fullmatch(content):
         content = one[1] + one[2]
     if single:

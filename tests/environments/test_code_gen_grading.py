@@ -23,14 +23,25 @@ from gym_serve.types.errors import InvalidRequest
     [
         ("", None),
         ("print(1)", None),
-        ("```\nprint(1)", None),
+        ("```\nprint(1)", "print(1)"),  # nothing closes it
         ("```\n```", None),
         ("```print(1)```", None),
         ("```\nx\n```", "x"),
         ("```python\nx\ny\n```\nDone.", "x\ny"),
-        ("a ```py\n  x\n  ``` b", "  x"),
+        ("a ```py\n  x\n  ``` b", "x"),
         ("```\nx\n```\n```\ny\n```", "y"),
-        ("```\n\n\n```", "\n"),
+        ("```python\nx\n```\nNo:\n```python\ny\n```", "y"),
+        ("```\n\n\n```", None),
+        ("~~~Python3\nx\n~~~", "x"),
+        ("````python\n```\nx\n````", "```\nx"),
+        ("1. So:\n\n   ```python\n   if x:\n       y\n   ```\n2. Done.", "if x:\n    y"),
+        ("- ```{.python}\n  x\n  ```", "x"),
+        ("```python\nx\n```\nIt prints:\n```\n4\n```", "x"),
+        ("```python\nx\n\nBetter:\n```python\ny\n```", "y"),
+        ("```\nx\n``` It prints:\n4", "x"),
+        ("I use ``` as you asked.\n```python\nx\n```\nUse `y`.", "x"),
+        ("```python\nx = y.split('```')\nprint(x)```", "x = y.split('```')\nprint(x)"),
+        ("```py\r\nx\r\n```\r\n", "x\r"),
     ],
 )
 def test_extraction(text: str, code: str | None) -> None:

@@ -246,11 +246,13 @@ def test_strict_implies_lenient(text: str) -> None:
         (r"\boxed{" * 200_000, {}),
         (r"\boxed{" + "{" * 1_000_000, {}),
         (r"\boxed{" + " " * 1_000_000 + "b}", {}),
+        (r"\boxed{" + "Answer: " * 100_000 + "}", {}),
         ("answer" + " " * 1_000_000, {}),
         ("answer" * 200_000, {}),
         ("Answer: " + "I x " * 250_000, {}),
         ("Answer: " + "A" + " " * 1_000_000 + "x A", {COLON: "A", MARKDOWN: "A"}),
         ("Answer:\n" * 100_000, {}),
+        ("Answer: A" + "(" * 20_000 + "x B", {COLON: "A", MARKDOWN: "A"}),
         ("*_" * 500_000, {}),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else "",
@@ -311,3 +313,54 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
 def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) -> None:
     numbers = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}])
     assert match_letter(f"\\boxed{{{box}}}", numbers, BOXED) == letter
+
+
+@pytest.mark.parametrize("mode", [COLON, MARKDOWN])
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        *(
+            (hedge, None)
+            for hedge in (
+                "C (Saturn) or D (Moon of Mars)",
+                "C if it has rings, D if not",
+                "C, though D is possible",
+                "C. Saturn / D. Moon of Mars",
+                "C with 60% and D with 40%",
+                "C (first choice), D (second choice)",
+                "C or Moon of Mars",
+                "C as well as D",
+                "either C (Saturn) or D",
+                "C. D is also right.",
+            )
+        ),
+        *(
+            (right, "C")
+            for right in (
+                "C, unlike D",
+                "C, which rules out D",
+                "C (vitamin D)",
+                "C. D would be too far.",
+                "C - Saturn. A and B are too hot, D is too small.",
+                "The answer is C. D would be too far.",
+                "C (Saturn), as D (Moon of Mars) has no rings",
+            )
+        ),
+    ],
+)
+def test_an_answer_that_names_two_options(answer: str, letter: str | None, mode: GradingMode) -> None:
+    assert match_letter(f"Answer: {answer}", PLANETS, mode) == letter
+
+
+@pytest.mark.parametrize("mode", [COLON, MARKDOWN])
+def test_the_text_of_an_option_may_name_others(mode: GradingMode) -> None:
+    options = choices_of([{"A": "tea"}, {"B": "milk"}, {"C": "both A and B"}])
+    assert match_letter("Answer: C) both A and B", options, mode) == "C"
+
+
+@pytest.mark.parametrize(
+    "box", ["C - Saturn or D - Moon of Mars", "C or Moon of Mars", "C = Saturn; D = Moon of Mars"]
+)
+def test_a_box_that_names_two_options(box: str) -> None:
+    assert match_letter(f"\\boxed{{{box}}}", PLANETS, STRICT) is None
+    assert match_letter(f"\\boxed{{{box}}}", PLANETS, BOXED) is None

@@ -44,6 +44,12 @@ async def test_fixtures() -> None:
     assert await fixture_problems(ToolArgumentComparison) == []
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_a_blank_text_is_no_message(text: str) -> None:
+    found = await verdict({"type": "message", "content": "Hello."}, said(text))
+    assert found == (0.0, Category.NOTHING)
+
+
 @pytest.mark.parametrize("number", range(6))
 async def test_example_row(number: int) -> None:
     row = examples(ToolArgumentComparison)[number]

@@ -188,6 +188,12 @@ BOXED: dict[str, list[tuple[str, str, bool]]] = {
 """Gold, content of the box, whether they are equal."""
 
 TEXTS: list[tuple[str, str, bool]] = [
+    ("5", "\\boxed{**5**}", True),
+    ("5", "\\boxed{`5`}", True),
+    ("5", "Answer: **5** (five)", True),
+    ("5", "**Final answer:** 5 ✅", True),
+    ("5", "Answer:\n* 5", True),
+    ("6", "Answer: ~~5~~ 6 or 5", False),
     ("-5", "-5", True),
     ("5", "-5", False),
     ("-10/9", "-\\frac{10}{9}", True),

@@ -112,6 +112,10 @@ def _texts(case: Texts) -> Iterator[tuple[str, Output]]:
         "an arrow": form(f"{right} \\to {wrong}"),
         "a doubt": form(f"{right}? {wrong}"),
         "a bracket": form(f"{right} ({wrong})"),
+        "with words between": form(f"{right} (first choice) or {wrong} (second choice)"),
+        "with a condition": form(f"{right} if the first is meant, {wrong} otherwise"),
+        "with a doubt behind": form(f"{right}, though {wrong} is possible"),
+        "crossed out": form(f"~~{right}~~ {wrong}"),
         # Contradictions
         "the right one, then the wrong one": f"{form(right)}\nNo, wait.\n{form(wrong)}",
         "all, each in its form, the wrong one last": "\n".join(form(text) for text in every),
@@ -136,6 +140,7 @@ def _texts(case: Texts) -> Iterator[tuple[str, Output]]:
         "the form of the prompt": case.form,
         # Not said
         "in reasoning alone": f"<think>{form(right)}</think>",
+        "in reasoning that was cut off": f"<think>I guess {form(right)}, but",
         "in reasoning, then the wrong one": f"<think>{form(right)}</think>\n{form(wrong)}",
         "in reasoning whose tag the template opened": f"It may be {form(right)}.</think>\nI cannot say.",
         # To a judge

@@ -25,6 +25,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, Ty
 from typing_extensions import Self
 
 from gym_serve.environments.gymnasium import EpisodeState, GymnasiumServer, Step
+from gym_serve.grading import code_blocks
 from gym_serve.interop.openenv.instances import (
     Instance,
     LocalClasses,
@@ -272,7 +273,6 @@ def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
 
 
 _MAX_ACTION = 1 << 20
-_FENCE = "```"
 
 
 def text_field(schema: JSON) -> str | None:
@@ -298,8 +298,8 @@ def action_in(text: str, field: str | None) -> JSON:
         raise InvalidRequest(f"longer than {_MAX_ACTION} characters")
     if field is not None:
         return {field: text}
-    blocks = text.split(_FENCE)
-    inner = blocks[-2].removeprefix("json") if len(blocks) >= 3 else text
+    blocks = code_blocks(text)
+    inner = blocks[-1].content if blocks else text
     try:
         action = orjson.loads(inner.strip())
     except orjson.JSONDecodeError as error:

@@ -5,8 +5,8 @@ video and files. A part without a form in the other protocol is an error that na
 the model would see another task than the row's.
 
 Reasoning inside text is written ``<think>...</think>``. What precedes a ``</think>`` that nothing opened is
-reasoning as well: many chat templates open the tag themselves. A tag that is never closed stays text, so no
-text of a model is lost.
+reasoning as well: many chat templates open the tag themselves. So is what an answer begins with and does not
+close, as its tokens ran out. Any other tag that is never closed stays text.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
     Args:
         text: of an assistant.
         is_answer: whether it is as the model wrote it, so that a chat template may have opened the first
-            block. A text that was split before has such a tag only if it is meant.
+            block, and the end of its tokens may have cut it off. A text that was split before has such a tag
+            only if it is meant.
     """
     blocks: list[str] = []
     rest: list[str] = []
@@ -214,6 +215,9 @@ def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
     while (start := text.find(_OPEN, at)) >= 0:
         end = text.find(_CLOSE, start + len(_OPEN))
         if end < 0:
+            if is_answer and not ("".join(rest) + text[at:start]).strip():
+                blocks.append(text[start + len(_OPEN) :])
+                text = text[:start]
             break
         rest.append(text[at:start])
         blocks.append(text[start + len(_OPEN) : end])
@@ -246,6 +250,7 @@ class ThinkSplitter:
         self._given = _OPEN if is_open else ""  # a tag that the model did not write
         self._seen = 0  # of what is kept: where the search for the end goes on
         self._begins = True  # nothing was reasoning yet
+        self._said = False  # whether a text that is not blank was told
         self.retracts = False
         if is_open:
             self._kept = _OPEN
@@ -259,7 +264,7 @@ class ThinkSplitter:
             if self._begins and not self._kept.startswith(_OPEN):
                 end, start = self._kept.find(_CLOSE), self._kept.find(_OPEN)
                 if end >= 0 and not 0 <= start < end:
-                    self.retracts, self._begins = True, False
+                    self.retracts, self._begins, self._said = True, False, False
                     found = [(True, "".join(text for _, text in found) + self._kept[:end])]
                     self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
                     continue
@@ -277,14 +282,19 @@ class ThinkSplitter:
                 start = len(self._kept) - max(_overlap(self._kept, _OPEN), _overlap(self._kept, _CLOSE))
             if start:
                 found.append((False, self._kept[:start]))
+                self._said = self._said or not self._kept[:start].isspace()
                 self._kept = self._kept[start:]
             if not self._kept.startswith(_OPEN):
                 return found
 
-    def end(self) -> str:
-        """What was kept back and is text after all."""
+    def end(self) -> tuple[bool, str]:
+        """Whether what was kept back is reasoning, with no end and no text before it; and what it is."""
         kept, self._kept, self._seen = self._kept, "", 0
-        return kept.removeprefix(self._given) if self._begins else kept
+        if self._given and self._begins:
+            return False, kept.removeprefix(_OPEN)
+        if kept.startswith(_OPEN) and not self._said:
+            return True, kept.removeprefix(_OPEN)
+        return False, kept
 
 
 def _overlap(text: str, tag: str) -> int:

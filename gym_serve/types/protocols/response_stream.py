@@ -305,7 +305,8 @@ class ResponseStream:
 
     def _flush(self) -> Iterator[JSON]:
         if self._splitter is not None:
-            yield from self._text("message", self._splitter.end())
+            is_reasoning, text = self._splitter.end()
+            yield from self._text("reasoning" if is_reasoning else "message", text)
 
     def _close(self) -> Iterator[JSON]:
         if self._open is not None:
