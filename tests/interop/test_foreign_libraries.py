@@ -37,7 +37,7 @@ def test_replays_of_nemo_gyms_own_rollouts():
     found = printed(FOREIGN, "host_nemo_gym.py", *REPLAYED)
     for name in REPLAYED:
         assert found[name]["differences"] == [], name
-        assert found[name]["metrics"] == ["agent_metrics", "group_level_metrics", "key_metrics"]
+        assert {"agent_metrics", "group_level_metrics", "key_metrics"} <= set(found[name]["metrics"])
     for name in REPLAYED[:-1]:
         assert len(found[name]["rewards"]) == 5
         assert all(then == now for then, now in found[name]["rewards"]), name

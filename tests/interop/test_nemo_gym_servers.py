@@ -48,7 +48,6 @@ NOT_AS_RECORDED = {
     "math_advanced_calculations": "the rollouts are of rows that it does not have",
     "math_formal_lean": "needs a sandbox with Lean",
     "math_with_code": "NeMo Gym gives another reward now",
-    "mrcr": "NeMo Gym refuses the recorded responses",
     "multichallenge": "it has no rollouts",
     "over_refusal_detection": "it has no rollouts",
     "proof_judge": "what the judge said is not recorded",
