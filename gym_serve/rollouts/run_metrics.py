@@ -14,12 +14,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import orjson
-
 from gym_serve.metrics import STATISTICS_ONLY, Aggregator, Coverage, MetricSpec
 from gym_serve.rollouts.files import read_records, replacing
 from gym_serve.rollouts.journal import Outputs
 from gym_serve.rollouts.rows import rollout_key
+from gym_serve.servers.transport import encode
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.errors import GymError
 from gym_serve.types.requests import JSON
@@ -69,7 +68,7 @@ async def summarize_run(
                 **({USAGE_FIELD: agent.meter.to_json()} if agent.meter else {}),
             }
             entries.append(entry)
-            file.write(b",\n" * (position > 0) + orjson.dumps(entry)[:-1])
+            file.write(b",\n" * (position > 0) + encode(entry)[:-1])
             await asyncio.to_thread(_write_groups, file, groups)
         file.write(b"]\n")
     return entries
@@ -155,5 +154,5 @@ def _light(record: JSON) -> JSON:
 def _write_groups(file: Any, groups: Iterable[JSON]) -> None:
     file.write(f',"{_GROUPS}":['.encode())
     for position, group in enumerate(groups):
-        file.write(b",\n" * (position > 0) + orjson.dumps(group))
+        file.write(b",\n" * (position > 0) + encode(group))
     file.write(b"]}")

@@ -7,6 +7,7 @@ number the tasks of a long data set and remember what an interrupted run has fin
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterator
 
@@ -124,5 +125,8 @@ def digest(value: object) -> int:
     Raises:
         TypeError: the value is not JSON.
     """
-    data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # also for integers over 64 bits
+        data = json.dumps(value, sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import pickle
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from gym_serve import BadRequest, GraphError, Gym, InvalidRequest, ResourcesServer, Unavailable, Verdict
 
@@ -185,3 +188,30 @@ def test_its_name_says_what_it_is_and_it_stays_in_its_process() -> None:
         assert repr(gym) == said
         with pytest.raises(TypeError, match="in this process"):
             pickle.dumps(gym)
+
+
+class Large(ResourcesServer):
+    """Gives the row's number back."""
+
+    class Row(BaseModel):
+        big: int
+
+    async def verify(self, row: Row) -> Verdict:
+        return Verdict(reward=1.0, value=row.big)
+
+
+def test_numbers_of_any_size_come_back_exactly(tmp_path: Path) -> None:
+    """In rows without an index of their own, which are told apart by their content, and in all files."""
+    numbers = [2**64 + 1, 2**70, -(2**63) - 1, 10**400]
+    rows = [{"responses_create_params": {"input": "?"}, "big": number} for number in numbers]
+    out = tmp_path / "out.jsonl"
+    with Gym.from_graph(graph(large={"type": Large}), ray=False) as gym:
+        assert [int(each["value"]) for each in gym.run(rows)] == numbers
+        report = asyncio.run(gym.collect(rows, out, repeats=2))
+        assert report.complete
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (
+        sorted(each["value"] for each in written)
+        == sorted(each["big"] for each in written)
+        == sorted(2 * numbers)
+    )

@@ -8,6 +8,7 @@ they read the same rows in the same order, so a task may be identified by a fiel
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -220,7 +221,7 @@ def _first_rows(inputs: Path, left: set[int], problem: Callable[[str], None]) ->
 
 def _unseeded(row: JSON) -> JSON:
     """The row without a rollout's sampling seed, with which all rollouts of the next run would be equal."""
-    row = orjson.loads(orjson.dumps(row))
+    row = copy.deepcopy(row)
     metadata = row["responses_create_params"].get("metadata")
     if isinstance(row.get("extra_body"), dict):
         row["extra_body"].pop("seed", None)
