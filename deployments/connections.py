@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_events
 from gym_serve.deployments.endpoints import Endpoint, EndpointConfig
-from gym_serve.deployments.http_client import open_session
+from gym_serve.deployments.http_client import check_open_files, open_session
 from gym_serve.deployments.proxies import proxy_of, shown_error
 from gym_serve.deployments.retries import redirected
 from gym_serve.observe.tracing import span
@@ -232,6 +232,7 @@ class Connections:
 
         Raises:
             NoConnection: nobody answers at the endpoint.
+            Overloaded: this process has too many open files.
             Unavailable: the connection broke off.
             asyncio.TimeoutError: a time limit passed.
         """
@@ -247,6 +248,7 @@ class Connections:
             ) as response:
                 yield Response(response.status, response.headers, response.content.iter_any())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            check_open_files(error)
             raise NoConnection(f"no connection to {url}: {error}") from None
         except asyncio.TimeoutError:
             raise

@@ -9,6 +9,8 @@ would only hide a queue. Rollouts are kept, so secrets that a peer repeats are m
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 from collections.abc import Iterable, Mapping
 from inspect import signature
 from typing import Annotated, Any
@@ -57,6 +59,7 @@ HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
 
 _CONNECT_SECONDS = 10.0
 _PROBE_SECONDS = 2.0
+_OTHER_FILES = 96  # of a process beside its connections: modules, journals, pipes
 _MAX_HEADER = 64 << 10  # bytes: gateways send their policies and traces
 _HEADERS: dict[str, Any] = (  # aiohttp before 3.14 has no limit of their number
     {"max_headers": 1000} if "max_headers" in signature(aiohttp.ClientSession).parameters else {}
@@ -73,18 +76,39 @@ _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words th
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A connection pool without limits of its own; needs a running event loop.
+    """A connection pool; needs a running event loop.
 
-    It keeps no cookies: a load balancer's would send the calls of all episodes to one engine.
+    Its only limit is that of the process's open files: further calls wait for a connection. It keeps no
+    cookies: a load balancer's would send the calls of all episodes to one engine.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=_most_connections()),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
         max_line_size=_MAX_HEADER,
         max_field_size=_MAX_HEADER,
         **_HEADERS,
     )
+
+
+def _most_connections() -> int:
+    """As many as files may be open, less some for other things; 0 for any number."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 if limit == resource.RLIM_INFINITY else max(limit - _OTHER_FILES, 1)
+
+
+def check_open_files(error: OSError) -> None:
+    """Tell a failure of this process from one of the endpoint.
+
+    Raises:
+        Overloaded: no connection can be opened here, as too many files are open; another attempt may succeed.
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise Overloaded(
+            f"this process may open {limit} files, and all are in use: raise the limit (`ulimit -n`), "
+            "or lower the concurrency"
+        ) from None
 
 
 def masked(text: str, secrets: Iterable[SecretStr]) -> str:
@@ -160,6 +184,7 @@ class HttpClient:
                 ) as answer:
                     content = await self._read(url, answer)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            check_open_files(error)
             raise Unavailable(f"no connection to {url}: {error}") from None
         except (asyncio.TimeoutError, TimeoutError):
             raise DeadlineExceeded(f"{url} did not answer in time") from None
