@@ -19,6 +19,7 @@ UNCHECKED = {  # not started here at all
     "genrm_compare": "judges groups of rollouts, which gym_serve compares itself",
     "longmt_eval": "needs torch, and weights from a hub",
     "vlm_eval_kit": "clones its code and installs it when it starts",
+    "gdpval": "calls its judge by address",
     "xstest": "calls its judge by address",
 }
 NO_START = {
@@ -42,7 +43,6 @@ NO_START = {
 NOT_AS_RECORDED = {
     "blackjack": "the cards are random",
     "browsecomp_advanced_harness": "it has no rollouts",
-    "gdpval": "calls its judge by address, so each verdict fails here",
     "indirect_prompt_injection": "NeMo Gym gives another reward now",
     "jailbreak_detection": "it has no rollouts",
     "math_advanced_calculations": "the rollouts are of rows that it does not have",
@@ -63,7 +63,6 @@ NOT_AS_RECORDED = {
     "verifif": "needs a judge at `judge_base_url`",
     "workplace_assistant": "the rollouts are of rows that it does not have",
 }
-BY_ADDRESS = {"gdpval"}
 TIMED = {"code_gen", "math_with_code", "math_with_judge", "swerl_gen"}  # a busy machine has other verdicts
 SERVERS = sorted(
     path.parent.name
@@ -86,7 +85,7 @@ def test_every_server_starts_here_if_it_starts_in_nemo_gym(found):
 def test_verdicts_tools_judges_and_metrics_are_as_in_nemo_gym(found):
     started = {name: result for name, result in found.items() if "failed" not in result}
     differ = {name: result["differences"] for name, result in started.items() if result["differences"]}
-    unexplained = differ.keys() - BY_ADDRESS - TIMED
+    unexplained = differ.keys() - TIMED
     assert unexplained == set(), {name: differ[name] for name in unexplained}
 
 
