@@ -165,8 +165,11 @@ class Rollout(dict[str, Any]):
 
 _LARGEST_REWARD = 1e100  # sums of squares stay finite
 
-_MARKS = ("failure", "mask_sample", "_ng_failure_class", "_ng_failure_terminal")
-"""Keys that decide between a score and a failure; a row of a data set may not have them."""
+_MARKS = (
+    *("failure", "mask_sample", "_ng_failure_class", "_ng_failure_terminal"),
+    *("stopped_by", "verification_skipped", "branches", "captured_input", "captured_context"),
+)
+"""Keys that say how a rollout ended and what is trained on; a row of a data set may not have them."""
 
 _OF_ATTEMPT = frozenset(
     {
@@ -178,7 +181,6 @@ _OF_ATTEMPT = frozenset(
         "reason",
         "response",
         "reward",
-        "stopped_by",
     }
 )
 
@@ -364,7 +366,7 @@ def operator_error(rollout: Mapping[str, Any]) -> OperatorError | None:
 
 
 def marks_of(row: Mapping[str, Any]) -> list[str]:
-    """The keys of a row that say how a rollout ended, which only a run may say."""
+    """The keys of a row that only a run may set, as they say how a rollout ended or what is trained on."""
     marks = [key for key in _MARKS if key in row]
     config = row.get("instance_config")
     nested = isinstance(config, Mapping) and "mask_sample" in config
@@ -374,7 +376,7 @@ def marks_of(row: Mapping[str, Any]) -> list[str]:
 def unmarked(row: JSON) -> JSON:
     """A row without the marks of an earlier end; of a failed rollout, only its row is left.
 
-    A mark that stayed would turn the reward of the next attempt into a failure.
+    A mark that stayed would turn the reward of the next attempt into a failure, or bring old tokens into it.
     """
     if not marks_of(row):
         return row

@@ -88,6 +88,9 @@ def test_rows_of_the_caller_are_not_paid_for_either(gym: Gym) -> None:
         {"instance_config": {"mask_sample": True}},
         {"_ng_failure_terminal": True},
         {"_ng_failure_class": "unavailable"},
+        {"stopped_by": "tool_deadline"},
+        {"verification_skipped": True},
+        {"branches": [{"output": []}], "captured_input": []},
     ],
 )
 def test_marks_of_a_row_end_no_rollout(gym: Gym, marks: dict[str, Any], tmp_path: Path) -> None:
@@ -95,11 +98,12 @@ def test_marks_of_a_row_end_no_rollout(gym: Gym, marks: dict[str, Any], tmp_path
     (rollout,) = gym.run([row])
     assert (rollout.reward, rollout.failure, rollout.masked) == (1.0, None, False)
     assert ending_of(rollout).counts == "reward"
+    assert not rollout.keys() & {"stopped_by", "verification_skipped", "branches", "captured_input"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     checked = CliRunner().invoke(main, ["dataset", "validate", str(tmp_path / "rows.jsonl")])
     if "_ng_failure_class" not in marks:  # the row of a failed rollout, which may be tried again
         assert checked.exit_code == 1
-        assert "only a run says how a rollout ended" in checked.stderr
+        assert "only a run sets this key" in checked.stderr
 
 
 async def test_failures_alike_end_a_run_and_leave_its_rows_open(gym: Gym, tmp_path: Path) -> None:

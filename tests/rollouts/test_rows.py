@@ -97,7 +97,7 @@ def test_another_encoding_is_no_json(tmp_path: Path, encoding: str) -> None:
     ("name", "content", "kind", "how"),
     [
         ("rows.jsonl", '{"a": 1}\n{"a": 2}\n'.encode("utf-16"), "UTF-16 or UTF-32", "iconv -f UTF-16"),
-        ("rows.jsonl", gzip.compress(b"{}"), "gzip", "rows.jsonl.gz"),
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "gzip", "rows.jsonl.gz"),
         ("rows.parquet", b"PAR1\x15\x04\xe2\n\xe2\nPAR1", "Parquet", "pandas.read_parquet("),
         ("rows.arrow", b"ARROW1\0\0\n", "Arrow", "pandas.read_feather("),
         ("rows.xlsx", b"PK\3\4\n", "a ZIP archive or a sheet of Excel", "pandas.read_excel("),

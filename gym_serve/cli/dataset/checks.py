@@ -53,7 +53,7 @@ def row_problems(row: JSON) -> Iterator[str]:
     yield from _indices(row)
     if not row.get("_ng_failure_class"):  # the row of a failed rollout, which may be tried again
         for mark in marks_of(row):
-            yield f"{mark}: only a run says how a rollout ended; rename the key, as it is ignored"
+            yield f"{mark}: only a run sets this key; rename it, as it is ignored"
 
 
 def _input(given: str | list[JSON]) -> Iterator[str]:
