@@ -37,6 +37,7 @@ _RAY_FOLDER = tempfile.TemporaryDirectory(
     prefix="gs", dir=os.environ.get("RAY_TMPDIR", "/tmp"), ignore_cleanup_errors=True
 )
 os.environ["RAY_TMPDIR"] = _RAY_FOLDER.name
+os.environ.pop("COLUMNS", None)  # pytest-xdist's: tables are as wide as in a pipe
 
 
 def pytest_unconfigure() -> None:
