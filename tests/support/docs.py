@@ -147,7 +147,7 @@ def run_bash(block: Block, folder: Path) -> str:
         env={
             **env,
             "PATH": f"{BIN}:{env['PATH']}",
-            "COLUMNS": "120",
+            "COLUMNS": "200",
             "XDG_STATE_HOME": str(folder / ".state"),  # where `gym-serve up` notes its Ray
             "RAY_TMPDIR": os.environ["RAY_TMPDIR"],
         },
