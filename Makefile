@@ -145,8 +145,9 @@ $(DOCS)/.done: pyproject.toml
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check "$$(sed -n 's/^docs = \["\(.*\)"\].*/\1/p' pyproject.toml)"
 	touch $@
 
+# Ray asks for the token of its environment.
 chaos: $(VENV)/.test
-	cd tests && $(CURDIR)/$(BIN)/python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
+	cd tests && RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$$($(CURDIR)/$(BIN)/python -c 'import secrets; print(secrets.token_hex())') $(CURDIR)/$(BIN)/python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.model_server

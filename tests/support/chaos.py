@@ -1,6 +1,6 @@
 """Rollouts on a cluster of two nodes whose parts are killed at random, with models that misbehave.
 
-    python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
+    RAY_AUTH_MODE=token RAY_AUTH_TOKEN=... python -m support.chaos --rollouts 5000 --kills 35 --minutes 20
 
 Half of the rollouts come by the replica transport of a driver, half by HTTP through the proxy. The same
 rows are run undisturbed first. What may come of a rollout is the reward of the undisturbed run, or a typed
