@@ -19,25 +19,23 @@ def arguments_of(call: JSON) -> JSON | None:
 def decoded_arguments(call: JSON) -> Any:
     """The arguments of a ``function_call`` item, be they an object or not; None if they are no JSON.
 
-    A blank text or null, which a call without parameters may have, is an empty object. A nest of more than
-    `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
+    A nest of more than `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
     """
-    arguments = call.get("arguments")
-    if is_empty(arguments):
-        return {}
     try:
-        return decode_arguments(arguments)
+        return decode_arguments(call.get("arguments"))
     except ValueError:
         return None
 
 
 def decode_arguments(text: Any) -> Any:
-    """The JSON value in ``text``.
+    """The JSON value in ``text``; a blank text or null, as a call without parameters may have, is ``{}``.
 
     Raises:
         ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands of
             digits.
     """
+    if is_empty(text):
+        return {}
     if not isinstance(text, str):
         raise ValueError("arguments must be a string of JSON")
     try:

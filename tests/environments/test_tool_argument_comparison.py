@@ -95,6 +95,13 @@ async def test_values(expected: Any, given: Any, category: Category) -> None:
     assert found == (float(category is Category.CALL), category.value)
 
 
+@pytest.mark.parametrize("expected", ["{}", "", "null"])
+@pytest.mark.parametrize("given", ["{}", "", " \n", "null", None])
+async def test_no_arguments_are_an_empty_object(expected: str, given: Any) -> None:
+    found = await verdict({**C, "arguments": expected}, made({**C, "arguments": given}))
+    assert found == (1.0, Category.CALL)
+
+
 @pytest.mark.parametrize(
     ("calls", "settings", "reward", "category"),
     [
