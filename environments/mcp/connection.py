@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -64,7 +65,8 @@ def by_http(url: str, headers: dict[str, str]) -> OpenClient:
 def usable_tools(tools: list[Any]) -> list[Any]:
     """The entries of a ``tools/list`` that are valid; the others are left out, with a warning.
 
-    A schema of results that is none is left out alone: the tool works without it.
+    Valid is also a name that can be that of a route, and a schema that can be one of arguments. A schema of
+    results that is none is left out alone: the tool works without it.
     """
     usable = []
     for entry in tools:
@@ -76,6 +78,10 @@ def usable_tools(tools: list[Any]) -> list[Any]:
         try:
             if not isinstance(schema, dict) or schema.get("type") != "object":
                 raise ValueError("its inputSchema has to have the type 'object'")
+            if not isinstance(schema.get("properties") or {}, dict) or schema.get("properties") == []:
+                raise ValueError("the properties of its inputSchema have to be an object")
+            if isinstance(tool.get("name"), str) and not re.fullmatch(r"[\w.-]+", tool["name"]):
+                raise ValueError("its name has to be of letters, digits, '_', '-' and '.'")
             Tool.model_validate(tool)
         except ValueError as error:
             if isinstance(error, ValidationError):
