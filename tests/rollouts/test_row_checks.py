@@ -130,7 +130,7 @@ async def test_fewer_failures_alike_are_those_of_their_rows(gym: Gym, tmp_path: 
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        ("row 7: gold 'hhh' cannot be read", "row 12: gold \"it's\" cannot be read", True),
+        ("row 7: gold 'hhh' cannot be read", 'row 12: gold "it\'s" cannot be read', True),
         ("gold `a b`: no number", "gold `c`: no number", True),
         ("the row's gold is empty", "the row's gold is unknown", False),
         ("gold 'a' cannot be read", "gold 'a' is too long", False),
