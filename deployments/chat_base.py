@@ -48,8 +48,8 @@ class ChatServer(ModelServer):
         content; an endpoint needs a reasoning parser), ``think_tags`` (in the content) or ``drop``."""
         parse_think_tags: bool = True
         """Take ``<think>`` tags in an answer as reasoning. What precedes a lone ``</think>`` is reasoning as
-        well, as the chat templates of many models open the tag. So is what an answer begins
-        with and does not close, as its tokens ran out."""
+        well, as the chat templates of many models open the tag. So is what begins
+        with its line and is never closed."""
         think_is_open: bool = False
         """Whether the chat template opens the tag, so that a stream knows from its first token on that it is
         reasoning. It holds the text back then until the tag is closed."""

@@ -8,6 +8,7 @@ failure.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -35,10 +36,12 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import Operation, Reply, ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.base import missing_path
 from gym_serve.servers.context import current
-from gym_serve.servers.tools import ToolDescription, is_tool_name
+from gym_serve.servers.tools import RESERVED, ToolDescription, is_tool_name
 from gym_serve.servers.transport import encode, text_as_json
 from gym_serve.types.errors import GraphError, ToolFailed
 from gym_serve.types.requests import JSON
+
+logger = logging.getLogger(__name__)
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
@@ -49,9 +52,14 @@ def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, 
         wanted: names of those to offer; None for all.
 
     Raises:
-        GraphError: one of them is not there, or its name cannot be that of a route.
+        GraphError: one of them is not there, or its name is that of a route or, if it is wanted, not a plain
+            one. Tools that nobody named are left out then, with a warning.
     """
     found = {tool.name: tool for tool in tools}
+    for name in [] if wanted is not None else [*found]:
+        if name not in RESERVED and not is_tool_name(name):
+            logger.warning("the tool %.100r of an MCP server is left out: its name is not a plain one", name)
+            del found[name]
     chosen = list(found) if wanted is None else list(dict.fromkeys(wanted))
     problems = [
         f"tools: the MCP server has no tool {name!r}; it has {', '.join(sorted(found)) or 'none'}"
@@ -259,7 +267,7 @@ def completed(schema: JSON) -> JSON:
 def text_of(result: CallToolResult, max_chars: int) -> str:
     """The text of a result, its blocks one below the other; the end of a longer one is cut off."""
     text = "\n".join(map(_block, result.content))
-    if not result.content and result.structured_content is not None:
+    if not text and result.structured_content is not None:
         text = encode(result.structured_content).decode()
     if len(text) <= max_chars:
         return text

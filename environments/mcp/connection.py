@@ -76,6 +76,8 @@ def usable_tools(tools: list[Any]) -> list[Any]:
         try:
             if not isinstance(schema, dict) or schema.get("type") != "object":
                 raise ValueError("its inputSchema has to have the type 'object'")
+            if not isinstance(schema.get("properties"), dict | None):
+                raise ValueError("the properties of its inputSchema have to be an object")
             Tool.model_validate(tool)
         except ValueError as error:
             if isinstance(error, ValidationError):
@@ -87,7 +89,7 @@ def usable_tools(tools: list[Any]) -> list[Any]:
 
 
 class _CheckedStream:
-    """The messages of a server, without the tools that are invalid."""
+    """The messages of a server, without the tools that are invalid, and with the content of every result."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -106,16 +108,18 @@ class _CheckedStream:
         return self
 
     async def __anext__(self) -> Any:
-        return _with_usable_tools(await self._stream.__anext__())
+        return _usable(await self._stream.__anext__())
 
     async def receive(self) -> Any:
-        return _with_usable_tools(await self._stream.receive())
+        return _usable(await self._stream.receive())
 
 
-def _with_usable_tools(item: Any) -> Any:
+def _usable(item: Any) -> Any:
     result = getattr(getattr(item, "message", None), "result", None)
     if isinstance(result, dict) and isinstance(result.get("tools"), list):
         result["tools"] = usable_tools(result["tools"])
+    if isinstance(result, dict) and "structuredContent" in result:
+        result.setdefault("content", [])
     return item
 
 

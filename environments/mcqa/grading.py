@@ -49,13 +49,17 @@ _LIST_SEPARATOR = re.compile(
 _NO_PRONOUN = re.compile(r"\s*(?:$|[^\sA-Za-z'’]|(?:because|since|as|is|and|or|but|for|due)\b)")
 """What follows a letter I or A that is an option, and no pronoun or article."""
 _DENIED = re.compile(
-    r"(?i:\b(?:not|isn['’]t|never|neither|nor|except|(?:any|every)thing but|all but|than|instead of)\s+"
-    r"|(?:\\neq?|≠|!=)\s*)(?:(?:the|an?|option|answer|choice)\s+){0,3}"
+    r"(?i:\b(?:neither|nor|except|(?:any|every)thing but|all but|than|instead of|over|rul(?:ed?|es|ing) out"
+    r"|(?:exclud|eliminat|reject|discard)[a-z]{0,3})\s+"
+    r"|(?:\b(?:not|cannot|never)|n['’]t)\s+(?:(?!(?:and|but|or|so|because|since|whereas|while|then|thus"
+    r"|therefore|only|just|sure|certain|doubt)\b)[\w'’]{2,20}\s+){0,6}?"  # "not", and up to six words
+    r"|(?:\\neq?|≠|!=)\s*|[~¬!](?=[(*A-Z]))(?:(?:the|an?|option|answer|choice)\s+){0,3}"
     r"[(*]{0,3}[A-Z](?![A-Za-z])(?:[)*]{0,3},?\s+n?or\s+[(*]{0,3}[A-Z](?![A-Za-z])){0,9}"
+    r"|(?<![A-Za-z'’])[A-Z][)*]{0,3}\s?\?\s*(?i:no|nope)\b"
 )
 _WRONG = re.compile(
     r"(?<![A-Za-z'’])[(*]{0,3}(?:[A-Z][)*]{0,3}\s+(?:is|was|seems)|[A-Z](?:[)*]{0,3}(?:,|,?\s+(?:and|or))\s+[(*]{0,3}[A-Z]){1,9}"
-    r"[)*]{0,3}\s+are)(?:\s+(?:not|wrong|false|incorrect|excluded)|n['’]t)\b(?:\s+(?:right|correct|true|it))?"
+    r"[)*]{0,3}\s+are)(?:\s+(?:not|wrong|false|incorrect|excluded|tempting)|n['’]t)\b(?:\s+(?:right|correct|true|it))?"
 )
 _BESIDE = re.compile(
     r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"

@@ -117,7 +117,7 @@ def _matches(pattern: str, text: str) -> bool:
         raise InvalidRequest(f"schema_str: the pattern {pattern!r} is invalid: {error}") from None
 
 
-_ECMA = re.compile(r"\\[sS]|\\.|\[\^?\]?|\]|\$", re.DOTALL)
+_ECMA = re.compile(r"\\k<\w{1,99}>|\\u\{[0-9A-Fa-f]{1,8}\}|\\c[A-Za-z]|\\.|\[\^?\]?|\]|\$", re.DOTALL)
 _ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
 
 
@@ -125,8 +125,8 @@ _ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
 def ecma(pattern: str) -> str:
     """A pattern of ECMA-262, as JSON Schema has them, in the syntax of the `regex` package.
 
-    There ``\\d`` and ``\\w`` are ASCII, and ``$`` is the very end. The package knows the rest, such as
-    ``\\p{L}`` and named groups.
+    There ``\\d`` and ``\\w`` are ASCII, U+FEFF is a space, and ``$`` is the very end. The package knows
+    the rest, such as ``\\p{L}`` and named groups.
     """
     in_class = False
 
@@ -135,6 +135,13 @@ def ecma(pattern: str) -> str:
         text = found[0]
         if text == "$":
             return text if in_class else r"\Z"
+        if text.startswith(r"\k<"):
+            return f"(?P={text[3:-1]})"
+        if text.startswith((r"\u{", r"\c")) and len(text) > 2:
+            code = ord(text[2]) % 32 if text[1] == "c" else int(text[3:-1], 16)
+            return rf"\U{code:08x}"
+        if text == r"\s" or (text == r"\S" and not in_class):
+            return r"\s\ufeff" if in_class else f"[{'^' * text.isupper()}\\s\\ufeff]"
         if text == "]":
             in_class = False
         elif text[0] == "[" and not in_class:

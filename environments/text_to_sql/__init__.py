@@ -275,9 +275,10 @@ _BEGINS = re.compile(
     r"\b(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s|(?im:^[ \t]*(?:SELECT|INSERT|UPDATE|DELETE|WITH)\s)"
 )
 _ENDS = re.compile(  # what is quoted ends nothing
-    r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n|(?:```|~~~|</\w+>)|(?<=\w)\.\s{1,9}(?=[A-Z][a-z]*\s[a-z])"
+    r"'[^'\n]*'|\"[^\"\n]*\"|;|\n[ \t]*\n|(?:```|~~~|</\w+>)|(?<=\w)\.\s{1,9}(?=[A-Z][a-z]*\s[a-z])|[(){}]"
+    r"|\"(?=\s{0,9}\})"
 )
-_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_INLINE = re.compile(r"(?<!`)(?:`([^`\n]+)`|``(?!`)([^\n]+?)(?<!`)``)(?!`)")
 
 
 def extract_sql(text: str) -> str | None:
@@ -285,7 +286,7 @@ def extract_sql(text: str) -> str | None:
 
     It is the last block that is marked as SQL; else the last block that begins like SQL; else the last
     inline code that does; else the last statement in the prose, which begins in capital letters or with its
-    line, and goes to its semicolon, to an empty line, or to the end.
+    line, and goes to its semicolon, an empty line, the end of what stands around it, or the end.
     """
     marked = list(_blocks(text, _SQL_FENCE))
     if marked:
@@ -293,7 +294,8 @@ def extract_sql(text: str) -> str | None:
     blocks = [block for block in _blocks(text, re.compile(_FENCE)) if _STATEMENT.match(block)]
     if blocks:
         return blocks[-1]
-    inline = [code for code in _INLINE.findall(text) if _STATEMENT.match(code)]
+    spans = ((one or two).strip() for one, two in _INLINE.findall(text))
+    inline = [code for code in spans if _STATEMENT.match(code)]
     query = inline[-1] if inline else _in_prose(text)
     return None if query is None else query.strip().rstrip(";") + ";"
 
@@ -310,8 +312,15 @@ def _in_prose(text: str) -> str | None:
 
 
 def _end_of(text: str, place: int) -> int:
-    ends = (end for end in _ENDS.finditer(text, place) if end[0][0] not in "'\"")
-    return next((end.start() for end in ends), len(text))
+    depth = 0  # of brackets; one that nothing opened is around the statement
+    for end in _ENDS.finditer(text, place):
+        if end[0] in ("(", "{"):
+            depth += 1
+        elif end[0] in (")", "}") and depth:
+            depth -= 1
+        elif end[0] == '"' or end[0][0] not in "'\"":
+            return end.start()
+    return len(text)
 
 
 def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:

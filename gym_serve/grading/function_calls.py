@@ -19,25 +19,23 @@ def arguments_of(call: JSON) -> JSON | None:
 def decoded_arguments(call: JSON) -> Any:
     """The arguments of a ``function_call`` item, be they an object or not; None if they are no JSON.
 
-    A blank text or null, which a call without parameters may have, is an empty object. A nest of more than
-    `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
+    A nest of more than `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
     """
-    arguments = call.get("arguments")
-    if is_empty(arguments):
-        return {}
     try:
-        return decode_arguments(arguments)
+        return decode_arguments(call.get("arguments"))
     except ValueError:
         return None
 
 
 def decode_arguments(text: Any) -> Any:
-    """The JSON value in ``text``.
+    """The JSON value in ``text``; a blank text or null, as a call without parameters may have, is ``{}``.
 
     Raises:
         ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands of
             digits.
     """
+    if is_empty(text):
+        return {}
     if not isinstance(text, str):
         raise ValueError("arguments must be a string of JSON")
     try:
@@ -73,15 +71,25 @@ def pair_up(candidates: Sequence[Sequence[int]]) -> set[int]:
         candidates go first.
     """
     owner: dict[int, int] = {}
+    dead: set[int] = set()  # calls that a search has tried in vain can never be given up
 
-    def assign(expected: int, tried: set[int]) -> bool:
-        for call in candidates[expected]:
-            if call not in tried:
+    def assign(expected: int) -> bool:
+        tried = set(dead)
+        path = [(expected, -1, iter(candidates[expected]))]  # each with the call that it gives up
+        while path:
+            free = next((call for call in candidates[path[-1][0]] if call not in owner), None)
+            if free is not None:
+                for one, given_up, _ in reversed(path):
+                    owner[free], free = one, given_up
+                return True
+            call = next((call for call in path[-1][2] if call not in tried), None)
+            if call is None:
+                path.pop()
+            else:
                 tried.add(call)
-                if call not in owner or assign(owner[call], tried):
-                    owner[call] = expected
-                    return True
+                path.append((owner[call], call, iter(candidates[owner[call]])))
+        dead.update(tried)
         return False
 
     order = sorted(range(len(candidates)), key=lambda expected: len(candidates[expected]))
-    return {expected for expected in order if assign(expected, set())}
+    return {expected for expected in order if assign(expected)}

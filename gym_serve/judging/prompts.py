@@ -173,7 +173,7 @@ def final_text(response: JSON) -> str:
     return content if isinstance(content, str) else ""
 
 
-_THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)\s{0,8}>", re.IGNORECASE)
 _NOTHING = re.compile(r"[\s.,;:!*_`'\"\])}>]*")
 _SAME_LINE = re.compile(r"[ \t]*")
 
@@ -209,7 +209,7 @@ def verdict_in(text: str, labels: Sequence[str]) -> str | None:
     """The label that a text gives as its verdict; None if it has none, or contradicts itself.
 
     Our prompts ask a judge to end with its verdict. So of several labels the last one counts, if the text
-    ends with it. A line of nothing but labels is read as NeMo Gym reads it: by the first one.
+    ends with it. A line of nothing but different labels contradicts itself.
     """
     text = without_thoughts(text)
     found = labels_in(text, labels)
@@ -220,7 +220,7 @@ def verdict_in(text: str, labels: Sequence[str]) -> str | None:
         return last[0]
     bare, _, _ = zip(*found, strict=True)
     if _SAME_LINE.fullmatch(re.sub("|".join(map(re.escape, bare)), "", text.strip())):
-        return first_label(text, labels)
+        return None
     return last[0] if _NOTHING.fullmatch(text, last[2]) else None
 
 

@@ -515,10 +515,13 @@ def _told(rollout: JSON) -> _Told:
     return _Told(server, stage, str(told.get("detail") or rollout.get("error")))
 
 
+_OWN_VALUE = re.compile(r"\d+|(?<!\w)(['\"`]).*?\1(?!\w)", re.DOTALL)
+
+
 def _alike(rollout: JSON) -> tuple[str, ...]:
-    """What equal failures have in common: numbers in their messages, such as those of rows, are left out."""
+    """What equal failures have in common: numbers and quoted values, such as those of rows, are left out."""
     server, stage, said = _told(rollout)
-    detail = re.sub(r"\d+", "#", said)[:_COMPARED]
+    detail = _OWN_VALUE.sub("#", said[: 10 * _COMPARED])[:_COMPARED]
     return str(rollout.get("_ng_failure_class")), str(stage), str(server), detail
 
 

@@ -45,7 +45,7 @@ class History:
     """The items that the next model call is sent.
 
     Args:
-        items: the prompt.
+        items: the prompt. Earlier calls in it may have been written by a model as well.
         most_calls: of the calls of one turn, how many stay.
 
     Attributes:
@@ -53,9 +53,9 @@ class History:
     """
 
     def __init__(self, items: list[JSON], most_calls: int) -> None:
-        self.items = items
+        self.items = [_readable_call(item) if _is_call(item) else item for item in items]
         self._most_calls = min(max(1, most_calls), _MOST_CALLS)
-        self._ids: set[str] = set()
+        self._ids = {str(item.get("call_id")) for item in items if _is_call(item)}
         self._left_out: set[Any] = set()  # ids of calls
         self._accepted = 0  # how many items the endpoint has taken
         self._written = 0  # how many of the others the model wrote
@@ -144,9 +144,13 @@ def _is_call(item: JSON) -> bool:
 
 
 def _safe_call(call: JSON, tools: Collection[str]) -> JSON:
-    name, arguments = call.get("name"), call.get("arguments")
-    safe = safe_name(name, tools), safe_arguments(arguments)
-    return call if safe == (name, arguments) else {**call, "name": safe[0], "arguments": safe[1]}
+    name = safe_name(call.get("name"), tools)
+    return _readable_call(call if name == call.get("name") else {**call, "name": name})
+
+
+def _readable_call(call: JSON) -> JSON:
+    arguments = safe_arguments(call.get("arguments"))
+    return call if arguments == call.get("arguments") else {**call, "arguments": arguments}
 
 
 def safe_name(name: Any, tools: Collection[str] = ()) -> str:

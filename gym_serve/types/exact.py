@@ -6,6 +6,7 @@ pydantic's parser reads them; elsewhere it is never asked.
 
 A model can write half of a surrogate pair, and servers send it as an escape (``"\\ud83d"``), which no UTF-8
 can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met.
+Bytes that are no UTF-8, as of a token that was cut in half, are U+FFFD at once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def lenient_json(data: bytes) -> Any:
     try:
         return exact_json(data)
     except ValueError:
-        if b"\\u" not in data:
+        if b"\\u" not in data and data.isascii():
             raise
         value = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse)
         json.dumps(value, allow_nan=False)  # which 1e999 has become

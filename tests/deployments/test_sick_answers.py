@@ -101,7 +101,6 @@ COMPLETIONS: list[Any] = [
     b"",
     b"<html>busy</html>",
     b'{"choices": [',
-    b'{"choices": [{"message": {"content": "\xff"}}]}',
     b"[" * 100_000,
 ]
 
@@ -281,6 +280,14 @@ async def test_completions(ask: Ask, backend: Any, answer: Any, streamed: bool) 
     await refused(ask(ChatModel, "responses", ASK, streamed=streamed))
     await refused(ask(ChatModel, "chat_completions", CHAT, streamed=streamed))
     await refused(ask(OpenAIModel, "chat_completions", CHAT, streamed=streamed))
+
+
+@pytest.mark.parametrize("said", [b"\xff\xfe", b"\xed\xa0\xbd", rb"\ud83d"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_bytes_that_are_no_text(ask: Ask, backend: Any, said: bytes, streamed: bool) -> None:
+    backend.replies = [(200, b'{"choices": [{"message": {"content": "so %s"}}]}' % said)]
+    answer = await ask(ChatModel, "responses", ASK, streamed=streamed)
+    assert "so \ufffd" in str(answer)
 
 
 @named(TOKEN_CHOICES)

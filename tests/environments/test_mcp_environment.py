@@ -202,12 +202,13 @@ async def test_invalid_tools_are_left_out_alone(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         async with running(**ODD) as bench:
             tools = (await bench.call("seed_session", {}))["tools"]
-            assert [tool["name"] for tool in tools] == ["structure", "plain"]
+            assert [tool["name"] for tool in tools] == ["structure", "bare", "blank", "plain"]
             assert tools[0]["parameters"] == {"type": "object", "properties": {}}
-            assert tools[1]["parameters"]["properties"] == {"a": {"type": "string"}}
+            assert tools[3]["parameters"]["properties"] == {"a": {"type": "string"}}
             assert await bench.tool("structure") == {"größe": 5, "of": ["a"]}
             assert await bench.tool("plain", a="x") == "words"
-    for name in ("'untyped'", "'schemaless'", "'textual'", "5"):
+            assert await bench.tool("bare") == await bench.tool("blank") == {"a": 1}
+    for name in ("'listed'", "'bad name!'", "''", "'untyped'", "'schemaless'", "'textual'", "5"):
         assert f"the tool {name} of an MCP server is left out" in caplog.text
 
 

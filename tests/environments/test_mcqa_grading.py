@@ -344,6 +344,31 @@ def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) ->
                 "C - Saturn. A and B are too hot, D is too small.",
                 "The answer is C. D would be too far.",
                 "C (Saturn), as D (Moon of Mars) has no rings",
+                "I choose C over D",
+                "D is tempting but C is right",
+                "Definitely C; I rule out D",
+                "C, having eliminated A, excluding B and rejecting D",
+                "D isn't right and C is",
+                "It cannot be D, so C",
+                "I am not sure but C",
+                "I'm not entirely certain it is C",
+                "D? No, C",
+                "~~D~~ C",
+                "Surprise! C",
+            )
+        ),
+        *(
+            (denied, None)
+            for denied in (
+                "I would not pick C",
+                "it can't be C",
+                "it can’t possibly be option C",
+                "I would never go with (C)",
+                "~C",
+                "¬C",
+                "C? No",
+                "C is tempting",
+                "not only C but D",
             )
         ),
     ],

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import Bench, called, examples, fixture_problems, said
 
 from gym_serve.environments.structured_outputs import StructuredOutputs
-from gym_serve.environments.structured_outputs.schemas import StrictSchema
+from gym_serve.environments.structured_outputs.schemas import StrictSchema, ecma
 from gym_serve.environments.structured_outputs.worker import (
     Format,
     Unparsable,
@@ -241,6 +242,23 @@ def test_any_text_is_parsed_or_not(text: str, format_: Format) -> None:
 )
 def test_yaml_that_its_library_chokes_on(text: str) -> None:
     assert problem_in(text, "yaml")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^(?<a>x|y)\k<a>$", "yy", "xy"),
+        (r"^\u{1F600}$", "\U0001f600", "u"),
+        (r"^[\u{61}-\u{63}]$", "b", "d"),
+        (r"^\cA\cj$", "\x01\n", "cA"),
+        (r"^\s[\s]$", "\ufeff\ufeff", "x "),
+        (r"^\S$", "x", "\ufeff"),
+        (r"^\u0041$", "A", "B"),
+    ],
+)
+def test_patterns_are_those_of_ecma(pattern: str, good: str, bad: str) -> None:
+    assert regex.search(ecma(pattern), good)
+    assert not regex.search(ecma(pattern), bad)
 
 
 REFERENCES = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}

@@ -91,6 +91,12 @@ async def test_example_rows_run_where_they_are_of_sqlite(server: TextToSql) -> N
         ("```\n-- all\nSELECT 1\n```", "SELECT 1;"),
         ("<sql>SELECT 1</sql>", "SELECT 1;"),
         ("Use this: SELECT a FROM t. It has all names.", "SELECT a FROM t;"),
+        ('{"sql": "SELECT a FROM t"}', "SELECT a FROM t;"),
+        (r"\boxed{SELECT f(a) FROM t}", "SELECT f(a) FROM t;"),
+        ("(SELECT a FROM t)", "SELECT a FROM t;"),
+        ("It is (SELECT ')' FROM (SELECT 1)), I think.", "SELECT ')' FROM (SELECT 1);"),
+        ("Use ``SELECT `a` FROM t``.", "SELECT `a` FROM t;"),
+        ("Use `` SELECT a FROM t ``.", "SELECT a FROM t;"),
         ("SELECT '```', '</b>' FROM t", "SELECT '```', '</b>' FROM t;"),
     ],
 )

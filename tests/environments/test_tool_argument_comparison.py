@@ -95,6 +95,13 @@ async def test_values(expected: Any, given: Any, category: Category) -> None:
     assert found == (float(category is Category.CALL), category.value)
 
 
+@pytest.mark.parametrize("expected", ["{}", "", "null"])
+@pytest.mark.parametrize("given", ["{}", "", " \n", "null", None])
+async def test_no_arguments_are_an_empty_object(expected: str, given: Any) -> None:
+    found = await verdict({**C, "arguments": expected}, made({**C, "arguments": given}))
+    assert found == (1.0, Category.CALL)
+
+
 @pytest.mark.parametrize(
     ("calls", "settings", "reward", "category"),
     [
@@ -169,3 +176,11 @@ def test_pairs_are_as_many_as_possible(candidates: list[list[int]]) -> None:
         return max([most(left + 1, used), *taken])
 
     assert len(pair_up(candidates)) == most(0, frozenset())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("expected", "made"), [(1500, 1500), (1500, 1400), (1000, 1500)])
+def test_many_equal_calls_find_their_pairs(expected: int, made: int) -> None:
+    assert len(pair_up([range(made)] * expected)) == min(expected, made)
+    chain = [[i, i + 1] for i in range(expected - 1)]  # the last one makes all others change
+    assert len(pair_up([*chain, [0, 0, 0]])) == expected

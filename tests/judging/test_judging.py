@@ -321,7 +321,9 @@ EQUAL, OTHER = "[[A=B]]", "[[A!=B]]"
         ("<think>so [[A=B]]", None),
         ("Maybe [[A=B]], maybe [[A!=B]]; I cannot tell.", None),
         ("[[A=B]] it is, since they are the same.", EQUAL),
-        ("[[A=B]] [[A!=B]]", EQUAL),  # a line of labels alone: as NeMo Gym reads it
+        ("<THINK>[[A=B]]</Think >[[A!=B]]", OTHER),
+        ("[[A=B]] [[A!=B]]", None),
+        ("[[A=B]] [[A=B]]", EQUAL),
         ("[[A=B]]\n[[A!=B]]", OTHER),
         ("no label", None),
     ],
@@ -335,6 +337,7 @@ def test_the_label_that_a_reply_ends_with_is_its_verdict(text: str, verdict: str
     [
         ([f"{YES} or {NO}?", YES], YES, 2),
         ([f"{YES} or {NO}? I cannot tell"], None, 3),
+        ([f"{YES} {NO}", NO], NO, 2),
         (["I cannot tell"], None, 1),
     ],
 )

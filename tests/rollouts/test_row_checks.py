@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from gym_serve import Gym, InvalidRequest, ModelServer, ResourcesServer, Response
 from gym_serve.cli import main
 from gym_serve.rollouts.rows import Problems
+from gym_serve.rollouts.runner import _alike
 from gym_serve.rollouts.scheduling import RepeatedFailures
 from gym_serve.types.endings import FAILURES, Cause, ending_of
 from gym_serve.types.errors import RepeatedFailure
+from gym_serve.types.rows import failed_rollout
 
 asked: list[Any] = []
 
@@ -127,6 +129,20 @@ async def test_fewer_failures_alike_are_those_of_their_rows(gym: Gym, tmp_path: 
     failures = (tmp_path / "out_failures.jsonl").read_text().splitlines()
     assert len(failures) == 20
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("row 7: gold 'hhh' cannot be read", 'row 12: gold "it\'s" cannot be read', True),
+        ("gold `a b`: no number", "gold `c`: no number", True),
+        ("the row's gold is empty", "the row's gold is unknown", False),
+        ("gold 'a' cannot be read", "gold 'a' is too long", False),
+    ],
+)
+def test_failures_are_alike_but_for_numbers_and_quoted_values(one: str, other: str, alike: bool) -> None:
+    first, second = (_alike(failed_rollout({}, InvalidRequest(text))) for text in (one, other))
+    assert (first == second) is alike
 
 
 KINDS = st.sampled_from(["score", "machine", "a", "b"])

@@ -40,9 +40,9 @@ class Strict(Scripted):
         return await super().responses(params)
 
 
-async def run(model: Any, **settings: Any) -> dict[str, Any]:
+async def run(model: Any, row: dict[str, Any] = ROW) -> dict[str, Any]:
     resources = EnvironmentClient(InlineTransport(ServerRunner(Clock())))
-    return await SimpleAgent(model=model, resources=resources, **settings).run(ROW)
+    return await SimpleAgent(model=model, resources=resources).run(row)
 
 
 TURNS: dict[str, list[Any]] = {
@@ -74,6 +74,18 @@ async def test_what_the_policy_wrote_ends_no_episode_without_a_reward(turn: list
     ids = [item["call_id"] for item in output if item["type"] == "function_call"]
     assert len(set(ids)) == len(ids)
     assert ids == [item["call_id"] for item in output if item["type"] == "function_call_output"]
+
+
+@pytest.mark.parametrize("arguments", sorted({turn[0]["arguments"] for turn in TURNS.values()} | {"", "{{"}))
+async def test_calls_in_the_prompt_are_mended_as_those_of_the_episode(arguments: str) -> None:
+    earlier = called("time", arguments, "call_0")
+    output = {"type": "function_call_output", "call_id": "call_0", "output": "noon"}
+    prompt = [{"role": "user", "content": "go"}, earlier, output]
+    model = Strict([called("time", "{}", "")], "done")
+    rollout = await run(model, {"responses_create_params": {"input": prompt}})
+    assert rollout.get("reward") == 0.25, rollout.get("failure")
+    assert rollout["responses_create_params"]["input"][1]["arguments"] == arguments  # the row's own words
+    assert len({item["call_id"] for item in model.sent if item.get("type") == "function_call"}) == 2
 
 
 async def test_the_model_reads_that_calls_were_left_out() -> None:

@@ -11,6 +11,11 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "untyped", "inputSchema": {"properties": {}}},
     {"name": "schemaless"},
     {"name": "textual", "inputSchema": "object"},
+    {"name": "listed", "inputSchema": {"type": "object", "properties": []}},
+    {"name": "bad name!", "inputSchema": {"type": "object"}},
+    {"name": "", "inputSchema": {"type": "object"}},
+    {"name": "bare", "inputSchema": {"type": "object", "properties": None}},
+    {"name": "blank", "inputSchema": {"type": "object"}},
     {"name": 5, "inputSchema": {"type": "object"}},
     {
         "name": "plain",
@@ -21,6 +26,8 @@ TOOLS: list[dict[str, Any]] = [
 ]
 ANSWERS: dict[str, Any] = {
     "structure": {"content": [], "structuredContent": {"größe": 5, "of": ["a"]}},
+    "bare": {"structuredContent": {"a": 1}},
+    "blank": {"content": [{"type": "text", "text": ""}], "structuredContent": {"a": 1}},
     "plain": {"content": [{"type": "text", "text": "words"}], "structuredContent": {"a": 1}},
 }
 

@@ -25,6 +25,8 @@ def test_integers_keep_their_digits(number: int) -> None:
     [
         (rb'"\ud83d"', "\ud83d", "\ufffd"),
         (rb'"a\ude00b"', "a\ude00b", "a\ufffdb"),
+        (b'"a\xed\xa0\xbd"', "a\ufffd\ufffd\ufffd", "a\ufffd\ufffd\ufffd"),
+        (b'["\xff\xfe", 1]', ["\ufffd\ufffd", 1], ["\ufffd\ufffd", 1]),
         (rb'"\ud83d\ude00"', "\U0001f600", "\U0001f600"),
         (
             rb'{"\ud83d": ["\ud83d", 1, null]}',
@@ -47,7 +49,8 @@ def test_halves_that_meet_are_their_character() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [rb'"\ud83d', rb'["\ud83d", NaN]', rb'["\ud83d", 1e999]', b"", b"{", rb'"\u12"']
+    "text",
+    [rb'"\ud83d', rb'["\ud83d", NaN]', rb'["\ud83d", 1e999]', b"", b"{", rb'"\u12"', b"\xff", b'"\xff'],
 )
 def test_what_is_no_json_stays_so(text: bytes) -> None:
     for read in (lenient_json, foreign_json, exact_json):

@@ -60,6 +60,20 @@ from gym_serve.types.protocols import (
         # llama.cpp, Anthropic
         "the request exceeds the available context size, try increasing it",
         "prompt is too long: 250000 tokens > 200000 maximum",
+        "Prompt is too long",
+        # TGI, Cohere, Vertex, LM Studio, Zhipu, Volcengine, llama-cpp-python, OpenAI
+        "`inputs` must have less than 1024 tokens. Given: 2000",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 20 `max_new_tokens`",
+        "inputs tokens + max_new_tokens must be <= 4096",
+        "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000",
+        "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",
+        "Unable to submit request because the input token count is 40000 but model only supports up to 32768.",
+        "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with 4096",
+        '{"error": {"code": "1261", "message": "Prompt exceeds max length"}}',
+        "Total tokens of image and text exceed max message tokens.",
+        "Requested tokens (5000) exceed context window of 4096",
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 280000 tokens.",
+        "Prompt length (5000) exceeds maximum input length",
     ],
 )
 def test_context_overflow_in_the_words_of_the_backends(text):
@@ -76,6 +90,12 @@ def test_context_overflow_in_the_words_of_the_backends(text):
         "max_tokens is too large: 5000. This model supports at most 4096 completion tokens",
         "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
         "string too long: the name exceeds the maximum allowed length (64)",
+        "Rate limit reached: too many tokens per minute. Limit 30000, requested 40000",
+        "Your input tokens exceed the configured limit of 30000 tokens per minute",
+        "Number of input tokens per minute exceeds the limit of your organization",
+        "The prompt exceeds your quota of requests",
+        "`inputs` must be a string",
+        "max_new_tokens must be <= 4096",
     ],
 )
 def test_other_errors_are_no_overflow(text):

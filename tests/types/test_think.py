@@ -1,5 +1,6 @@
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,16 @@ def test_what_an_answer_begins_with_and_does_not_close_is_reasoning():
     assert split_thought("\n<think>a<think>b") == (["a<think>b"], "\n")
     assert split_thought("<think>a</think>\n<think>b") == (["a", "b"], "\n")
     assert split_thought("<think>a</think>b<think>c") == (["a"], "b<think>c")
+    assert split_thought("Let me see.\n <think>c") == (["c"], "Let me see.\n ")
+
+
+def test_tags_are_read_as_models_write_them():
+    for begin in ("<think>", "<THINK>", "<thinking>", "<Think >", ""):
+        for end in ("</think>", "</THINK>", "</think >", "</thinking>", "</Thinking\n>"):
+            assert split_thought(f"{begin}a{end}b") == (["a"], "b")
+            assert split_think(f"{begin}a{end}b") == ((["a"], "b") if begin else ([], f"a{end}b"))
+    for text in ("<thinker>a</thinker>", "<think a>", "< think>", "</thinks>"):
+        assert split_thought(text) == ([], text)
 
 
 def test_what_precedes_a_lone_end_is_reasoning():
@@ -33,7 +44,9 @@ def test_what_precedes_a_lone_end_is_reasoning():
         " hard to say",
     )
     assert split_thought("a</think>b<think>c</think>d") == (["a", "c"], "bd")
-    assert split_thought("a</think>b</think>c") == (["a"], "b</think>c")
+    assert split_thought("a</think>b</think>c") == (["a", "b"], "c")
+    assert split_thought("<think>a</think>b RIGHT</think>c") == (["a", "b RIGHT"], "c")
+    assert split_thought("a<think>b</think>c</think>d") == (["b", "c"], "ad")
 
 
 def test_an_opening_tag_inside_a_block_belongs_to_it():
@@ -43,6 +56,12 @@ def test_an_opening_tag_inside_a_block_belongs_to_it():
 def test_an_empty_block_counts_but_is_not_written():
     assert split_think("<think></think>x") == ([""], "x")
     assert wrap_think(["", "a"]) == "<think>a</think>"
+
+
+@pytest.mark.timeout(10)
+def test_many_tags_are_no_work():
+    for text in ("<think></think>" * 200_000, "a</think>" * 200_000, "a<think>" * 200_000):
+        split_thought(text)
 
 
 def test_many_unclosed_tags_are_no_work():

@@ -4,18 +4,21 @@ Values of fields come from elsewhere and may be of any type, size and depth. Par
 video and files. A part without a form in the other protocol is an error that names it: without the part,
 the model would see another task than the row's.
 
-Reasoning inside text is written ``<think>...</think>``. What precedes a ``</think>`` that nothing opened is
-reasoning as well: many chat templates open the tag themselves. So is what an answer begins with and does not
-close, as its tokens ran out. Any other tag that is never closed stays text.
+Reasoning inside text is written ``<think>...</think>``, or ``<thinking>``, in any case. What precedes a
+``</think>`` that nothing opened is reasoning as well, back to the last block: many chat templates open the
+tag themselves. So is what begins with its line and is never closed. Any other such tag stays text.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
+
+import regex
 
 from gym_serve.types.errors import BadRequest
 from gym_serve.types.requests import JSON
@@ -195,6 +198,9 @@ def _joined(content: Any, key: str) -> str:
 
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_TAG = re.compile(r"<(/?)think(?:ing)?\s{0,8}>", re.IGNORECASE)
+_BEGUN_TAG = regex.compile(_TAG.pattern, regex.IGNORECASE)  # which can match the beginning of a tag
+_LONGEST = len("</thinking>") + 8
 
 
 def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
@@ -203,27 +209,23 @@ def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
     Args:
         text: of an assistant.
         is_answer: whether it is as the model wrote it, so that a chat template may have opened the first
-            block, and the end of its tokens may have cut it off. A text that was split before has such a tag
-            only if it is meant.
+            block, and the last may have no end. A text that was split before has such a tag only if it is
+            meant.
     """
-    blocks: list[str] = []
-    rest: list[str] = []
-    at = 0
-    if is_answer and (end := text.find(_CLOSE)) >= 0 and not 0 <= text.find(_OPEN) < end:
-        blocks.append(text[:end])
-        at = end + len(_CLOSE)
-    while (start := text.find(_OPEN, at)) >= 0:
-        end = text.find(_CLOSE, start + len(_OPEN))
-        if end < 0:
-            if is_answer and not ("".join(rest) + text[at:start]).strip():
-                blocks.append(text[start + len(_OPEN) :])
-                text = text[:start]
-            break
-        rest.append(text[at:start])
-        blocks.append(text[start + len(_OPEN) : end])
-        at = end + len(_CLOSE)
-    rest.append(text[at:])
-    return blocks, "".join(rest)
+    if is_answer:
+        splitter = ThinkSplitter()
+        pieces = [*splitter.add(text), splitter.end()]
+        blocks = [piece for is_reasoning, piece in pieces if is_reasoning]
+        return blocks, "".join(piece for is_reasoning, piece in pieces if not is_reasoning)
+    blocks, rest, at, begin = [], "", 0, None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            begin = begin or tag
+        elif begin is not None:
+            blocks.append(text[begin.end() : tag.start()])
+            rest += text[at : begin.start()]
+            at, begin = tag.end(), None
+    return blocks, rest + text[at:]
 
 
 def wrap_think(blocks: Iterable[str]) -> str:
@@ -232,7 +234,7 @@ def wrap_think(blocks: Iterable[str]) -> str:
 
 
 class ThinkSplitter:
-    """`split_think` for a text that comes in parts.
+    """`split_think` for an answer that comes in parts.
 
     A text that may be a tag, or reasoning without its end yet, is kept back.
 
@@ -241,65 +243,64 @@ class ThinkSplitter:
             comes is kept back then until the tag is closed.
 
     Attributes:
-        retracts: whether the last part had the end of a reasoning that nothing had opened: all text before
-            it, which was told as text, was reasoning.
+        retracts: whether the last part had the end of a reasoning that nothing had opened: all that was told
+            as text since the last reasoning was reasoning, too.
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
         self._kept = ""
-        self._given = _OPEN if is_open else ""  # a tag that the model did not write
-        self._seen = 0  # of what is kept: where the search for the end goes on
-        self._begins = True  # nothing was reasoning yet
-        self._said = False  # whether a text that is not blank was told
+        self._opening: str | None = "" if is_open else None  # as the model wrote it, if it did
+        self._seen = 0  # of what is kept: where the search for a tag goes on
+        self._begins_line = True  # since the last tag
         self.retracts = False
-        if is_open:
-            self._kept = _OPEN
 
     def add(self, part: str) -> list[tuple[bool, str]]:
         """What is known after another part: texts in order, and of each whether it is reasoning."""
-        self._kept += part
+        text, begin, at = self._kept + part, 0, self._seen
         self.retracts = False
         found: list[tuple[bool, str]] = []
-        while True:
-            if self._begins and not self._kept.startswith(_OPEN):
-                end, start = self._kept.find(_CLOSE), self._kept.find(_OPEN)
-                if end >= 0 and not 0 <= start < end:
-                    self.retracts, self._begins, self._said = True, False, False
-                    found = [(True, "".join(text for _, text in found) + self._kept[:end])]
-                    self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
-                    continue
-            if self._kept.startswith(_OPEN):
-                end = self._kept.find(_CLOSE, max(len(_OPEN), self._seen))
-                if end < 0:
-                    self._seen = len(self._kept) - len(_CLOSE) + 1
-                    return found
-                self._begins = False
-                found.append((True, self._kept[len(_OPEN) : end]))
-                self._kept, self._seen = self._kept[end + len(_CLOSE) :], 0
+        for tag in _TAG.finditer(text, at):
+            at = tag.end()
+            if self._opening is not None and not tag[1]:
                 continue
-            start = self._kept.find(_OPEN)
-            if start < 0:
-                start = len(self._kept) - max(_overlap(self._kept, _OPEN), _overlap(self._kept, _CLOSE))
-            if start:
-                found.append((False, self._kept[:start]))
-                self._said = self._said or not self._kept[:start].isspace()
-                self._kept = self._kept[start:]
-            if not self._kept.startswith(_OPEN):
-                return found
+            before = text[begin : tag.start()]
+            if tag[1]:
+                told = self._retracted(found) if self._opening is None else ""
+                found.append((True, told + before))
+                self._opening, self._begins_line = None, True
+            else:
+                self._tell(found, before)
+                self._opening = tag[0]
+            begin = at
+        start = text.rfind("<", max(at, len(text) - _LONGEST))
+        is_tag = start >= 0 and _BEGUN_TAG.fullmatch(text, start, partial=True)
+        at = start if is_tag else len(text)
+        if self._opening is None:
+            self._tell(found, text[begin:at])
+            begin = at
+        self._kept, self._seen = text[begin:], at - begin
+        return found
 
     def end(self) -> tuple[bool, str]:
-        """Whether what was kept back is reasoning, with no end and no text before it; and what it is."""
-        kept, self._kept, self._seen = self._kept, "", 0
-        if self._given and self._begins:
-            return False, kept.removeprefix(_OPEN)
-        if kept.startswith(_OPEN) and not self._said:
-            return True, kept.removeprefix(_OPEN)
-        return False, kept
+        """Whether what was kept back is reasoning, with no end and at the beginning of a line; and what."""
+        kept, opening, self._kept, self._opening, self._seen = self._kept, self._opening, "", None, 0
+        if opening and self._begins_line:
+            return True, kept
+        return False, (opening or "") + kept
 
+    def _tell(self, found: list[tuple[bool, str]], text: str) -> None:
+        if text:
+            found.append((False, text))
+            *lines, last = text.split("\n")
+            self._begins_line = (self._begins_line or bool(lines)) and not last.strip()
 
-def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of ``text`` may begin a tag."""
-    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
+    def _retracted(self, found: list[tuple[bool, str]]) -> str:
+        """The text since the last reasoning, taken out of ``found``."""
+        text = ""
+        while found and not (found[-1][0] and found[-1][1]):
+            text = found.pop()[1] + text
+        self.retracts = self.retracts or not found
+        return text
 
 
 def inline_audio(chat: Mapping[str, Any]) -> JSON:

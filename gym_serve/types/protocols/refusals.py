@@ -72,7 +72,6 @@ _OVERFLOW: tuple[tuple[str, str], ...] = (
     (r"maximum context length (is|of)\b", "vLLM, OpenAI, OpenRouter, DeepSeek, SGLang"),
     (r"model's maximum context length \(\d", "vLLM"),
     (r"\d maximum context length", "Mistral: too large for model with 32768 maximum context length"),
-    (r"prompt is too long: \d", "Anthropic, Fireworks"),
     (r"longer than the maximum model length of \d", "vLLM: The decoder prompt (length N) is ..."),
     (r"max_tokens must be at least 1, got -\d", "older vLLM, where the prompt leaves no room"),
     (r"passed \d+ input (tokens|characters) and requested \d+ output tokens", "vLLM 0.17 and later"),
@@ -96,15 +95,24 @@ _OVERFLOW: tuple[tuple[str, str], ...] = (
     (r"exceed context limit: \d", "Anthropic: input length and `max_tokens` exceed context limit: ..."),
     (r"input token count.{0,40} exceeds the maximum number of tokens", "Gemini"),
     (r"prompt token count of \d+ exceeds the limit of \d", "GitHub Copilot"),
-    (r"`inputs` tokens \+ `max_new_tokens` must be <=", "TGI"),
-    (r"input is too long for requested model", "Bedrock"),
+    (r"`?inputs`? (tokens \+ `?max_new_tokens`? must be <=|must have less than \d)", "TGI"),
+    (r"too many tokens: .{0,40}\bprompt", "Cohere"),
+    (r"input token count is \d+ but model only supports", "Vertex"),
+    (r"trying to keep the first \d+ tokens when", "LM Studio"),
+    (r"\b(prompt|input) is too long\b", "Anthropic, Fireworks, Bedrock"),
     (
         r"context[ _](length|window|size|limit)\b.{0,40}\b(exceeded|too small)\b",
         "others",
     ),
     (
-        r"\b(prompt|input|conversation|messages)\b.{0,80}\bexceeds?\b.{0,60}\b(context|max_model_len)\b",
-        "others",
+        r"\b(prompt|input|conversation|messages|requested tokens)\b.{0,80}\bexceeds?\b.{0,60}"
+        r"\b(context|max_model_len)\b",
+        "llama-cpp-python, others",
+    ),
+    (
+        r"\b(prompt|input tokens|prompt length|tokens of image and text)\b.{0,20}\bexceeds? (the )?"
+        r"(max\w* (input |message |prompt )?(length|tokens)|configured limit of \d[\d,]* tokens)(?! per )",
+        "Zhipu, Volcengine, OpenAI, others",
     ),
 )
 _STATED = re.compile("|".join(f"(?:{words})" for words, _ in _OVERFLOW), re.DOTALL)
