@@ -12,6 +12,22 @@ from gym_serve.grading import ask, boxed_gold
 from gym_serve.grading.math_worker import arithmetic, work
 
 BOXED: dict[str, list[tuple[str, str, bool]]] = {
+    "exact numbers": [
+        (r"2^{2023}-1", r"2^{2023}", False),
+        (r"10^{100}", r"10^{100}+1", False),
+        (r"2020!", r"2020!+1", False),
+        (r"2020!", r"2020 \cdot 2019!", True),
+        (r"4^{1000}", r"2^{2000}", True),
+        (r"\binom{200}{100}", r"\binom{200}{100}+1", False),
+        (r"\frac{3^{200}-1}{2}", r"\frac{3^{200}}{2}", False),
+        (r"2^{-200}", r"\frac{1}{4^{100}}", True),
+        (r"(1,10^{100})", r"(1,10^{100}+1)", False),
+        (r"\{1,50!\}", r"\{1,50!-1\}", False),
+        (r"x=50!", r"x=50!-1", False),
+        (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}", True),
+        (r"0.0000123\%", r"0.0000119\%", False),
+        (r"50\%", "0.5", True),
+    ],
     "upright constants": [
         (r"3+4\mathrm{i}", "3+4i", True),
         (r"3+4\mathrm{i}", "7", False),
