@@ -309,6 +309,14 @@ _RELATIONS = {
     r"\approx": "", r"\sim": "", r"\simeq": "",
 }  # fmt: skip
 
+_UNREAD = re.compile(
+    r"\\(?:not(?!\s?=)|neg|lnot|notin|n(?:less|gtr|[lg]eq(?:q|slant)?|cong|sim|prec|succ|mid|parallel|sub|sup)[a-z]*"
+    r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
+    r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
+    r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$"
+)
+"""What math-verify drops, though it changes the answer."""
+
 _UNIT_NAMES = """
 mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
 km kilometer kilometre; in inch inches; ft foot feet; yd yard; mi mile; mg milligram; g gram gm;
@@ -335,21 +343,19 @@ _PLAIN_UNIT = re.compile(
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
-_NO_UNITS = _OPERATORS | {
-    "and",
-    "or",
-    "if",
-    "for",
-    "where",
-    "when",
-    "with",
-    "the",
-    "not",
-    "is",
-    "are",
-    "to",
-    "then",
-}
+_NO_UNITS = _OPERATORS | frozenset(
+    re.findall(
+        r"\w+",
+        "and or if for where when with the not no non is are be was to then than but either neither nor only"
+        " at least most more less fewer greater smaller above below over under between up exactly about"
+        " approximately roughly around almost nearly minus plus times divided squared cubed factorial base"
+        " larger modulo half twice double triple one two three four five six seven eight nine ten dozen"
+        " hundred hundreds thousands millions billions score odd even positive negative prime wrong false"
+        " incorrect impossible invalid extraneous rejected never cannot except without higher lower bigger"
+        " maybe perhaps possibly",
+    )
+)
+"""Words of comparison, denial, arithmetic and number: what they stand behind is another answer."""
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
 _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
 _LABEL_IN_FRONT = re.compile(
@@ -376,11 +382,14 @@ def read(content: str, *, single: bool = False) -> Reading:
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
     relation = ""
-    while found := _RELATION.match(text):
+    while not _UNREAD.match(text) and (found := _RELATION.match(text)):
         relation += _RELATIONS.get(found[1], found[1])
         text = text[found.end() :]
     if _WORDS_ONLY.fullmatch(text) and _IS_WORD.search(text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
+    if _UNREAD.search(text):
+        whole = _WORD.sub(lambda m: f" {words[int(m[1])]} ", text)
+        return Reading(relation, (f'"{_code("".join(whole.split()))}',), "")
     text, unit = _without_unit(text, words)
     if _TRIGONOMETRY.search(text):
         text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
@@ -540,7 +549,7 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
         head = text[: marked.start()]
         if degrees := _DEGREES.search(head):
             return head[: degrees.start()], f"°{_folded(words[int(marked[1])])}"
-        if head.strip() and "\0" not in head and _has_number(head):
+        if head.strip() and "\0" not in head and _has_number(head) and _may_be_unit(words[int(marked[1])]):
             return head, _canonical(words[int(marked[1])], marked[2])
         return text, ""
     if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
@@ -557,6 +566,10 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if known or (named and space and text[plain.start() - 1].isdigit()):
         return text[: plain.start()], _canonical(name, plain[3])
     return text, ""
+
+
+def _may_be_unit(name: str) -> bool:
+    return not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
 
 
 def _has_number(text: str) -> bool:
