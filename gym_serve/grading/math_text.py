@@ -239,6 +239,7 @@ _WORD = re.compile("\0(\\d+)\0")
 _NAMED = {
     **{"thousand": r"\times 10^{3}", "million": r"\times 10^{6}", "billion": r"\times 10^{9}"},
     **{"trillion": r"\times 10^{12}", "infinity": r"\infty", "pi": r"\pi"},
+    **{"minus": "-", "exactly": ""},
     **{"percent": r"\%", "percentage": r"\%", "pct": r"\%", "per cent": r"\%"},
 }
 
@@ -340,6 +341,7 @@ _PLAIN_UNIT = re.compile(
     r"(?<=[\d)}.])(\s*)((?:[A-Za-z]{1,20}\.?(?:\s[A-Za-z]{1,20}){0,3})(?:\s?/\s?[A-Za-z]{1,12})?)"
     r"((?:\^\{?[-\d]{1,3}\}?)?)\.?$"
 )
+_COMPOUND = re.compile(r"\d[\d.]{0,20}\s?[A-Za-z]{1,12}(?:,?\s(?:and\s)?\d[\d.]{0,20}\s?[A-Za-z]{1,12}){1,4}")
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
@@ -378,6 +380,10 @@ def read(content: str, *, single: bool = False) -> Reading:
     if single:
         content = _COMMA.sub(r"\1.\2", _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), content))
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
+    flat = " ".join(_TEXT_COMMAND.sub(r" \2 ", text).split())
+    bare = re.sub(r",|\band ", "", flat)
+    if _COMPOUND.fullmatch(flat) and all(unit in _UNITS for unit in re.findall("[A-Za-z]+", bare)):
+        text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
     text, words = _marked(text)
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
@@ -558,7 +564,8 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if plain is None or "\0" in text:
         return text, ""
     space, name = plain[1], plain[2]
-    known = name in _UNITS or name.lower() in _UNITS
+    known = all(u in _UNITS or u.lower() in _UNITS for u in re.split(r"\s?/\s?|\sper\s", name))
+    known = known and (bool(space) or name.isalpha() or " " in name)
     named = all(len(word) > 2 and word.lower() not in _NO_UNITS for word in re.findall("[A-Za-z]+", name))
     if known and len(name) == 1:
         number = re.fullmatch(r"-?[\d.,]+", text[: plain.start()])
@@ -578,6 +585,7 @@ def _has_number(text: str) -> bool:
 
 def _canonical(unit: str, power: str) -> str:
     name = " ".join(unit.replace("\\", "").strip(" .").split())
+    name = "mi/h" if name.lower() == "mph" else name
     half = re.fullmatch(r"([ap])\.?\s?m", name, re.IGNORECASE)
     if half:
         return f"{half[1].lower()}m"
