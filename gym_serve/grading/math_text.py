@@ -192,8 +192,12 @@ def _is_hedged(text: str) -> bool:
             return True
     else:
         first = numerals[-1]
-        if is_denied(clause, first.start()) or _RANGE.search(clause[: first.start()]):
+        before = clause[: first.start()]
+        bound = _BOUND.search(before)
+        if is_denied(clause, first.start()) or _RANGE.search(before):
             return True
+        if bound and re.search(r"\b[A-Za-z]\W{0,2}\s(?:is|are)\s$", before[: bound.start()]):
+            return True  # "so x is at most"
         between = _ALTERNATIVE.match(clause, numerals[-2].end()) if len(numerals) > 1 else None
         if between and between.end() == first.start():
             return True

@@ -318,6 +318,7 @@ TEXTS: list[tuple[str, str, bool]] = [
     ("6", "Each pack has 4 or 5 cards, so there are 6.", True),
     ("6", "So one needs at least 6.", True),
     # Hedges
+    ("5", "so x is at most 5", False),
     ("5", "The answer is \\leq 5", False),
     ("5", "The answer is ≤ 5", False),
     ("5", "The answer is not 5.", False),
