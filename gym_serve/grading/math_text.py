@@ -192,8 +192,12 @@ def _is_hedged(text: str) -> bool:
             return True
     else:
         first = numerals[-1]
-        if is_denied(clause, first.start()) or _RANGE.search(clause[: first.start()]):
+        before = clause[: first.start()]
+        bound = _BOUND.search(before)
+        if is_denied(clause, first.start()) or _RANGE.search(before):
             return True
+        if bound and re.search(r"\b[A-Za-z]\W{0,2}\s(?:is|are)\s$", before[: bound.start()]):
+            return True  # "so x is at most"
         between = _ALTERNATIVE.match(clause, numerals[-2].end()) if len(numerals) > 1 else None
         if between and between.end() == first.start():
             return True
@@ -239,6 +243,7 @@ _WORD = re.compile("\0(\\d+)\0")
 _NAMED = {
     **{"thousand": r"\times 10^{3}", "million": r"\times 10^{6}", "billion": r"\times 10^{9}"},
     **{"trillion": r"\times 10^{12}", "infinity": r"\infty", "pi": r"\pi"},
+    **{"minus": "-", "exactly": ""},
     **{"percent": r"\%", "percentage": r"\%", "pct": r"\%", "per cent": r"\%"},
 }
 
@@ -309,6 +314,14 @@ _RELATIONS = {
     r"\approx": "", r"\sim": "", r"\simeq": "",
 }  # fmt: skip
 
+_UNREAD = re.compile(
+    r"\\(?:not(?!\s?=)|neg|lnot|notin|n(?:less|gtr|[lg]eq(?:q|slant)?|cong|sim|prec|succ|mid|parallel|sub|sup)[a-z]*"
+    r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
+    r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
+    r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$"
+)
+"""What math-verify drops, though it changes the answer."""
+
 _UNIT_NAMES = """
 mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
 km kilometer kilometre; in inch inches; ft foot feet; yd yard; mi mile; mg milligram; g gram gm;
@@ -332,24 +345,23 @@ _PLAIN_UNIT = re.compile(
     r"(?<=[\d)}.])(\s*)((?:[A-Za-z]{1,20}\.?(?:\s[A-Za-z]{1,20}){0,3})(?:\s?/\s?[A-Za-z]{1,12})?)"
     r"((?:\^\{?[-\d]{1,3}\}?)?)\.?$"
 )
+_COMPOUND = re.compile(r"\d[\d.]{0,20}\s?[A-Za-z]{1,12}(?:,?\s(?:and\s)?\d[\d.]{0,20}\s?[A-Za-z]{1,12}){1,4}")
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
-_NO_UNITS = _OPERATORS | {
-    "and",
-    "or",
-    "if",
-    "for",
-    "where",
-    "when",
-    "with",
-    "the",
-    "not",
-    "is",
-    "are",
-    "to",
-    "then",
-}
+_NO_UNITS = _OPERATORS | frozenset(
+    re.findall(
+        r"\w+",
+        "and or if for where when with the not no non is are be was to then than but either neither nor only"
+        " at least most more less fewer greater smaller above below over under between up exactly about"
+        " approximately roughly around almost nearly minus plus times divided squared cubed factorial base"
+        " larger modulo half twice double triple one two three four five six seven eight nine ten dozen"
+        " hundred hundreds thousands millions billions score odd even positive negative prime wrong false"
+        " incorrect impossible invalid extraneous rejected never cannot except without higher lower bigger"
+        " maybe perhaps possibly",
+    )
+)
+"""Words of comparison, denial, arithmetic and number: what they stand behind is another answer."""
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
 _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
 _LABEL_IN_FRONT = re.compile(
@@ -372,15 +384,22 @@ def read(content: str, *, single: bool = False) -> Reading:
     if single:
         content = _COMMA.sub(r"\1.\2", _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), content))
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
+    flat = " ".join(_TEXT_COMMAND.sub(r" \2 ", text).split())
+    bare = re.sub(r",|\band ", "", flat)
+    if _COMPOUND.fullmatch(flat) and all(unit in _UNITS for unit in re.findall("[A-Za-z]+", bare)):
+        text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
     text, words = _marked(text)
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
     relation = ""
-    while found := _RELATION.match(text):
+    while not _UNREAD.match(text) and (found := _RELATION.match(text)):
         relation += _RELATIONS.get(found[1], found[1])
         text = text[found.end() :]
     if _WORDS_ONLY.fullmatch(text) and _IS_WORD.search(text) and text.lower() not in _NAMED:
         return Reading(relation, ('"' + _folded(text),), "")
+    if _UNREAD.search(text):
+        whole = _WORD.sub(lambda m: f" {words[int(m[1])]} ", text)
+        return Reading(relation, (f'"{_code("".join(whole.split()))}',), "")
     text, unit = _without_unit(text, words)
     if _TRIGONOMETRY.search(text):
         text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
@@ -540,7 +559,7 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
         head = text[: marked.start()]
         if degrees := _DEGREES.search(head):
             return head[: degrees.start()], f"°{_folded(words[int(marked[1])])}"
-        if head.strip() and "\0" not in head and _has_number(head):
+        if head.strip() and "\0" not in head and _has_number(head) and _may_be_unit(words[int(marked[1])]):
             return head, _canonical(words[int(marked[1])], marked[2])
         return text, ""
     if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
@@ -549,7 +568,8 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if plain is None or "\0" in text:
         return text, ""
     space, name = plain[1], plain[2]
-    known = name in _UNITS or name.lower() in _UNITS
+    known = all(u in _UNITS or u.lower() in _UNITS for u in re.split(r"\s?/\s?|\sper\s", name))
+    known = known and (bool(space) or name.isalpha() or " " in name)
     named = all(len(word) > 2 and word.lower() not in _NO_UNITS for word in re.findall("[A-Za-z]+", name))
     if known and len(name) == 1:
         number = re.fullmatch(r"-?[\d.,]+", text[: plain.start()])
@@ -559,12 +579,17 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     return text, ""
 
 
+def _may_be_unit(name: str) -> bool:
+    return not any(word in _NO_UNITS for word in re.findall(r"(?<!\\)\b[a-z]+", name.lower()))
+
+
 def _has_number(text: str) -> bool:
     return re.search(r"\d|\\(?:pi|sqrt|frac)|[A-Za-z]", text) is not None
 
 
 def _canonical(unit: str, power: str) -> str:
     name = " ".join(unit.replace("\\", "").strip(" .").split())
+    name = "mi/h" if name.lower() == "mph" else name
     half = re.fullmatch(r"([ap])\.?\s?m", name, re.IGNORECASE)
     if half:
         return f"{half[1].lower()}m"

@@ -9,8 +9,9 @@ math-verify is mended where it is wrong:
 - A line of arithmetic went to SymPy's `parse_expr`, which is `eval`. Here `arithmetic` reads it.
 - Numbers were compared to six decimals only, so that all small ones were equal. Here they have to agree
   relatively as well (`_far_apart`).
-- Constants are compared by their values to 50 digits, which is a thousand times as fast as a proof, and ends
-  for ``9^{9^9}`` as well. Whatever else has more than `_MAX_DIGITS` digits is equal to its own text alone.
+- Constants are compared by their values to 50 digits, and to all their digits if those agree, which is a
+  thousand times as fast as a proof, and ends for ``9^{9^9}`` as well. Whatever else has more than
+  `_MAX_DIGITS` digits is equal to its own text alone.
 - Its parser is run in two stages (`in_two_stages`), which is three times as fast.
 
 Nothing of gym_serve is imported, so that a worker starts quickly and stays small.
@@ -32,7 +33,7 @@ _MAX_ARGUMENT, _MAX_DEGREE, _MAX_TERMS = 1_000.0, 1_000.0, 10_000.0
 """Digits of a function's argument, degree of a sum's power, and terms of a sum, that are calculated with."""
 _DIGITS = 50
 _SAME, _DIFFERENT = 1e-40, 1e-15
-"""Relative distance of two exact numbers that are surely equal, and surely not."""
+"""Relative distance of two exact numbers that may be equal (`_same_exactly` decides), and surely not."""
 _ROUNDED = 2e-6
 """Distance of a decimal from every number that agrees with it to six places."""
 _STORED = 1e-14
@@ -171,13 +172,14 @@ def _far_apart(a: Any, b: Any) -> bool:
     """Whether two expressions are surely different, although they agree to six decimals."""
     from sympy import Float, MatrixBase
 
-    if isinstance(a, MatrixBase) or _is_percentage(a) or _is_percentage(b):
+    if isinstance(a, MatrixBase) or _is_percentage(a) != _is_percentage(b):
         return False
     try:
+        a, b = (form.doit() if _is_percentage(form) else form for form in (a, b))
         loose = a.has(Float) or b.has(Float)
         first, second = _value(a), _value(b)
         if first is not None and second is not None:
-            return _distant(first, second, loose)
+            return _distant(first, second, loose) or not (loose or _same_exactly(a, b))
         terms, others = (form.expand().as_coefficients_dict() for form in (a, b))
         pairs = [(terms.get(key, 0), others.get(key, 0)) for key in {*terms, *others}]
         return any(_distant(complex(x), complex(y), loose) for x, y in pairs)
@@ -231,7 +233,27 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
         near = apart / max(abs(gold), abs(answer))
     except Exception:
         return None
-    return True if near < _SAME else False if near > _DIFFERENT else None
+    return _same_exactly(*forms) if near < _SAME else False if near > _DIFFERENT else None
+
+
+def _same_exactly(gold: Any, answer: Any) -> bool:
+    """Whether two exact constants that agree to many digits agree to all that their numbers have.
+
+    Two fractions whose numbers have n digits differ relatively by 10^(-2n) at least, or not at all. Of
+    numbers with more than `_MAX_DIGITS` digits, only those of the same form are equal.
+    """
+    from sympy import Float
+
+    if gold == answer:
+        return True
+    digits = max(map(_digits, (gold, answer)))
+    if digits > _MAX_DIGITS:
+        return False
+    precision = _DIGITS + 2 * math.ceil(digits)
+    first, second = (_value(form, precision) for form in (gold, answer))
+    if first is None or second is None:
+        return True
+    return bool(abs(first - second) <= abs(first) * Float(10, precision) ** (_DIGITS // 5 - precision))
 
 
 def _too_large(forms: list[Any]) -> str | None:
