@@ -341,5 +341,5 @@ async def test_reasons(bench: Bench) -> None:
     verdict = await bench.verify(SUMS, program(SUM.replace("a + b", "a - b")))
     assert verdict["reason"] == "test 1 of 2: wrong answer: expected '3', got '-1'"
     assert (await bench.verify(SUMS, said("No idea.")))["reason"] == (
-        "no program between two lines with ``` found: the text ends 'No idea.'"
+        "no code block found: the text ends 'No idea.'"
     )

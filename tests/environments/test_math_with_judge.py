@@ -139,7 +139,6 @@ async def test_judge_is_asked_in_both_orders(bench: Bench) -> None:
     "replies",
     [
         [DIFFERENT],
-        [f"{DIFFERENT} {EQUAL}"],
         ["equal, I would say"],
         ["[[A=B]"],
         [[{"type": "function_call", "call_id": "c", "name": "f", "arguments": EQUAL}]],
@@ -152,6 +151,11 @@ async def test_judge_says_no(bench: Bench, replies: list[Any]) -> None:
     verdict = await bench.score("7", "\\boxed{8}", *replies)
     assert verdict["reward"] == 0.0
     assert len(verdict["judge_evaluations"]) == len(replies)
+
+
+async def test_a_line_of_two_labels_is_asked_again(bench: Bench) -> None:
+    verdict = await bench.score("7", "\\boxed{8}", f"{DIFFERENT} {EQUAL}", DIFFERENT)
+    assert verdict["reward"] == 0.0
 
 
 @pytest.mark.parametrize(
