@@ -2,8 +2,8 @@
 
 A request is sent once: it is unknown whether a peer that disconnected has done its work. Redirects are not
 followed, to no address that the graph does not name. Cancelling a request closes its connection, which tells
-the peer that nobody waits. The caller bounds its own concurrency and time, so there is no limit here that
-would only hide a queue. Rollouts are kept, so secrets that a peer repeats are masked.
+the peer that nobody waits. The caller bounds its own concurrency and time, so connections have no limit here
+but that of the process's open files. Rollouts are kept, so secrets that a peer repeats are masked.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words th
 def open_session() -> aiohttp.ClientSession:
     """A connection pool; needs a running event loop.
 
-    Its only limit is that of the process's open files: further calls wait for a connection. It keeps no
-    cookies: a load balancer's would send the calls of all episodes to one engine.
+    With as many connections as there may be open files, further calls wait for one. It keeps no cookies: a
+    load balancer's would send the calls of all episodes to one engine.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=_most_connections()),
@@ -91,9 +91,14 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+def _open_files() -> int:
+    """How many files this process may have open, sockets included."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def _most_connections() -> int:
     """As many as files may be open, less some for other things; 0 for any number."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = _open_files()
     return 0 if limit == resource.RLIM_INFINITY else max(limit - _OTHER_FILES, 1)
 
 
@@ -104,10 +109,9 @@ def check_open_files(error: OSError) -> None:
         Overloaded: no connection can be opened here, as too many files are open; another attempt may succeed.
     """
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise Overloaded(
-            f"this process may open {limit} files, and all are in use: raise the limit (`ulimit -n`), "
-            "or lower the concurrency"
+            f"this process may open {_open_files()} files, and all are in use: raise the limit "
+            "(`ulimit -n`), or lower the concurrency"
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_serve.cli.examples import row_of
-from gym_serve.cli.options import JsonOption
+from gym_serve.cli.options import JsonOption, TokenOption
 from gym_serve.cli.printing import echo, print_json
 
 if TYPE_CHECKING:
@@ -39,14 +39,7 @@ def conform(
             metavar="FILE", help="Episodes of an environment with their rewards, as of gym-serve test."
         ),
     ] = None,
-    auth_token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GYM_SERVE_AUTH_TOKEN",
-            show_envvar=True,
-            help="Bearer token of the server. Prefer the variable.",
-        ),
-    ] = None,
+    auth_token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a server over HTTP, in whatever language it is written, against docs/formats.md.

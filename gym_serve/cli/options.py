@@ -136,7 +136,7 @@ TokenOption = Annotated[
         "--auth-token",
         envvar="GYM_SERVE_AUTH_TOKEN",
         show_envvar=True,
-        help="Bearer token of the graph at --url. Prefer the variable.",
+        help="Bearer token of the graph or server at the URL. Prefer the variable.",
     ),
 ]
 

@@ -200,11 +200,6 @@ def labels_in(text: str, labels: Sequence[str]) -> list[tuple[str, int, int]]:
     return [(found[0], *found.span()) for found in re.finditer(pattern, text)]
 
 
-def first_label(text: str, labels: Sequence[str]) -> str | None:
-    """The first label in ``text``, or None."""
-    return next((label for label, _, _ in labels_in(text, labels)), None)
-
-
 def verdict_in(text: str, labels: Sequence[str]) -> str | None:
     """The label that a text gives as its verdict; None if it has none, or contradicts itself.
 

@@ -27,13 +27,13 @@ from gym_serve.judging import (
     check_labels,
     escape_labels,
     final_text,
-    first_label,
     json_objects,
     label_of,
     majority,
     verdict_in,
     whole_text,
 )
+from gym_serve.judging.prompts import labels_in
 from gym_serve.observe.catalogue import JUDGE_CALLS
 from gym_serve.servers import ResourcesServer
 from gym_serve.types.errors import BadRequest, InvalidRequest, Overloaded, VerifierFailed
@@ -219,7 +219,7 @@ def test_a_judge_that_answers_no_response(output: Any, read: Any) -> None:
 
 
 def test_of_two_labels_at_one_place_the_longer_one_counts() -> None:
-    assert first_label("so: A+ or A", ("A", "A+")) == "A+"
+    assert labels_in("so: A+ or A", ("A", "A+"))[0][0] == "A+"
     assert verdict_in("so: A+", ("A", "A+")) == "A+"
 
 
