@@ -27,9 +27,9 @@ from benchmarks.loopback import RunningModelServer, run_model_server
 from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import Call, EnvironmentClient, ModelClient, Reply, ServerRunner
 from gym_serve.servers.transport import encode
+from gym_serve.transports.inline import InlineTransport
 
 
 @dataclass

@@ -15,8 +15,8 @@ from benchmarks.loopback import RunningModelServer
 from benchmarks.reference.collecting import collect
 from gym_serve import Gym
 from gym_serve.client.connection import HttpConnection
-from gym_serve.routing.http import HttpTransport
 from gym_serve.servers.transport import Transport
+from gym_serve.transports.http import HttpTransport
 
 __all__ = ["TRANSPORTS", "TransportName", "setups"]
 

@@ -21,7 +21,7 @@ import httpx
 
 from benchmarks.harness.work import ROOT
 from gym_serve.cli import local_ray
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 __all__ = ["STAGES", "run_empty"]
 
@@ -105,7 +105,7 @@ local_ray.start()
 local_ray.connect(None)
 from ray import serve
 from benchmarks.stages import run_empty
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
 run_empty()
 """

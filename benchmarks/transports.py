@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gym_serve.routing.rpc import Address, Channel, Listener
+from gym_serve.cluster.routing.rpc import Address, Channel, Listener
 from gym_serve.servers.transport import Call, Reply
 
 BODY = b"x" * 1000

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from support import haproxy
 from support.processes import environment
 
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 # A shared machine is slow at times; that is no failure of a property. In CI (`.ci/run` sets the variable) a
 # test has the same examples every time, so that a change is judged by what it changes: new ones are looked

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,12 @@ WITHOUT_RAY = (
 
 LAYERS = (
     *("types", "observe", "metrics", "workers", "sandbox", "capture", "grading", "servers", "judging"),
-    *("routing", "rollouts", "graph", "client", "training", "view", "interop", "cli"),
+    *("transports", "rollouts", "graph", "gateway", "assembly", "cluster", "client"),
+    *("training", "view", "interop", "cli"),
 )
 """The library from the bottom up: a module imports what is below it, or beside it."""
 
-FOR_AUTHORS = LAYERS[: LAYERS.index("routing")]
+FOR_AUTHORS = LAYERS[: LAYERS.index("transports")]
 """What concrete models, agents and environments import."""
 
 
@@ -110,7 +112,7 @@ def imports() -> Iterator[tuple[str, str]]:
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    found = [node.module]
+                    found = [f"{node.module}.{alias.name}" for alias in node.names]
                 yield from ((module, name) for name in found if name.startswith("gym_serve."))
 
 
@@ -153,6 +155,28 @@ def test_imports_point_one_way() -> None:
         if not fine:
             wrong.append(f"{module} imports {imported}")
     assert wrong == []
+
+
+def test_there_is_no_circle_of_files() -> None:
+    """A package that re-exports what is in its own files is none."""
+    importers: dict[str, set[str]] = {name.removesuffix(".__init__"): set() for name, _ in imports()}
+    for module, name in imports():
+        own, imported = module.removesuffix(".__init__"), name
+        if name not in importers:
+            imported = name.rpartition(".")[0]
+        if not (imported == own or (own != module and imported.startswith(f"{own}."))):
+            importers[own].add(imported)
+    TopologicalSorter(importers).prepare()  # raises CycleError
+
+
+def test_only_the_cluster_and_what_stands_on_it_know_ray() -> None:
+    """So the rest is tested, and an environment runs, without it."""
+    for layer in LAYERS[: LAYERS.index("cluster")]:
+        for file in (Path(gym_serve.__file__).parent / layer).rglob("*.py"):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+            names += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
+            assert not [name for name in names if name.split(".")[0] == "ray"], file
 
 
 def test_an_environment_imports_no_other_environment() -> None:

@@ -37,8 +37,8 @@ def export_k8s(
 
     Example: gym-serve export-k8s graphs/math.yaml --image registry.example/gym-serve:0.1 -o math.yaml
     """
+    from gym_serve.cluster.kubernetes import PodSize, kubernetes_objects, secret_of
     from gym_serve.graph import load_graph, resolve
-    from gym_serve.graph.kubernetes import PodSize, kubernetes_objects, secret_of
 
     source = load_graph(file, overrides=overrides or (), application=application)
     graph = resolve(source.spec, source=source.path, base_dir=source.base_dir, literal_secrets=False)

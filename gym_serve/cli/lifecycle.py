@@ -13,12 +13,12 @@ from gym_serve.cli import local_ray
 from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
+from gym_serve.cluster.preflight import problems_here
+from gym_serve.cluster.starting import HTTP_PORT, check_port, free_port
 from gym_serve.graph.loading import load_graph
-from gym_serve.graph.preflight import problems_here
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import Level, Record
-from gym_serve.routing.starting import HTTP_PORT, check_port, free_port
 from gym_serve.types.errors import GraphError, GymError, NotFound
 from gym_serve.types.requests import JSON
 
@@ -98,7 +98,7 @@ def up(
     # Imported here: Ray reads the environment, which `local_ray` sets, at import.
     from gym_serve.client.cluster import start_serve
     from gym_serve.client.deployed import launch
-    from gym_serve.routing.serve_compat import dashboard_url, http_address, serve_is_running
+    from gym_serve.cluster.serve_compat import dashboard_url, http_address, serve_is_running
 
     if not serve_is_running():
         start_serve(port or free_port(HTTP_PORT))
@@ -120,7 +120,7 @@ def up(
 
 
 def _print_files(graph: Graph, *, as_json: bool) -> None:
-    from gym_serve.graph.code import files_of
+    from gym_serve.cluster.code import files_of
 
     files = files_of(graph)
     if as_json:
@@ -161,10 +161,11 @@ def _applications() -> dict[str, Any]:
     from ray import serve
 
     from gym_serve.client.deployed import states
-    from gym_serve.graph.deploy import GATEWAY
-    from gym_serve.graph.health import reason
-    from gym_serve.graph.pressure import pressure, reports_of
-    from gym_serve.routing.serve_compat import http_address, route_prefix, serve_is_running
+    from gym_serve.cluster.deploy import GATEWAY
+    from gym_serve.cluster.health import reason
+    from gym_serve.cluster.reports import reports_of
+    from gym_serve.cluster.serve_compat import http_address, route_prefix, serve_is_running
+    from gym_serve.gateway.pressure import pressure
 
     if not serve_is_running():
         return {}
@@ -257,7 +258,7 @@ def _stop_graph(name: str, address: str | None) -> str:
     local_ray.connect(address)
     from ray import serve
 
-    from gym_serve.routing.serve_compat import serve_is_running
+    from gym_serve.cluster.serve_compat import serve_is_running
 
     running = list(serve.status().applications) if serve_is_running() else []
     if name not in running:
@@ -303,7 +304,7 @@ def logs(
         wanted = _servers_of(graph) if server is None else [(graph_of(server, graph), server)]
     except GymError as error:
         stop(error)
-    from gym_serve.routing.node_logs import NodeLogs
+    from gym_serve.cluster.node_logs import NodeLogs
 
     nodes = NodeLogs(wanted, level=level, rollout=rollout)
     records = nodes.read(last=lines)
@@ -325,7 +326,7 @@ def _servers_of(graph: str | None) -> list[tuple[str, str]]:
     """All servers of a graph, or of all graphs, the gateways included."""
     from ray import serve
 
-    from gym_serve.routing.serve_compat import serve_is_running
+    from gym_serve.cluster.serve_compat import serve_is_running
 
     applications = serve.status().applications if serve_is_running() else {}
     if graph is not None and graph not in applications:
@@ -350,7 +351,7 @@ def graph_of(server: str, graph: str | None) -> str:
     """
     from ray import serve
 
-    from gym_serve.routing.serve_compat import serve_is_running
+    from gym_serve.cluster.serve_compat import serve_is_running
 
     applications = serve.status().applications if serve_is_running() else {}
     if graph is not None and graph not in applications:

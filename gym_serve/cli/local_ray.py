@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gym_serve.routing.starting import (
+from gym_serve.cluster.starting import (
     START_LOG,
     free_port,
     haproxy_folder,

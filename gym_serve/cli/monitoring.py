@@ -40,7 +40,7 @@ def monitoring(
     Example: gym-serve monitoring
     """
     local_ray.connect(address)
-    from gym_serve.routing.serve_compat import metrics_targets, ray_boards
+    from gym_serve.cluster.serve_compat import metrics_targets, ray_boards
 
     discovery, targets = metrics_targets()
     folder = folder.absolute()

@@ -1,7 +1,8 @@
 """`gym-serve play`: runs one episode in this process and prints it for people to read.
 
 It is for authors: what does the model see, what does it call, what comes back, and why is the reward
-what it is? The graph runs without Ray (`gym_serve.graph.local`); each call between its servers is observed.
+what it is? The graph runs without Ray (`gym_serve.assembly.local`); each call between its servers is
+observed.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def play(
 
 
 async def _episode(graph: Graph, agent: str, row: JSON, transcript: _Transcript) -> JSON:
-    from gym_serve.graph.local import LocalGraph
+    from gym_serve.assembly.local import LocalGraph
     from gym_serve.servers.clients import AgentClient
 
     node = graph.nodes[agent]

@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.table import Table
 
-from gym_serve.routing.starting import START_LOG
+from gym_serve.cluster.starting import START_LOG
 
 if TYPE_CHECKING:
     from gym_serve.rollouts.rows import Problems

@@ -84,7 +84,7 @@ def _only_graph(address: str | None) -> str:
         NotFound: none runs, or several do.
     """
     from gym_serve.cli import local_ray
-    from gym_serve.routing.serve_compat import serve_is_running
+    from gym_serve.cluster.serve_compat import serve_is_running
 
     local_ray.connect(address)
     from ray import serve

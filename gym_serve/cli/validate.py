@@ -11,7 +11,7 @@ import yaml
 from gym_serve.cli.completion import graph as graph_names
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
 from gym_serve.cli.printing import echo, print_json, print_table
-from gym_serve.graph.preflight import problems_here
+from gym_serve.cluster.preflight import problems_here
 from gym_serve.graph.spec import MASK, Graph, Node
 from gym_serve.types.errors import GymError
 

@@ -20,15 +20,15 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.serve.exceptions import RayServeException
 
 from gym_serve.client.reaper import Reaper
-from gym_serve.routing.rpc.network import uses_tls
-from gym_serve.routing.serve_compat import (
+from gym_serve.cluster.routing.rpc.network import uses_tls
+from gym_serve.cluster.serve_compat import (
     forget_serve,
     http_address,
     require_token,
     serve_is_running,
     stop_serve,
 )
-from gym_serve.routing.starting import (
+from gym_serve.cluster.starting import (
     HTTP_PORT,
     START_LOG,
     check_port,

@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 import httpx
 import orjson
 
+from gym_serve.assembly.local import LocalGraph
 from gym_serve.client import loop
-from gym_serve.client.remote_run import RemoteAgent, RemoteRun
-from gym_serve.graph.local import LocalGraph
+from gym_serve.client.remote_agent import Batcher, RemoteAgent
 from gym_serve.graph.spec import Graph
 from gym_serve.observe.catalogue import METRICS
 from gym_serve.observe.metrics import Metric, render
-from gym_serve.routing.http import HttpTransport
 from gym_serve.servers.model import VERSION, HoldMode, ModelServer
 from gym_serve.servers.transport import Call, Reply, Transport
+from gym_serve.transports.http import HttpTransport
 from gym_serve.types.errors import BadRequest, Unavailable, error_from_body
 from gym_serve.types.requests import JSON
 
@@ -219,11 +219,11 @@ class HttpConnection(Connection):
         self._token = auth_token
         self._headers = {"authorization": f"Bearer {auth_token}"} if auth_token else {}
         super().__init__(url, loop.wait(page(f"{url}/graph", self._headers)), url)
-        self._run = RemoteRun(url, self._headers)
+        self._batcher = Batcher(url, self._headers)
 
     def transport(self, server: str) -> Transport:
         if server in (self.public.get("agents") or {}):
-            return RemoteAgent(server, self.url, self._headers, self._run)
+            return RemoteAgent(server, self.url, self._headers, self._batcher)
         return HttpTransport(server, f"{self.url}/{server}", self._headers)
 
     async def health(self) -> JSON:

@@ -23,23 +23,18 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from gym_serve.client import loop
 from gym_serve.client.cluster import Cluster, quiet_serve
 from gym_serve.client.connection import Connection, page, servers_health
-from gym_serve.graph.code import ship
-from gym_serve.graph.deploy import GATEWAY, build
-from gym_serve.graph.gateway import Description
-from gym_serve.graph.loading import GraphSource
-from gym_serve.graph.ownership import Claim, Ownership, Terms
-from gym_serve.graph.preflight import preflight, problems_here
-from gym_serve.graph.pressure import reports_of
-from gym_serve.graph.replica import transport_to
-from gym_serve.graph.running import reconfigure, start, the_running
-from gym_serve.graph.spec import SECTIONS, Graph
-from gym_serve.graph.stats import STATS, stats
-from gym_serve.graph.weights import WeightStore, check_reach, hold, release, replicas, update_weights
-from gym_serve.observe.metrics import Metric
-from gym_serve.routing.failover import FailoverTransport
-from gym_serve.routing.metrics import RayPublisher
-from gym_serve.routing.replica import ReplicaTransport
-from gym_serve.routing.serve_compat import (
+from gym_serve.cluster.code import ship
+from gym_serve.cluster.deploy import GATEWAY, build
+from gym_serve.cluster.ingress import Description
+from gym_serve.cluster.ownership import Claim, Ownership, Terms
+from gym_serve.cluster.preflight import preflight, problems_here
+from gym_serve.cluster.publishing import RayPublisher
+from gym_serve.cluster.replica import transport_to
+from gym_serve.cluster.reports import reports_of
+from gym_serve.cluster.routing.failover import FailoverTransport
+from gym_serve.cluster.routing.replica import ReplicaTransport
+from gym_serve.cluster.running import reconfigure, start, the_running
+from gym_serve.cluster.serve_compat import (
     dashboard_url,
     http_address,
     is_being_deleted,
@@ -47,7 +42,12 @@ from gym_serve.routing.serve_compat import (
     running_version,
     started_ray,
 )
-from gym_serve.routing.starting import START_LOG
+from gym_serve.cluster.starting import START_LOG
+from gym_serve.cluster.weights import WeightStore, check_reach, hold, release, replicas, update_weights
+from gym_serve.gateway.stats import STATS, stats
+from gym_serve.graph.loading import GraphSource
+from gym_serve.graph.spec import SECTIONS, Graph
+from gym_serve.observe.metrics import Metric
 from gym_serve.servers.model import HoldMode, PauseMode
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
@@ -373,7 +373,7 @@ def launch(
         checked: True where the cluster is a Ray that was started on this machine for this graph, after
             `problems_here`: no worker is asked again.
         owned: whether the graph belongs to the run that claims it, and ends with it.
-        with_code: whether the nodes get this machine's own code of the graph (`gym_serve.graph.code`).
+        with_code: whether the nodes get this machine's own code of the graph (`gym_serve.cluster.code`).
 
     Raises:
         GraphError: the cluster lacks what it needs; says what.

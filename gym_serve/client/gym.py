@@ -173,7 +173,7 @@ class Gym:
                     raise InvalidRequest(f"`{argument}` must be left out with ray=False, got {value!r}")
             return cls(LocalConnection(_named(source, name).name, resolved))
         from gym_serve.client import deployed
-        from gym_serve.graph.ownership import Terms
+        from gym_serve.cluster.ownership import Terms
 
         terms = Terms(owner, lease_s, detached)
         return cls(deployed.deploy(_named(source, name), resolved, address, dashboard=dashboard, terms=terms))

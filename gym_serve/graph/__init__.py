@@ -5,14 +5,12 @@ Reading and validating a graph does not import Ray; `app` and `build` do, when t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from gym_serve.graph.loading import GraphSource, load_graph
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import Graph, GraphSpec, Node, ServerOptions
-
-if TYPE_CHECKING:
-    from gym_serve.graph.deploy import app, build
 
 __all__ = [
     "Graph",
@@ -28,8 +26,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("app", "build"):
-        from gym_serve.graph import deploy
-
-        return getattr(deploy, name)
+    if name in ("app", "build"):  # by name, as the file does not import the cluster that it may run on
+        return getattr(import_module("gym_serve.cluster.deploy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -171,10 +171,6 @@ class GatewayOptions(ServerOptions):
 
     max_request_bytes: Annotated[int, Field(ge=1)] = 64 * 2**20
     """Maximum size of a request's body, in bytes; a larger one is refused with 413."""
-    max_runs: Annotated[int, Field(ge=1)] = 64
-    """Maximum number of runs (``POST /rollouts``) that one gateway holds; a further one is refused (429)."""
-    run_ttl: _Positive = 300.0
-    """Seconds without a request after which a run is dropped, and what still runs of it is cancelled."""
 
 
 class LogOptions(BaseModel):

@@ -74,7 +74,7 @@ class ModelServer(Server):
         """Version of the weights that answer; None if nobody said one."""
         self.updates = 0
         """How often its weights were replaced. Without Ray only: on a cluster, its graph counts
-        (`gym_serve.graph.weights`)."""
+        (`gym_serve.cluster.weights`)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

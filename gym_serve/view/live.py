@@ -22,8 +22,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from gym_serve.graph.gateway import Site
-from gym_serve.graph.live import LiveEpisodesOfGraph
+from gym_serve.gateway.episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.pages import Site
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, NotFound
 from gym_serve.types.requests import JSON

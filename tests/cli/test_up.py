@@ -24,7 +24,7 @@ from support.processes import environment
 from typer.testing import CliRunner
 
 from gym_serve.cli import local_ray, main
-from gym_serve.routing import serve_compat
+from gym_serve.cluster import serve_compat
 
 GYM_SERVE = [sys.executable, "-c", "from gym_serve.cli import main; main()"]
 GRAPH = """

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gym_serve.client import deployed
+from gym_serve.cluster.starting import free_port
 from gym_serve.graph import load_graph, resolve
-from gym_serve.routing.starting import free_port
 
 # What Serve's proxy says of its routes while it starts, before it hears of a graph, and after that.
 STARTS = (503, b"Route table is not populated yet.")

@@ -13,12 +13,12 @@ from ray.serve.schema import ApplicationStatus
 from gym_serve import BadRequest, Conflict, GraphError, Gym, NotFound, Unavailable
 from gym_serve.client import cluster, connection, deployed
 from gym_serve.client.deployed import ClusterConnection
+from gym_serve.cluster import running as graph_running
+from gym_serve.cluster.deploy import GATEWAY
+from gym_serve.cluster.ownership import Claim, Ownership, Terms
+from gym_serve.cluster.serve_compat import RunningVersion
+from gym_serve.cluster.weights import WeightStore
 from gym_serve.graph import load_graph, resolve
-from gym_serve.graph import running as graph_running
-from gym_serve.graph.deploy import GATEWAY
-from gym_serve.graph.ownership import Claim, Ownership, Terms
-from gym_serve.graph.weights import WeightStore
-from gym_serve.routing.serve_compat import RunningVersion
 
 GRAPH: dict[str, Any] = {
     "models": {

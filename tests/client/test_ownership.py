@@ -15,13 +15,14 @@ from ray.serve.schema import ApplicationStatus
 
 from gym_serve import BadRequest, Conflict, Gym, InvalidRequest
 from gym_serve.client import deployed
-from gym_serve.graph import Graph, load_graph, ownership, resolve
-from gym_serve.graph import running as graph_running
-from gym_serve.graph.deploy import GATEWAY
-from gym_serve.graph.gateway import Description
-from gym_serve.graph.ownership import Terms
-from gym_serve.graph.weights import WeightStore
-from gym_serve.routing.serve_compat import RunningVersion
+from gym_serve.cluster import ownership
+from gym_serve.cluster import running as graph_running
+from gym_serve.cluster.deploy import GATEWAY
+from gym_serve.cluster.ownership import Terms
+from gym_serve.cluster.serve_compat import RunningVersion
+from gym_serve.cluster.weights import WeightStore
+from gym_serve.gateway.gateway import Description
+from gym_serve.graph import Graph, load_graph, resolve
 
 SPEC: dict[str, Any] = {
     "models": {"policy": {"type": "chat_model", "base_url": "http://a/v1", "model": "first"}}

@@ -21,7 +21,7 @@ from support.upstream import ChatEndpoint
 from support.waiting import wait_until
 
 from gym_serve import Conflict, Gym
-from gym_serve.routing.serve_compat import worker_is_alive
+from gym_serve.cluster.serve_compat import worker_is_alive
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from support.upstream import ChatEndpoint
 from support.waiting import until
 
 from gym_serve import BadRequest, Gym, NotFound
-from gym_serve.graph.weights import check_reach
+from gym_serve.cluster.weights import check_reach
 from gym_serve.training import samples
 
 ROW = {"prompt": "Which?", "options": [{"A": "one"}, {"B": "two"}], "expected_answer": "A"}

@@ -20,8 +20,8 @@ from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.judging import JudgeCalls, LabelJudge
-from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import ModelClient, ServerRunner
+from gym_serve.transports.inline import InlineTransport
 from gym_serve.types.errors import GymError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -25,8 +25,8 @@ from gym_serve import (
     tool,
 )
 from gym_serve.deployments.remote_agent import RemoteAgent, rollout_of
-from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers.transport import Call
+from gym_serve.transports.inline import InlineTransport
 from gym_serve.types.errors import LONGEST_WAIT
 from gym_serve.types.model_endpoint import ModelEndpoint
 

@@ -23,7 +23,7 @@ from gym_serve.deployments.openai_model import OpenAIModel
 from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.judging import JudgeCalls, label_of
-from gym_serve.routing.inline import InlineTransport
+from gym_serve.transports.inline import InlineTransport
 from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
 
 JSON = dict[str, Any]

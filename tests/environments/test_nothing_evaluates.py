@@ -56,7 +56,7 @@ ALLOWED = {
         "gym_serve/grading/math_worker.py",
         "parse_expr",
     ): "math-verify's own, taken out: `arithmetic` is in its place",
-    ("gym_serve/graph/preflight.py", "cloudpickle.loads"): "classes that this process has pickled itself",
+    ("gym_serve/cluster/preflight.py", "cloudpickle.loads"): "classes that this process has pickled itself",
     (
         "gym_serve/interop/nemo_gym/nemo_rl.py",
         "run_path",

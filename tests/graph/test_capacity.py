@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.graph_fakes import FakeModel
 
-from gym_serve.graph.deploy import deployed_options
-from gym_serve.graph.preflight import resource_problems
+from gym_serve.cluster.deploy import deployed_options
+from gym_serve.cluster.preflight import resource_problems
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_serve.cli import main
+from gym_serve.cluster.code import code_hash, own_code, shipped_files, with_code
+from gym_serve.cluster.deploy import app, build
 from gym_serve.environments.mcqa import Mcqa
-from gym_serve.graph.code import code_hash, own_code, shipped_files, with_code
-from gym_serve.graph.deploy import app, build
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.types.errors import GraphError

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from gym_serve import GraphError
 from gym_serve.cli import main
+from gym_serve.cluster.kubernetes import PodSize, kubernetes_objects
 from gym_serve.graph import load_graph, resolve
-from gym_serve.graph.kubernetes import PodSize, kubernetes_objects
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "auth_token=${GYM_TOKEN}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ray import serve
 from ray.exceptions import RaySystemError
 
-from gym_serve.graph import ownership
-from gym_serve.graph.ownership import Claim, Lease, Ownership, Terms, watch
+from gym_serve.cluster import ownership
+from gym_serve.cluster.ownership import Claim, Lease, Ownership, Terms, watch
 
 
 def claim(id: str = "1", *, lease_s: float = 10.0, detached: bool = False, owner: str | None = None) -> Claim:

@@ -15,10 +15,11 @@ import pytest
 from support.local_site import local_site
 from support.watched import Held
 
-from gym_serve.graph.live import LiveEpisodesOfGraph, ReplicasOfCluster
+from gym_serve.cluster.reports import AgentReplicas
+from gym_serve.cluster.routing.admission import Admission
+from gym_serve.cluster.routing.rpc import Address, Listener
+from gym_serve.gateway.episodes import LiveEpisodesOfGraph
 from gym_serve.graph.spec import Node
-from gym_serve.routing.admission import Admission
-from gym_serve.routing.rpc import Address, Listener
 from gym_serve.servers import live as live_module
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import DeadlineExceeded, NotFound, Stopped
@@ -122,20 +123,19 @@ async def test_a_stopped_episode_is_a_failure_and_leaves_nothing_behind(
     assert (again.status_code, again.json()["error"]["code"]) == (409, "conflict")
 
 
-async def test_a_run_over_http_does_not_try_a_stopped_episode_again(
-    http: httpx.AsyncClient, held: Held
-) -> None:
-    body = {"rows": [{"prompt": "first"}, {"prompt": "second"}], "attempts": 5}
+async def test_a_stopped_episode_of_a_batch(http: httpx.AsyncClient, held: Held) -> None:
+    body = {"rows": [{"prompt": "first"}, {"prompt": "second"}]}
     result = asyncio.ensure_future(http.post("rollouts", json=body))
     await held.until("first", "asked")
     await held.until("second", "asked")
     listed = (await http.get("episodes")).json()["episodes"]
     await http.delete(f"episodes/{next(one['id'] for one in listed if one['prompt'] == 'first')}")
     held.say("second", 0, "done")
-    lines = list(map(orjson.loads, (await result).text.splitlines()))
-    ends = {line["row"]: line["rollout"].get("_ng_failure_class") for line in lines if "rollout" in line}
-    assert ends == {0: "stopped", 1: None}
-    assert lines[-1]["end"] == {"rollouts": 2, "failed": 1}
+    *lines, end = map(orjson.loads, (await result).text.splitlines())
+    by_row = {line["row"]: line for line in lines}
+    classes = {row: line["rollout"].get("_ng_failure_class") for row, line in by_row.items()}
+    assert classes == {0: "stopped", 1: None}
+    assert end == {"end": {"rollouts": 2, "errors": 0}}
 
 
 async def test_an_episode_as_an_answer_is_stopped_too(http: httpx.AsyncClient, held: Held) -> None:
@@ -271,10 +271,10 @@ async def test_a_replica_that_is_silent_is_named_and_one_that_is_gone_is_not(
     listeners = [Listener(dispatch, lambda call: aiter_nothing(), lambda: 0) for dispatch in (answers, hangs)]
     well, silent = [await listener.start("127.0.0.1") for listener in listeners]
     addresses = Addresses(well=well, silent=silent, gone=Address("127.0.0.1", 1, "token"))
-    monkeypatch.setattr(ReplicasOfCluster, "_directory", lambda self, server: addresses)
-    monkeypatch.setattr("gym_serve.graph.live._SECONDS", 0.3)
+    monkeypatch.setattr(AgentReplicas, "_directory", lambda self, server: addresses)
+    monkeypatch.setattr("gym_serve.cluster.reports._SECONDS", 0.3)
     nodes = {"reader": Node("reader", "agent", "x:X"), "policy": Node("policy", "model", "x:X")}
-    episodes = LiveEpisodesOfGraph(ReplicasOfCluster(nodes))
+    episodes = LiveEpisodesOfGraph(AgentReplicas("app", nodes))
     assert (await episodes.list())["silent"] == ["reader.silent"]
     with pytest.raises(DeadlineExceeded, match="reader"):
         await episodes.stop("reader.silent.1")

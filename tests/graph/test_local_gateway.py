@@ -24,8 +24,8 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
+from gym_serve.cluster.preflight import problems_here
 from gym_serve.graph import GraphSpec, resolve
-from gym_serve.graph.preflight import problems_here
 from gym_serve.training import samples
 from gym_serve.training.episodes import Episodes
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gym_serve.graph.preflight import problems_here
+from gym_serve.cluster.preflight import problems_here
 from gym_serve.graph.resolving import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.servers import ResourcesServer

@@ -14,7 +14,7 @@ import pytest
 from support.local_site import ROOT, local_site
 from support.waiting import until
 
-from gym_serve.graph import access, sign_in
+from gym_serve.gateway import access, sign_in
 from gym_serve.types.errors import Overloaded
 
 TOKEN, OLD = "a-token/with+signs=ä", "an-older-one"
@@ -118,7 +118,7 @@ async def test_only_pages_of_the_graph_use_the_pass(http: httpx.AsyncClient) -> 
 async def test_a_pass_ends(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     await signed_in(http)
     now = time.time()
-    monkeypatch.setattr("gym_serve.graph.access.time.time", lambda: now + access.PASS_SECONDS + 1)
+    monkeypatch.setattr("gym_serve.gateway.access.time.time", lambda: now + access.PASS_SECONDS + 1)
     assert (await http.get("graph")).status_code == 401
     monkeypatch.undo()
     assert (await http.get("graph")).status_code == 200

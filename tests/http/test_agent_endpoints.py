@@ -18,7 +18,8 @@ from support.http_servers import Shop, ToldModel
 from support.in_process import serving
 
 from gym_serve import Gym
-from gym_serve.graph import docs_page, resolve
+from gym_serve.gateway import docs_page
+from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 
 GRAPH: dict[str, Any] = {

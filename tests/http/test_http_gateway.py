@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -16,11 +15,14 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.graph import api_docs, deploy, docs_page, resolve, wire
-from gym_serve.graph import gateway as gateway_module
-from gym_serve.graph.gateway import Gateway, Page
+from gym_serve.assembly.ingress import ThisProcess
+from gym_serve.cluster import deploy, ingress
+from gym_serve.gateway import api_docs, docs_page, pages, wire
+from gym_serve.gateway.gateway import Gateway
+from gym_serve.gateway.pages import Page
+from gym_serve.gateway.wire import find_route
+from gym_serve.graph import resolve
 from gym_serve.graph.spec import GatewayOptions, Graph, GraphSpec, Node
-from gym_serve.graph.wire import find_route
 from gym_serve.interop.nemo_gym import head_server
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.runner import ServerRunner
@@ -55,7 +57,7 @@ PATHS = (
     | st.builds("/{}".format, st.text(max_size=12))
     | st.builds("/shop/{}".format, st.text(max_size=12))
     | st.builds("/rollouts/{}".format, st.text(max_size=12))
-    | st.sampled_from(["/rollouts", "/rollouts/local.x/rows", "/rollouts/a.b/cancel", "/model/policy/pause"])
+    | st.sampled_from(["/rollouts", "/rollouts/x", "/episodes/local.x", "/model/policy/pause"])
 )
 BODIES = st.binary(max_size=20) | st.builds(orjson.dumps, JSON | OBJECTS) | st.just(b'{"stream": true}')
 
@@ -92,11 +94,9 @@ def ask(
     plan: Graph | None = None,
 ) -> tuple[Response, list[Call]]:
     """The answer of a gateway all of whose servers give ``answer``, and the calls that they got."""
-    deployment = SimpleNamespace(app_name="none", name="none")
-    no_handles: Any = dict.fromkeys(NODES, SimpleNamespace(deployment_id=deployment))
-    gateway = Gateway(plan or Graph(NODES), no_handles)
-    table = Table(answer)
-    gateway._transports = dict.fromkeys(NODES, table)
+    plan, table = plan or Graph(NODES), Table(answer)
+    gateway = Gateway(plan, dict.fromkeys(NODES, table), ThisProcess(plan, []))
+    gateway.public = plan.public()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
@@ -328,7 +328,7 @@ def test_the_head_server_gives_the_address_that_its_client_used(
 
 def test_a_package_adds_a_page_to_every_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page("Names of the servers", {"type": "array"}, lambda request, nodes: sorted(nodes))
-    monkeypatch.setattr(gateway_module, "_load_pages", lambda: {"names": page})
+    monkeypatch.setattr(pages, "_load_pages", lambda: {"names": page})
     response, calls = ask(OK, "/names", b"", method="GET")
     assert (response.status_code, orjson.loads(response.body), calls) == (200, sorted(NODES), [])
     assert ask(OK, "/names")[0].status_code == 405
@@ -423,16 +423,15 @@ def test_an_open_graph_starts_only_where_nobody_else_reaches_it(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     """However it was deployed: the builder refuses, and so does the gateway where Serve started later."""
-    for module in (deploy, gateway_module):
+    for module in (deploy, ingress):
         monkeypatch.setattr(module, "http_host", lambda: host)
     content = GraphSpec(models={"policy": {"type": "scripted_model"}})
     with pytest.raises(GraphError, match="the graph has no token"):
         deploy.app(content)
     with pytest.raises(GraphError, match="the graph has no token"):
-        Gateway(Graph({}), {})
+        ingress.Ingress(Graph({}), {})
     deploy.app(content.model_copy(update={"insecure": True}))
     deploy.build(resolve(content.model_copy(update={"auth_token": SecretStr("t")})))
-    Gateway(Graph({}, insecure=True), {})
     monkeypatch.setattr(deploy, "http_host", lambda: "::1")
     deploy.app(content)
 
@@ -447,17 +446,18 @@ def test_no_client_makes_itself_an_episode() -> None:
     assert [call.affinity for call in calls] == ["rollout-1"]
 
 
-async def test_many_probes_without_a_token_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_probes_without_a_token_cost_one_look() -> None:
     looks = 0
 
-    async def health(nodes: Any) -> dict[str, dict[str, Any]]:
-        nonlocal looks
-        looks += 1
-        await asyncio.sleep(0.01)
-        return {"shop": {"state": "ready", "url": "http://not.for.everyone"}}
+    class Probed(ThisProcess):
+        async def states(self) -> dict[str, dict[str, Any]]:
+            nonlocal looks
+            looks += 1
+            await asyncio.sleep(0.01)
+            return {"shop": {"state": "ready", "url": "http://not.for.everyone"}}
 
-    monkeypatch.setattr(gateway_module, "health", health)
-    gateway = Gateway(Graph({}, (SecretStr("t"),)), {})
+    graph = Graph({}, (SecretStr("t"),))
+    gateway = Gateway(graph, {}, Probed(graph, []))
     scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
     answers = await asyncio.gather(*(gateway.answer(Request(dict(scope))) for _ in range(200)))
     assert {bytes(answer.body) for answer in answers} == {b'{"status":"ok"}'}

@@ -18,8 +18,9 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult
 from starlette.requests import Request
 from support.http_servers import SECRET, Shop
 
-from gym_serve.graph.gateway import Gateway
-from gym_serve.graph.mcp_endpoint import McpExchange
+from gym_serve.assembly.ingress import ThisProcess
+from gym_serve.gateway.gateway import Gateway
+from gym_serve.gateway.mcp_endpoint import McpExchange
 from gym_serve.graph.spec import Graph, Node
 from gym_serve.servers import Call, Reply
 from gym_serve.types.errors import (
@@ -230,12 +231,12 @@ async def test_a_session_that_moved_is_told() -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Graph({"shop": Node("shop", "resources", "m:Shop", url="http://shop:1")})
-    monkeypatch.setitem(sys.modules, "gym_serve.graph.mcp_endpoint", None)
+    monkeypatch.setitem(sys.modules, "gym_serve.gateway.mcp_endpoint", None)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
     scope = {"type": "http", "method": "POST", "path": "/shop/mcp", "root_path": "", "headers": []}
-    response = asyncio.run(Gateway(plan, {}).answer(Request(scope, receive)))
+    response = asyncio.run(Gateway(plan, {}, ThisProcess(plan, [])).answer(Request(scope, receive)))
     assert response.status_code == 404
     assert b"pip install 'gym-serve[mcp]'" in response.body

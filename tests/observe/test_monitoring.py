@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from gym_serve import Gym
 from gym_serve.cli import local_ray, main
 from gym_serve.client import loop
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,8 +18,8 @@ from support.collector import Collector, Received, tree
 from support.traced import ROW, TREE, graph
 
 from gym_serve import Gym
+from gym_serve.cluster.node_logs import NodeLogs
 from gym_serve.observe import tracing
-from gym_serve.routing.node_logs import NodeLogs
 
 EDGES = ("replica", "inline", "http")
 HARNESS = """

@@ -18,7 +18,7 @@ from gym_serve.deployments.chat_model import ChatModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.simple_weather import SimpleWeather
 from gym_serve.rollouts import Collection, Expansion, Progress, RunnerOptions, collect
-from gym_serve.routing.inline import InlineTransport
+from gym_serve.transports.inline import InlineTransport
 
 ROLLOUTS = 90
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.no_parts import no_parts
 
-from gym_serve.routing.admission import Admission
-from gym_serve.routing.rpc import QueueFullError
+from gym_serve.cluster.routing.admission import Admission
+from gym_serve.cluster.routing.rpc import QueueFullError
 from gym_serve.servers.transport import Call, Reply
 
 

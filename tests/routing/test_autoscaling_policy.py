@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.serve import config as serve_config
 
-from gym_serve.graph.deploy import build
-from gym_serve.routing.autoscaling import CALLS, SESSIONS, by_calls, by_sessions
-from gym_serve.routing.serve_compat import autoscaling_config
+from gym_serve.cluster.autoscaling import CALLS, SESSIONS, by_calls, by_sessions
+from gym_serve.cluster.deploy import build
+from gym_serve.cluster.serve_compat import autoscaling_config
 
 
 def context(
@@ -22,7 +22,7 @@ def context(
     calls: float = 0,
     goal: int | None = None,
 ) -> Any:
-    policy = "gym_serve.routing.autoscaling:by_sessions"
+    policy = "gym_serve.cluster.autoscaling:by_sessions"
     return serve_config.AutoscalingContext(
         deployment_id=None, deployment_name="env", app_name="app",
         current_num_replicas=len(sessions), target_num_replicas=len(sessions) if goal is None else goal,
@@ -61,7 +61,7 @@ def test_a_request_at_serve_wakes_a_deployment_without_replicas() -> None:
 
 
 def test_the_controller_needs_no_gym_serve() -> None:
-    policy: Any = autoscaling_config("gym_serve.routing.autoscaling:by_calls").policy
+    policy: Any = autoscaling_config("gym_serve.cluster.autoscaling:by_calls").policy
     pickled = policy.get_serialized_policy_def()
     assert b"ray.serve" in pickled
     opcodes = pickle.loads(pickled)
@@ -72,7 +72,7 @@ def test_the_controller_needs_no_gym_serve() -> None:
 def test_reports_come_within_the_window_and_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        policy = "gym_serve.routing.autoscaling:by_calls"
+        policy = "gym_serve.cluster.autoscaling:by_calls"
         assert autoscaling_config(policy, look_back_period_s=6.0).metrics_interval_s == 2.0
         assert autoscaling_config(policy).metrics_interval_s == 10.0
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_serve.routing.balancing import Balancer
+from gym_serve.cluster.routing.balancing import Balancer
 
 names = st.sets(st.sampled_from("abcdefgh"), min_size=1)
 
@@ -46,7 +46,7 @@ def test_calls_spread_evenly() -> None:
 
 
 def test_the_memory_of_episodes_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("gym_serve.routing.balancing._KEPT", 10)
+    monkeypatch.setattr("gym_serve.cluster.routing.balancing._KEPT", 10)
     balancer = Balancer(lambda _: 0)
     for number in range(100):
         balancer.choose("ab", str(number))

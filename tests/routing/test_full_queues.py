@@ -12,10 +12,10 @@ import pytest
 from support.no_parts import no_parts
 from support.waiting import until
 
-from gym_serve.routing.admission import Admission
-from gym_serve.routing.balancing import members_of
-from gym_serve.routing.replica import ReplicaTransport
-from gym_serve.routing.rpc import Address, Channel, Listener, QueueFullError
+from gym_serve.cluster.routing.admission import Admission
+from gym_serve.cluster.routing.balancing import members_of
+from gym_serve.cluster.routing.replica import ReplicaTransport
+from gym_serve.cluster.routing.rpc import Address, Channel, Listener, QueueFullError
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
 

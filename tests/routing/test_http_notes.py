@@ -16,8 +16,8 @@ from gym_serve import Gym, ModelClient, ModelServer, ResourcesServer, tool
 from gym_serve.graph import resolve
 from gym_serve.graph.spec import GraphSpec
 from gym_serve.observe.timeline import Recorder
-from gym_serve.routing.http_notes import HEADER, split_notes, with_notes
 from gym_serve.servers.transport import Reply
+from gym_serve.transports.http_notes import HEADER, split_notes, with_notes
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.timeline import Step, Timeline
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gym_serve.routing.http import HttpTransport
 from gym_serve.servers.transport import Call
+from gym_serve.transports.http import HttpTransport
 from gym_serve.types.errors import NotFound, Unavailable
 
 # Word for word what the proxy of Ray 2.60 answers before it knows any application.

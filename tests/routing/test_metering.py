@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_serve.routing.admission import LoadMeter
+from gym_serve.cluster.routing.admission import LoadMeter
 
 
 class Clocks:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gym_serve.routing.starting import check_port, free_port
+from gym_serve.cluster.starting import check_port, free_port
 from gym_serve.types.errors import Unavailable
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gym_serve.cluster.publishing import RayPublisher
 from gym_serve.observe.metrics import Counter, Gauge, Histogram
-from gym_serve.routing.metrics import RayPublisher
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from support.waiting import until
 
-from gym_serve.routing.rpc import (
+from gym_serve.cluster.routing.rpc import (
     Address,
     Channel,
     ConnectError,
@@ -20,8 +20,8 @@ from gym_serve.routing.rpc import (
     Listener,
     NotDeliveredError,
 )
-from gym_serve.routing.rpc import listener as listener_module
-from gym_serve.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
+from gym_serve.cluster.routing.rpc import listener as listener_module
+from gym_serve.cluster.routing.rpc.messages import LOAD, WINDOW, Notification, Outbox
 from gym_serve.servers.context import CALLER
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Conflict, DeadlineExceeded
@@ -226,14 +226,14 @@ async def test_a_frame_that_is_none_ends_only_its_connection(frame: bytes) -> No
 
 
 async def test_callers_hear_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.routing.rpc.listener._LOAD_SECONDS", 0.01)
+    monkeypatch.setattr("gym_serve.cluster.routing.rpc.listener._LOAD_SECONDS", 0.01)
     async with connected(echo, load=17) as (_, channel):
         assert channel.load == 0
         await until(lambda: channel.load == 17)
 
 
 async def test_who_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.routing.rpc.channel._CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("gym_serve.cluster.routing.rpc.channel._CONNECT_SECONDS", 0.1)
     # Its kernel accepts the connection, and the process never does.
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(ConnectTimeoutError):
         await Channel.open(Address("127.0.0.1", busy.getsockname()[1], "token"))

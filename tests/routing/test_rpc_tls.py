@@ -18,8 +18,8 @@ import trustme
 from support.no_parts import no_parts
 from support.processes import RAY_TOKEN
 
-from gym_serve.routing.rpc import Address, Channel, ConnectTimeoutError, Listener
-from gym_serve.routing.rpc import network as tls_module
+from gym_serve.cluster.routing.rpc import Address, Channel, ConnectTimeoutError, Listener
+from gym_serve.cluster.routing.rpc import network as tls_module
 from gym_serve.servers.transport import Call, Reply
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ SCRIPT = """
 import asyncio, json, sys
 import aiohttp, ray
 from gym_serve import Gym
-from gym_serve.routing.rpc import Directory
+from gym_serve.cluster.routing.rpc import Directory
 
 async def plain(address):
     async with aiohttp.ClientSession() as client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from gym_serve.routing.serve_compat import with_version
+from gym_serve.cluster.serve_compat import with_version
 
 
 @serve.deployment(max_ongoing_requests=7)

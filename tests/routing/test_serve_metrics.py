@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from ray.serve._private import constants
 
+from gym_serve.cluster.serve_compat import latency_bounds
+from gym_serve.cluster.serve_metrics import rebucketed, serve_metrics
 from gym_serve.observe import catalogue
 from gym_serve.observe.cpu import CallMeter
-from gym_serve.routing.serve_compat import latency_bounds
-from gym_serve.routing.serve_metrics import rebucketed, serve_metrics
 
 APPLICATION, REPLICA = "math", "r1"
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gym_serve.routing import starting
-from gym_serve.routing.starting import try_twice
+from gym_serve.cluster import starting
+from gym_serve.cluster.starting import try_twice
 from gym_serve.types.errors import Unavailable
 
 SLOW = RuntimeError("The current node timed out during startup.\nSome of the raylet failed.")

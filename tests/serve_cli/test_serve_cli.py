@@ -16,7 +16,7 @@ import pytest
 import yaml
 from support.processes import RAY_TOKEN, environment
 
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 # A Ray of its own, and a process for each command: on a slow machine each of them takes half a minute.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

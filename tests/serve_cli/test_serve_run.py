@@ -20,7 +20,7 @@ import yaml
 from support.processes import environment
 
 from gym_serve.client.reaper import marked
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 # A Ray or two for each test: on a slow machine each of them takes half a minute.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]

@@ -21,10 +21,10 @@ from gym_serve import (
     VerifyRequest,
     tool,
 )
+from gym_serve.cluster.routing.failover import FailoverTransport
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.environments.mcqa import Mcqa
 from gym_serve.environments.simple_weather import SimpleWeather
-from gym_serve.routing.failover import FailoverTransport
 from gym_serve.servers.sessions import RESTORE
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 
@@ -300,7 +300,7 @@ class StartingEdge(MortalEdge):
 
 
 async def test_a_restore_waits_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_serve.routing.failover._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("gym_serve.cluster.routing.failover._FIRST_PAUSE", 0.001)
     expected = await episode(FailoverTransport(MortalEdge(Chain)))
     assert await episode(FailoverTransport(StartingEdge(Chain, {1: "after"}))) == expected
 

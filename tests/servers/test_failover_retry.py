@@ -9,9 +9,9 @@ from support.failover import Chain, MortalEdge
 from support.rollouts import JSON, collection, read_jsonl, rows
 
 from gym_serve import EnvironmentClient
+from gym_serve.cluster.routing.failover import FailoverTransport
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.rollouts import collect
-from gym_serve.routing.failover import FailoverTransport
 
 
 class Forgetful(Chain):

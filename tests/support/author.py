@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from gym_serve import AgentServer, EnvironmentClient, Episode, ModelServer, ResourcesServer, Unavailable
-from gym_serve.routing.inline import InlineTransport
 from gym_serve.servers import ModelClient, ServerRunner
+from gym_serve.transports.inline import InlineTransport
 
 
 class Careless(ResourcesServer):

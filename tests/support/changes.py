@@ -24,8 +24,8 @@ from ray import serve
 
 from gym_serve import Gym
 from gym_serve.client import loop
+from gym_serve.cluster.code import ship
 from gym_serve.graph import GraphSpec, build, resolve
-from gym_serve.graph.code import ship
 from support.live_sessions import HttpWay, Players, handle_way
 from support.pinned import Pinned, SlowModel
 from support.processes import replicas_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 __all__ = ["ENABLED", "environment"]
 

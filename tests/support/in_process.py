@@ -16,8 +16,9 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gym_serve.graph.local import LocalGraph
-from gym_serve.graph.local_gateway import LocalGateway, listen
+from gym_serve.assembly.ingress import listen, local_gateway
+from gym_serve.assembly.local import LocalGraph
+from gym_serve.gateway.gateway import Gateway
 from gym_serve.graph.spec import Graph
 
 __all__ = ["InProcess", "listen", "serving"]
@@ -54,8 +55,6 @@ class InProcess:
 
     async def stop(self) -> None:
         """Stop what `start` started."""
-        for answering in self._gateways.values():
-            await answering.close()
         self._server.should_exit = True
         await self._serving
         self._listening.close()
@@ -63,11 +62,11 @@ class InProcess:
             await graph.stop()
 
     async def replace_gateways(self) -> None:
-        """Put new gateways in the place of the ones that run, which lose the runs that they hold."""
+        """Put new gateways in the place of the ones that run, whose open responses end."""
         before = list(self._gateways.values())
         self._gateways = {prefix: _gateway(*graph) for prefix, graph in self._graphs.items()}
         for lost in before:
-            await lost.close()
+            lost._batches._leaving = lambda: True
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
@@ -108,7 +107,7 @@ def serving(graphs: Callable[[str], Mapping[str, Graph]], *, watched: bool = Fal
             asyncio.run_coroutine_threadsafe(served.stop(), loop).result()
 
 
-async def _answer_watched(gateway: LocalGateway, request: Request) -> Response | None:
+async def _answer_watched(gateway: Gateway, request: Request) -> Response | None:
     """A gateway's answer; None if the client has left before, which cancels it."""
     await request.body()  # it is kept for the gateway
     answering = asyncio.ensure_future(gateway.answer(request))
@@ -135,5 +134,5 @@ def _loop_of_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
-def _gateway(graph: Graph, running: LocalGraph) -> LocalGateway:
-    return LocalGateway(graph, {name: running.transport(name) for name in graph.nodes}, running.runners)
+def _gateway(graph: Graph, running: LocalGraph) -> Gateway:
+    return local_gateway(graph, {name: running.transport(name) for name in graph.nodes}, running.runners)

@@ -12,9 +12,10 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from gym_serve.assembly.ingress import local_gateway
+from gym_serve.assembly.local import LocalGraph
+from gym_serve.gateway.gateway import Gateway
 from gym_serve.graph import GraphSpec, resolve
-from gym_serve.graph.local import LocalGraph
-from gym_serve.graph.local_gateway import LocalGateway
 
 ROOT = "/shown"
 
@@ -22,7 +23,7 @@ ROOT = "/shown"
 class LocalSite:
     """An ASGI application: the graph below `ROOT`, as Serve has it below a route prefix."""
 
-    def __init__(self, gateway: LocalGateway) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,12 +40,11 @@ async def local_site(
     local = LocalGraph(resolved)
     await local.start()
     secured = replace(resolved, auth_tokens=tuple(map(SecretStr, tokens)))
-    gateway = LocalGateway(secured, {name: local.transport(name) for name in resolved.nodes}, local.runners)
+    gateway = local_gateway(secured, {name: local.transport(name) for name in resolved.nodes}, local.runners)
     site = LocalSite(gateway)
     base = f"http://127.0.0.1:8000{ROOT}/"
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=base) as client:
             yield site, client
     finally:
-        await gateway.close()
         await local.stop()

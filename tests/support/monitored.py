@@ -32,8 +32,8 @@ from pydantic import BaseModel
 from gym_serve import Gym, ModelClient, ResourcesServer, Verdict, VerifyRequest, tool
 from gym_serve.cli import local_ray
 from gym_serve.cli.monitoring import monitoring
+from gym_serve.cluster.starting import free_port
 from gym_serve.judging import CacheSettings, JudgeCalls, LabelJudge, final_text, open_cache
-from gym_serve.routing.starting import free_port
 from gym_serve.sandbox import Limits, SandboxPool, find_sandbox
 from support.processes import children_titled, environment
 

@@ -28,7 +28,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gym_serve import Gym
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 from support.processes import environment, replicas_of
 from support.two_machines import BIN, two_machines
 

@@ -26,8 +26,8 @@ from ray import serve
 
 from gym_serve import Gym
 from gym_serve.client.deployed import launch
+from gym_serve.cluster.serve_compat import http_address
 from gym_serve.graph import GraphSpec, resolve
-from gym_serve.routing.serve_compat import http_address
 from support.losses import QUICK
 from support.processes import children_titled, replicas_of
 from support.rollouts import JSON

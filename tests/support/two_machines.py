@@ -21,8 +21,8 @@ from typing import Any
 import ray
 
 from gym_serve import Gym
-from gym_serve.routing.serve_compat import logs_directory
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.serve_compat import logs_directory
+from gym_serve.cluster.starting import free_port
 
 BIN = Path(sys.executable).parent
 ROWS = "environments/simple_weather/data/example.jsonl"

@@ -20,7 +20,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from gym_serve.routing.starting import free_port
+from gym_serve.cluster.starting import free_port
 
 __all__ = ["TwoNodes", "two_nodes"]
 

@@ -26,9 +26,8 @@ from support.watched import Held
 from view.browser import NARROW, SIZES, visit
 from view.hostile import IMAGE, LINK, MIXED, REMOTE, SVG
 
+from gym_serve.assembly.ingress import ThisProcess
 from gym_serve.graph import GraphSpec, resolve
-from gym_serve.graph.live import ThisProcess
-from gym_serve.graph.local_gateway import LocalGateway
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -103,14 +102,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
         own = {"draining": False, "running": 0, "waiting": 0, "limit": 64, "sessions": 0, "max_replicas": 0}
         return {**own, "target_sessions": None, "autoscaling": None, "cpu": 0.1, "refused": 0.0, **counts}
 
-    async def reports(self: LocalGateway, op: str) -> dict[str, list[JSON]]:
+    async def reports(self: ThisProcess, op: str) -> dict[str, list[JSON]]:
         return {
             "policy": [replica(running=58, waiting=3)],
             "library": [replica(running=2, sessions=14), replica(running=1, sessions=12)],
             "reader": [replica(running=31, limit=4096), replica(running=29, limit=4096)],
         }
 
-    monkeypatch.setattr(LocalGateway, "_reports", reports)
+    monkeypatch.setattr(ThisProcess, "reports", reports)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

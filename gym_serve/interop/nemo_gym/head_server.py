@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 from starlette.requests import Request
 
-from gym_serve.graph.gateway import Page
+from gym_serve.gateway.pages import Page
 from gym_serve.graph.spec import Node
 from gym_serve.interop.nemo_gym.instances import KINDS
 

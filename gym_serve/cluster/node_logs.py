@@ -1,0 +1,77 @@
+"""`NodeLogs`: reads the logs of servers on all machines of the connected cluster.
+
+Each machine reads its own files, by a task of Ray; that of this process needs none. No dashboard is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gym_serve.cluster.serve_compat import logs_directory, node_address
+from gym_serve.observe.logs import Level, Record, read_log
+
+
+class NodeLogs:
+    """The logs of some servers; each `read` goes on where the last one ended.
+
+    Args:
+        servers: graph and server.
+        level: the least level of a record.
+        rollout: only records of this rollout.
+
+    Attributes:
+        found: whether there were any files.
+    """
+
+    def __init__(
+        self, servers: list[tuple[str, str]], *, level: Level = "debug", rollout: str | None = None
+    ) -> None:
+        self.found = False
+        self._servers = servers
+        self._only: dict[str, Any] = {"level": level, "rollout": rollout}
+        self._positions: dict[str, dict[str, int]] = {}
+
+    def read(self, last: int | None = None) -> list[Record]:
+        """New records, by time.
+
+        Args:
+            last: only so many of each replica.
+        """
+        here = node_address()
+        asked: dict[str, Any] = {}
+        answers: dict[str, tuple[list[Record], dict[str, int]]] = {}
+        for address, node in _machines().items():
+            arguments = (self._servers, self._positions.get(address, {}), {**self._only, "last": last})
+            if address == here:
+                answers[address] = _read(*arguments)
+            else:
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                task = ray.remote(num_cpus=0)(_read).options(scheduling_strategy=there)
+                asked[address] = task.remote(*arguments)
+        for address, answer in asked.items():
+            try:
+                answers[address] = ray.get(answer)
+            except ray.exceptions.RayError:  # a node that is going takes its files along
+                continue
+        found: list[Record] = []
+        for address, (records, positions) in answers.items():
+            self._positions[address] = positions
+            self.found = self.found or bool(positions)
+            found += records
+        return sorted(found, key=lambda record: record.time)
+
+
+def _read(
+    servers: list[tuple[str, str]], positions: Mapping[str, int], only: Mapping[str, Any]
+) -> tuple[list[Record], dict[str, int]]:
+    return read_log(logs_directory() / "serve", servers, positions, **only)
+
+
+def _machines() -> dict[str, str]:
+    """A node of each machine, by the machine's address."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeManagerAddress"]: node["NodeID"] for node in nodes if node["Alive"]}

@@ -1,0 +1,247 @@
+"""`Channel`: a caller's end of the connection to one replica.
+
+Its errors (`RpcError`) say whether a call may have run, which decides whether it is safe to run it again. The
+transports turn them into the errors of `gym_serve.types.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncGenerator
+from itertools import count
+
+import aiohttp
+import msgspec
+
+from gym_serve.cluster.routing.rpc.messages import (
+    CANCEL,
+    LOAD,
+    TAKEN,
+    WINDOW,
+    Notification,
+    Outbox,
+    Part,
+    Request,
+    Response,
+    StreamRequest,
+    decode,
+)
+from gym_serve.cluster.routing.rpc.network import CALLER_HEADER, Address, caller_context, enable_keepalive
+from gym_serve.servers.transport import Call, Reply
+
+logger = logging.getLogger("gym_serve")
+
+_CONNECT_SECONDS = 5.0
+_REPORT_EVERY = WINDOW // 4  # parts that a reader has taken
+
+
+class RpcError(Exception):
+    """A call did not return a reply. Which error it is says whether the call may have run.
+
+    RpcError
+    ├── ConnectError            not run: nothing listens at the address, or it refuses connections
+    │   └── ConnectTimeoutError not run: the replica may be gone, or too busy to accept
+    ├── NotDeliveredError       not run: the replica left before it began the call
+    ├── QueueFullError          not run: too many calls wait at the replica
+    └── ConnectionLostError     may have run
+    """
+
+
+class ConnectError(RpcError):
+    """Nothing listens at the address of the replica, or it refuses connections."""
+
+
+class ConnectTimeoutError(ConnectError):
+    """The replica did not accept in time: its machine is gone, or it is too busy."""
+
+
+class NotDeliveredError(RpcError):
+    """The replica left before it began the call."""
+
+
+class QueueFullError(RpcError):
+    """Too many calls wait at the replica; it did not begin this one."""
+
+
+class ConnectionLostError(RpcError):
+    """The connection broke; the call may have run."""
+
+
+class Channel:
+    """An open connection; `open` makes one."""
+
+    def __init__(self, client: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.load = 0
+        """The load that the replica reported last, and the calls that were sent to it since then."""
+        self._open = True
+        self._client = client
+        self._socket = socket
+        self._outbox = Outbox(socket.send_bytes)
+        self._ids = count()
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._streams: dict[int, asyncio.Queue[bytes | None]] = {}
+        self._writer = asyncio.create_task(self._outbox.run())
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, address: Address, caller: str = "") -> Channel:
+        """Connect.
+
+        Args:
+            address: of the replica.
+            caller: names this process, for what the replica does once it is gone.
+
+        Raises:
+            ConnectError: the replica is gone, or leaving.
+            ConnectTimeoutError: it may be gone.
+        """
+        tls = caller_context()
+        client = aiohttp.ClientSession()
+        try:
+            socket = await asyncio.wait_for(
+                client.ws_connect(
+                    f"{'ws' if tls is None else 'wss'}://{address.host}:{address.port}/",
+                    headers={"authorization": f"Bearer {address.token}", CALLER_HEADER: caller},
+                    max_msg_size=0,
+                    ssl=tls or True,
+                ),
+                _CONNECT_SECONDS,
+            )
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            await client.close()
+            refused = getattr(error, "errno", None) == errno.ECONNREFUSED
+            gone = refused or isinstance(error, aiohttp.WSServerHandshakeError)
+            raise (ConnectError if gone else ConnectTimeoutError)(
+                f"{type(error).__name__}: {error}"
+            ) from error
+        except BaseException:
+            await client.close()
+            raise
+        enable_keepalive(socket.get_extra_info("socket"))
+        return cls(client, socket)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be sent."""
+        return self._open
+
+    @property
+    def calls(self) -> int:
+        """Calls that wait for their replies."""
+        return len(self._waiting)
+
+    async def call(self, call: Call) -> Reply:
+        """Send a call and wait for its reply; cancelling the wait cancels the call at the replica.
+
+        Raises:
+            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
+        """
+        number, reply = self._begin()
+        self._outbox.put(Request.of(number, call))
+        try:
+            return await reply
+        finally:
+            self._end(number, reply)
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Send a call and yield the parts of its answer; parts that wait for the reader are joined.
+
+        Closing the generator cancels the call at the replica.
+
+        Raises:
+            NotDeliveredError, QueueFullError, ConnectionLostError: there is no reply.
+            GymError: the call failed.
+        """
+        number, reply = self._begin()
+        parts = self._streams[number] = asyncio.Queue()
+        self._outbox.put(StreamRequest.of(number, call))
+        taken = 0
+        try:
+            while (part := await parts.get()) is not None:
+                ready = [part]
+                while not parts.empty() and (part := parts.get_nowait()) is not None:
+                    ready.append(part)
+                yield b"".join(ready)
+                if part is None:
+                    break
+                taken += len(ready)
+                if taken >= _REPORT_EVERY:
+                    self._outbox.put(Notification(TAKEN, [number, taken]))
+                    taken = 0
+            (await reply).json()
+        finally:
+            del self._streams[number]
+            self._end(number, reply)
+
+    def _begin(self) -> tuple[int, asyncio.Future[Reply]]:
+        """The number of a new call, and its reply."""
+        if not self._open:
+            raise NotDeliveredError("the connection is closed")
+        number = next(self._ids)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        self.load += 1
+        return number, reply
+
+    def _end(self, number: int, reply: asyncio.Future[Reply]) -> None:
+        """Forget a call; cancel it at the replica if it still runs."""
+        if self._waiting.pop(number, None) and (reply.cancelled() or not reply.done()):
+            self._outbox.put(Notification(CANCEL, [number]))
+        if reply.done() and not reply.cancelled():
+            reply.exception()  # a stream may be closed before it has read its failure
+
+    async def close(self) -> None:
+        """Close the connection; calls in progress are cancelled at the replica."""
+        await self._socket.close()
+        await self._reader
+
+    async def _read(self) -> None:
+        try:
+            async for frame in self._socket:
+                if frame.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                for message in decode(frame.data):
+                    if isinstance(message, Response):
+                        self._answered(message)
+                    elif isinstance(message, Part):
+                        if (stream := self._streams.get(message.id)) is not None:
+                            stream.put_nowait(message.data)
+                    elif isinstance(message, Notification) and message.method == LOAD:
+                        self.load = message.params[0]
+        except msgspec.DecodeError as error:
+            logger.error(
+                "A replica sent a frame that cannot be read. Do both run the same version? %s", error
+            )
+        finally:
+            self._open = False
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+            await self._client.close()
+            self._ended()
+
+    def _answered(self, response: Response) -> None:
+        waiting = self._waiting.pop(response.id, None)
+        self.load = max(0, self.load - 1)
+        if waiting is None or waiting.done():
+            return
+        if (stream := self._streams.get(response.id)) is not None:
+            stream.put_nowait(None)
+        if response.result is None:
+            waiting.set_exception(QueueFullError(response.error))
+        else:
+            waiting.set_result(response.result)
+
+    def _ended(self) -> None:
+        left = self._socket.close_code == aiohttp.WSCloseCode.GOING_AWAY
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(
+                    NotDeliveredError("the replica left")
+                    if left
+                    else ConnectionLostError("the connection broke")
+                )
+        self._waiting.clear()
+        for stream in self._streams.values():
+            stream.put_nowait(None)

@@ -1,0 +1,92 @@
+"""An application of Serve on its way to running: started, waited for, and changed while it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.schema import ApplicationStatus
+
+from gym_serve.cluster.health import reason
+from gym_serve.cluster.serve_compat import RunningVersion, running_version
+from gym_serve.cluster.starting import START_LOG
+from gym_serve.types.errors import NotFound, Unavailable
+
+_log = logging.getLogger(START_LOG)
+_POLL_SECONDS = 0.1
+
+
+def start(name: str, deploy: Callable[[], object]) -> None:
+    """Deploy an application, and wait until all of its servers run.
+
+    `serve.run` looks once a second, and says nothing.
+
+    Args:
+        name: its name.
+        deploy: tells Serve what to deploy, and returns at once.
+
+    Raises:
+        Unavailable: it did not start; says why.
+    """
+    try:
+        deploy()
+        _wait(name)
+    except (RuntimeError, TimeoutError, RayError) as error:
+        reasons = "; ".join(_reasons(name)) or " ".join(str(error).split())[:500]
+        raise Unavailable(f"the graph {name!r} did not start: {reasons}") from error
+
+
+def reconfigure(name: str, server: str, changes: dict[str, Any]) -> None:
+    """Change settings of a running server; its replicas keep running (Serve's ``user_config``).
+
+    Settings that were changed before stay changed: a replica that starts later knows only this
+    ``user_config``.
+
+    Raises:
+        NotFound: no such application runs.
+        Unavailable: a replica does not take the settings.
+    """
+    start(name, the_running(name).configured(server, changes).restore)
+
+
+def the_running(name: str) -> RunningVersion:
+    """What runs as an application now.
+
+    Raises:
+        NotFound: nothing does.
+    """
+    found = running_version(name)
+    if found is None:
+        raise NotFound(f"no application {name!r} runs on this cluster")
+    return found
+
+
+def _wait(name: str) -> None:
+    told: list[str] = []
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None:
+            raise RuntimeError(f"{name} was deleted while it started")
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise RuntimeError(application.message)
+        states = {server: found.status.value for server, found in application.deployments.items()}
+        waiting = sorted(server for server, state in states.items() if state != "HEALTHY")
+        if waiting and waiting != told:
+            ready = len(states) - len(waiting)
+            _log.info("Waiting for %s (%s of %s ready)…", ", ".join(waiting), ready, len(states))
+            told = waiting
+        time.sleep(_POLL_SECONDS)
+
+
+def _reasons(name: str) -> Iterator[str]:
+    """What each deployment of an application failed with."""
+    application = serve.status().applications.get(name)
+    for server, deployment in application.deployments.items() if application else ():
+        if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
+            yield f"{server}: {reason(deployment.message)}"

@@ -1,0 +1,226 @@
+"""``POST /rollouts``: the rollouts of many rows in one request (docs/http.md, Many rollouts in one request).
+
+The answer is a line of JSON for each rollout, as it ends. Each row is one attempt, and its line has what
+``POST /run`` would have answered: the rollout, or the error and its status. Whoever sends rows decides what
+is tried again (`gym_serve.client.remote_agent` leaves that to the scheduler of its process).
+
+Nothing outlives the request: a client that closes it cancels what still runs, and a response that ends
+without its last line was cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import structs
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from gym_serve.gateway import wire
+from gym_serve.graph.spec import Graph, nearest
+from gym_serve.observe.tracing import checked_parent
+from gym_serve.rollouts import Expansion, expand
+from gym_serve.rollouts.rows import LocatedRow, Problems, parsed_row
+from gym_serve.rollouts.runner import TaskPool
+from gym_serve.servers.transport import Call, Reply, Transport, encode
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound
+from gym_serve.types.exact import exact_json
+from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
+from gym_serve.types.requests import JSON, parse
+from gym_serve.types.rows import agent_name, check_row
+
+ROLLOUTS = "rollouts"
+"""The route."""
+NDJSON = "application/x-ndjson"
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
+_MOST_ROWS = 100_000
+_BEAT_SECONDS = 5.0  # between two signs of life: a client knows a dead connection by their absence
+_LINGER_SECONDS = 0.01  # for which lines are gathered: each chunk costs Serve's proxy a millisecond
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last one of deep nesting
+
+logger = logging.getLogger("gym_serve")
+
+
+class BatchBody(BaseModel):
+    """The body of ``POST /rollouts`` beside its ``rows``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    agent: str | None = None
+    """The agent of all rows; else each row's ``agent_ref.name``, else the graph's default agent."""
+    repeats: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts per row."""
+    seed: int | None = None
+    """Sampling seed of a row's first rollout; that of each further one is one more."""
+    params: JSON = {}
+    """Replace keys of every row's ``responses_create_params``."""
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 128
+    """How many rollouts run at the same time at most."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds for one rollout, beside the agent's own deadlines."""
+    endpoint: JSON | None = None
+    """Where the policy answers, for rows without a ``_ng_model``."""
+    traceparents: dict[str, str] = {}
+    """By a row's number: the span of the client that it is a part of."""
+
+
+_BODY: TypeAdapter[Any] = TypeAdapter(BatchBody)
+
+
+class Batches:
+    """Answers ``POST /rollouts``.
+
+    Args:
+        graph: the outline of the graph.
+        transports: reach its servers, by name.
+        leaving: whether this gateway is being stopped, which would wait for open responses.
+    """
+
+    def __init__(
+        self, graph: Graph, transports: Mapping[str, Transport], leaving: Callable[[], bool]
+    ) -> None:
+        self._graph = graph
+        self._transports = transports
+        self._leaving = leaving
+        self._agents = [name for name, node in graph.nodes.items() if node.kind == "agent"]
+
+    async def answer(self, request: Request) -> StreamingResponse:
+        """Answer a request.
+
+        Raises:
+            BadRequest: its body is no JSON.
+            InvalidRequest: the body does not fit, or rows cannot be used; names all problems.
+            TooLarge: the body is.
+        """
+        body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
+        rows, batch = await asyncio.to_thread(self._read, body)
+        return _Lines(self._stream(rows, batch, wire.traceparent_of(request)))
+
+    def _read(self, body: bytes) -> tuple[list[list[JSON]], BatchBody]:
+        """The materialized rows of each row, and the rest of a body."""
+        rows, batch = _parsed(body)
+        if not rows:
+            raise InvalidRequest("`rows` must have at least one row")
+        if batch.endpoint is not None:
+            ModelEndpoint.read(batch.endpoint)
+        expansion = Expansion(
+            agent=batch.agent,
+            default_agent=self._graph.default_agent,
+            repeats=batch.repeats,
+            seed=batch.seed,
+            params=batch.params,
+        )
+        problems = Problems()
+        groups = list(expand(_located(rows), expansion, problem=problems.add, check=self._check_row))
+        problems.raise_if_any(f"{problems.count} rows cannot be used, so nothing was started")
+        return groups, batch
+
+    def _check_row(self, row: JSON) -> None:
+        check_row(row)
+        agent = agent_name(row)
+        if agent is None:
+            raise InvalidRequest(
+                f"`agent_ref` is missing, and there is no default agent; agents: {', '.join(self._agents)}"
+            )
+        if agent not in self._agents:
+            raise NotFound(f"unknown agent {agent[:100]!r}{nearest(agent[:100], self._agents)}")
+
+    async def _stream(
+        self, groups: list[list[JSON]], batch: BatchBody, trace: str | None
+    ) -> AsyncGenerator[bytes, None]:
+        endpoint = None if batch.endpoint is None else ModelEndpoint.read(batch.endpoint)
+        spans = {int(n): checked_parent(span) for n, span in batch.traceparents.items() if n.isdecimal()}
+        waiting = enumerate((number, row) for number, group in enumerate(groups) for row in group)
+        pool: TaskPool[int, bytes] = TaskPool()
+        counts: Counter[str] = Counter(rollouts=0, errors=0)
+        running = 0
+        try:
+            while True:
+                for key, (number, row) in islice(waiting, batch.concurrency - running):
+                    call = _call(row, endpoint, batch.timeout, spans.get(number, trace))
+                    pool.spawn(key, self._line(number, row, call, counts))
+                    running += 1
+                if not running:
+                    yield encode({"end": counts}) + b"\n"
+                    return
+                done = await pool.wait(_BEAT_SECONDS)
+                if self._leaving():
+                    return
+                if running > len(done) > 0:
+                    await asyncio.sleep(_LINGER_SECONDS)
+                    done += await pool.wait(0)
+                running -= len(done)
+                yield b"".join(task.result() for _, task in done) or b'{"running":%d}\n' % running
+        finally:
+            await pool.close()
+
+    async def _line(self, number: int, row: JSON, call: Call, counts: Counter[str]) -> bytes:
+        """One rollout, as a line."""
+        agent = str(agent_name(row))
+        try:
+            reply = await self._transports[agent].call(call)
+            # A server elsewhere may answer anything; what ours answer is one line.
+            if reply.status >= 400 or self._graph.nodes[agent].url is not None or b"\n" in reply.body:
+                reply = Reply.of(reply.json())
+        except Exception as error:
+            if not isinstance(error, GymError):
+                logger.exception("a rollout of row %d failed", number)
+                error = GymError(f"the gateway failed: {type(error).__name__}: {error}")
+            counts["errors"] += 1
+            return encode({"row": number, "status": error.status, **error.to_body()}) + b"\n"
+        counts["rollouts"] += 1
+        return b'{"row":%d,"rollout":%s}\n' % (number, reply.content)
+
+
+class _Lines(StreamingResponse):
+    """The lines. Once the response has ended, however, nothing of the request runs any more."""
+
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(lines, media_type=NDJSON, headers=_HEADERS)
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._lines.aclose()
+
+
+def _parsed(body: bytes) -> tuple[list[bytes], BatchBody]:
+    """The rows of a body as they came, and the rest of it."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        rows = msgspec.json.decode(members.pop("rows", b"[]"), type=list[msgspec.Raw])
+    except _NO_JSON as error:
+        raise BadRequest(f"the body must be a JSON object with a list of `rows`: {error}") from None
+    if len(rows) > _MOST_ROWS:
+        raise InvalidRequest(f"`rows` must have at most {_MOST_ROWS} rows, got {len(rows)}")
+    try:
+        options = {name: exact_json(bytes(value)) for name, value in members.items()}
+    except ValueError as error:
+        raise BadRequest(f"the body must be JSON: {error}") from None
+    return [bytes(row) for row in rows], parse(_BODY, options, "body")
+
+
+def _located(rows: list[bytes]) -> Iterator[LocatedRow]:
+    for number, row in enumerate(rows):
+        yield parsed_row(f"rows[{number}]", row)
+
+
+def _call(row: JSON, default: ModelEndpoint | None, timeout: float | None, trace: str | None) -> Call:
+    """The call of ``run`` for a materialized row."""
+    endpoint = endpoint_of(row) or default
+    if endpoint is not None:
+        row, endpoint = {**row, MODEL_FIELD: endpoint.public}, structs.replace(endpoint, over_http=True)
+    id, key = secrets.token_hex(16), str(row["_ng_rollout_id"])
+    return Call("run", encode(row), None, id, key, timeout, endpoint, trace)

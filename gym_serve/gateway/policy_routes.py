@@ -1,0 +1,158 @@
+"""``/{model}/policy/...``: how a trainer that reaches a graph over HTTP steers its policy.
+
+| request | does |
+|---|---|
+| ``POST /{model}/policy/pause`` | holds the calls of the model |
+| ``POST /{model}/policy/resume`` | lets them begin again |
+| ``GET /{model}/policy/version`` | the version of its weights |
+| ``POST /{model}/policy/version`` | tells the version of weights that are there |
+| ``POST /{model}/policy/endpoints`` | points the model at other endpoints |
+
+Whoever may send them decides where the graph sends its prompts and its key. So a graph without a token
+refuses those that change something. So does a graph without Ray, whose trainer is its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gym_serve.gateway import wire
+from gym_serve.gateway.host import Host
+from gym_serve.servers.model import VERSION, HoldMode
+from gym_serve.servers.transport import Call, Reply, Transport
+from gym_serve.types.errors import BadRequest, Forbidden, NotFound
+from gym_serve.types.exact import exact_json
+from gym_serve.types.requests import JSON, parse
+
+POLICY = "policy/"
+"""Begins the operations."""
+
+_Url = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=8192)]
+_Text = Annotated[str, Field(min_length=1, max_length=8192)]
+
+
+_FORM = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class PauseBody(BaseModel):
+    """The body of ``/policy/pause``; see `Gym.pause`."""
+
+    model_config = _FORM
+
+    mode: HoldMode = "keep"
+
+
+class VersionBody(BaseModel):
+    """The body of ``/policy/version``."""
+
+    model_config = _FORM
+
+    version: _Text
+    """Name of the weights, which further calls carry."""
+
+
+class EndpointsBody(BaseModel):
+    """The body of ``/policy/endpoints``; see `Gym.set_model_endpoints`."""
+
+    model_config = _FORM
+
+    base_urls: Annotated[list[_Url], Field(min_length=1, max_length=1024)]
+    """The new endpoints."""
+    model: _Text | None = None
+    """The new name of the model there; the old one if left out."""
+    version: _Text | None = None
+    """Name of the weights there; the old one if left out."""
+
+
+class NoBody(BaseModel):
+    """The body of ``/policy/resume``: empty."""
+
+    model_config = _FORM
+
+
+BODIES: Mapping[str, type[BaseModel]] = {
+    f"{POLICY}pause": PauseBody,
+    f"{POLICY}resume": NoBody,
+    f"{POLICY}version": VersionBody,
+    f"{POLICY}endpoints": EndpointsBody,
+}
+"""The bodies of those that change something, by operation."""
+
+_SCHEMAS: dict[str, TypeAdapter[Any]] = {op: TypeAdapter(body) for op, body in BODIES.items()}
+
+
+async def steer(
+    request: Request,
+    model: str,
+    op: str,
+    *,
+    transport: Transport,
+    host: Host,
+    settings: Mapping[str, Any],
+    secured: bool,
+    limit: int,
+) -> Response:
+    """Answer a request.
+
+    Args:
+        request: the request.
+        model, op: the model server, and the operation.
+        transport: reaches the model.
+        host: where the graph runs.
+        settings: those of the model, as ``/graph`` shows them.
+        secured: whether the graph has a token.
+        limit: the most bytes of a body.
+
+    Raises:
+        NotFound: there is no such operation, or it changes something and the graph runs without Ray.
+        Forbidden: the graph has no token.
+        GymError: it is refused, or a replica did not answer.
+    """
+    if op not in BODIES:
+        raise NotFound(f"{model} has no route /{op[:100]}; it has {', '.join(BODIES)}")
+    methods = ("GET", "POST") if op == f"{POLICY}version" else ("POST",)
+    if wrong := wire.wrong_method(request, *methods):
+        return wrong
+    if request.method != "POST":
+        told: JSON = (await transport.call(Call(VERSION))).json()
+        if (updates := await host.updates(model)) is not None:
+            told["updates"] = updates
+        return wire.answer(Reply.of(told))
+    if not secured:
+        raise Forbidden(
+            f"{op} needs a graph with a token, as whoever sends it decides what the policy is; "
+            'give the graph one (auth_token: "${GYM_TOKEN}")'
+        )
+    host.check_steering(model)
+    body = await wire.body_of(request, limit)
+    try:
+        content = exact_json(body) if body else {}
+    except ValueError as error:
+        raise BadRequest(f"the body must be JSON: {error}") from None
+    wanted: Any = parse(_SCHEMAS[op], content, "body")
+    if isinstance(wanted, PauseBody):
+        await host.hold(model, wanted.mode)
+    elif isinstance(wanted, VersionBody):
+        await host.set_version(model, wanted.version)
+    elif isinstance(wanted, EndpointsBody):
+        await _move(host, model, settings, wanted)
+    else:
+        await host.release(model)
+    return wire.answer(Reply.of({}))
+
+
+async def _move(host: Host, model: str, settings: Mapping[str, Any], wanted: EndpointsBody) -> None:
+    if "base_url" not in settings:
+        raise BadRequest(f"{model} ({settings.get('type')}) has no endpoints that could be moved")
+    urls = wanted.base_urls
+    changes: JSON = {"base_url": urls if len(urls) > 1 else urls[0]}
+    if wanted.model is not None:
+        changes["model"] = wanted.model
+    await host.change(model, changes)
+    if wanted.version is not None:
+        await host.set_version(model, wanted.version)
