@@ -37,6 +37,7 @@ _ROWS = 512  # of one request at most
 _BYTES = 4 * 2**20
 _CONCURRENCY = 4096  # the callers of this process have limits of their own
 _LINGER_SECONDS = 0.01  # for which rows are gathered
+_IDLE_SECONDS = 2.0  # without rows after which the connections are closed
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=20.0)
 """A connection that is silent for so long is dead: the gateway gives a sign of life every five seconds."""
 _PATIENCE_SECONDS = 15.0  # for which a gateway may not be reached
@@ -115,6 +116,9 @@ class Batcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
 
     async def _send_soon(self) -> None:
         if self._batches:  # else nothing is gained by waiting for others
@@ -200,8 +204,11 @@ class Batcher:
                     yield line
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A batch is done: the connections are closed with the last one, as nobody else does."""
         del self._batches[task]
+        if not self._batches:  # nobody else closes the connections
+            asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._disconnect)
+
+    def _disconnect(self) -> None:
         if not self._batches and self._http is not None:
             self._closing = asyncio.ensure_future(self._http.close())
             self._http = None
