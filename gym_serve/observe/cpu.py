@@ -65,16 +65,14 @@ class CallMeter:
         op: the operation, or ``unknown``.
 
     Attributes:
-        answered: counts a call with status 200, by its seconds.
         left: calls until the next one that is measured, which has 0. Whoever runs a call subtracts 1, and
-            gives it to `measured` where 0 are left, or another call is `MEASURED`: to ask for each would cost
-            twice as much.
+            gives it to `measured` where 0 are left, or another call is `MEASURED`.
     """
 
-    __slots__ = ("_calls", "_op", "_server", "_weight", "answered", "left")
+    __slots__ = ("_calls", "_op", "_server", "_succeeded", "_weight", "left")
 
     def __init__(self, server: str, op: str) -> None:
-        self.answered = ANSWERS.values(server, op, "200").add
+        self._succeeded = ANSWERS.values(server, op, "200").add
         self.left = self._weight = 1
         self._server = server
         self._op = op
@@ -82,7 +80,10 @@ class CallMeter:
 
     def record(self, status: int, seconds: float) -> None:
         """Count a call that the server has answered with any status."""
-        ANSWERS.observe(self._server, self._op, str(status), value=seconds)
+        if status == 200:
+            self._succeeded(seconds)  # as `observe`, which costs twice as much
+        else:
+            ANSWERS.observe(self._server, self._op, str(status), value=seconds)
 
     def measured(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """The work of a call, with its CPU time counted if it is one of those that are measured."""

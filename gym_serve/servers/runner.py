@@ -11,22 +11,18 @@ import difflib
 import gc
 import logging
 import resource
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gym_serve.observe.catalogue import SESSIONS, TIME_TO_FIRST_TOKEN, TokenMeter
-from gym_serve.observe.cpu import MEASURED, CallMeter
-from gym_serve.observe.logs import ACCESS, admits, fault
-from gym_serve.observe.timeline import OCCUPIED, QUEUED, REPLICA, TTFT, USAGE, microseconds
-from gym_serve.observe.tracing import Span, span
+from gym_serve.observe.catalogue import SESSIONS
+from gym_serve.observe.logs import admits, fault
+from gym_serve.observe.timeline import OCCUPIED, QUEUED
 from gym_serve.servers.base import Operation, Server
 from gym_serve.servers.context import CallContext, closing, stream_in, time_limit, use
+from gym_serve.servers.observing import CallObserver
 from gym_serve.servers.protocols import PROTOCOLS, finished_stream, without_stream
 from gym_serve.servers.pulse import PULSE
 from gym_serve.servers.sessions import RESTORE
-from gym_serve.servers.spans import describe_reply
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply
 from gym_serve.types.errors import (
     AuthorError,
@@ -52,8 +48,8 @@ GETS = frozenset({"reverify_mode", "v1/models", DESCRIBE})
 """The operations of docs/formats.md whose HTTP method is GET; that of any other is POST."""
 
 _IDLE = 0.1
-_OPEN_FILES = 1 << 20
 """Share of its time that a tool may have waited or stood still, and still have had its chance to end."""
+_OPEN_FILES = 1 << 20
 
 logger = logging.getLogger("gym_serve")
 
@@ -69,13 +65,7 @@ class ServerRunner:
 
     def __init__(self, server: Server, replica: str | None = None, *, tracing: float | None = None) -> None:
         self.server = server
-        self._tracing = tracing
-        self._meters: dict[str, CallMeter] = {}
-        self._logs_calls = ACCESS.isEnabledFor(logging.INFO)
-        self._tokens = TokenMeter(server.name) if server.kind == "model" else None
-        self._notes: dict[str, Any] = (
-            {} if replica is None or server.kind == "resources" else {REPLICA: replica}
-        )
+        self._observer = CallObserver(server, self._known, replica, tracing)
         self.operations = server.operations()
 
     async def start(self) -> None:
@@ -99,32 +89,18 @@ class ServerRunner:
 
     async def dispatch(self, call: Call) -> Reply:
         """Run a call within its time limit. Failures are in the reply; only cancellation is raised."""
-        begun = time.monotonic()
-        meter = self._meters.get(call.op) or self._meter_of(call.op)
-        with self._span(call) as seen:
-            context = self._context_of(call, begun, seen)
-            with use(context):  # also for the log: its records name what the call belongs to
-                try:
-                    with time_limit(call.timeout):
-                        answer = self._answer(call)
-                        left = meter.left = meter.left - 1
-                        if MEASURED or not left:
-                            reply = await meter.measured(answer)
-                        else:
-                            reply = await answer
-                except (asyncio.TimeoutError, TimeoutError):
-                    reply = Reply.failed(self._too_late(call, begun, context), call.session)
-                except asyncio.CancelledError:
-                    self._record(meter, call, CALLER_LEFT, begun)
-                    raise
-                if reply.status == 200 and not self._logs_calls:
-                    meter.answered(time.monotonic() - begun)  # as `_record`, which costs twice as much
-                else:
-                    self._record(meter, call, reply.status, begun)
-            if seen.recording:
-                self._describe(seen, call, reply)
-        if self._tokens is not None and TTFT in context.notes:
-            TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
+        observed = self._observer.begin(call)
+        context = observed.context
+        with use(context):  # also for the log: its records name what the call belongs to
+            try:
+                with time_limit(call.timeout):
+                    reply = await observed.measured(self._answer(call))
+            except (asyncio.TimeoutError, TimeoutError):
+                reply = Reply.failed(self._too_late(call, observed.begun, context), call.session)
+            except BaseException as error:
+                observed.end(CALLER_LEFT, error=error)
+                raise
+        observed.end(reply.status, reply)
         if context.notes and reply.notes is not context.notes:
             # Not `_replace`, which costs a microsecond more.
             return Reply(reply.status, reply.body, reply.session, reply.state, context.notes)
@@ -138,37 +114,24 @@ class ServerRunner:
         Raises:
             GymError: the call failed, possibly after the first event.
         """
-        begun = time.monotonic()
-        meter = self._meters.get(call.op) or self._meter_of(call.op)
-        failure: GymError
-        with self._span(call) as seen:
-            context = self._context_of(call, begun, seen)
-            events = stream_in(context, self._events(call))
-            try:
-                async with closing(events):
-                    async for chunk in events:
-                        yield chunk
-                with use(context):
-                    self._record(meter, call, 200, begun)
-                if self._tokens is not None:
-                    self._tokens.record(context.notes.get(USAGE))
-                    if TTFT in context.notes:
-                        TIME_TO_FIRST_TOKEN.observe(self.server.name, value=context.notes[TTFT] / 1e6)
-                if seen.recording:
-                    self._describe(seen, call, Reply(200, b"", call.session))
-                return
-            except (asyncio.CancelledError, GeneratorExit):
-                with use(context):
-                    self._record(meter, call, CALLER_LEFT, begun)
-                raise
-            except (asyncio.TimeoutError, TimeoutError):
-                with use(context):
-                    failure = self._too_late(call, begun, context)
-            except GymError as error:
-                failure = error
-            with use(context):
-                self._record(meter, call, failure.status, begun)
-            raise failure
+        observed = self._observer.begin(call)
+        try:
+            async with closing(stream_in(observed.context, self._events(call))) as events:
+                async for chunk in events:
+                    yield chunk
+        except GymError as error:
+            failure = error
+        except (asyncio.TimeoutError, TimeoutError):
+            with use(observed.context):
+                failure = self._too_late(call, observed.begun, observed.context)
+        except BaseException as error:
+            observed.end(CALLER_LEFT, error=error)
+            raise
+        else:
+            observed.streamed()
+            return
+        observed.end(failure.status, error=failure)
+        raise failure
 
     async def describe(self, body: Any) -> Any:
         """The operations with their schemas, for the API documentation."""
@@ -192,8 +155,8 @@ class ServerRunner:
             if call.endpoint is not None:
                 self.server.check_endpoint(call.endpoint)
             result = await self._operation(call.op).handler(_body_of(call))
-            if self._tokens is not None and isinstance(result, dict) and "usage" in result:
-                self._tokens.record(result["usage"])
+            if self._observer.tokens is not None and isinstance(result, dict) and "usage" in result:
+                self._observer.tokens.record(result["usage"])
             return result if isinstance(result, Reply) else Reply.of(result, call.session)
         except Exception as error:
             return Reply.failed(self._failure(call, error), call.session)
@@ -216,47 +179,11 @@ class ServerRunner:
                 raise
             raise failure from error
 
-    def _context_of(self, call: Call, now: float, seen: Span) -> CallContext:
-        notes = self._notes.copy()
-        if call.waited:
-            notes[QUEUED] = microseconds(call.waited)
-        return CallContext(
-            call.request_id or secrets.token_hex(16),
-            call.session,
-            call.affinity,
-            None if call.timeout is None else now + call.timeout,
-            call.endpoint,
-            notes,
-            seen.traceparent,
-        )
-
-    def _span(self, call: Call) -> Span:
-        parent = call.traceparent
-        if parent is None and self._tracing is not None and call.session is not None:
-            parent = self.server.traceparent(call.session)
-        return span(call.op, parent, "server", sampling=self._tracing)
-
-    def _describe(self, seen: Span, call: Call, reply: Reply) -> None:
-        seen.name(self._known(call.op))
-        seen.set({"gym_serve.request": call.request_id or None, "gym_serve.rollout": call.affinity})
-        describe_reply(seen, self.server.name, reply)
-
     def _known(self, op: str) -> str:
         """An operation; ``unknown`` where the server has none of that name, which a client made up."""
         if op in self.operations:
             return op
         return "tools/unknown" if op.startswith("tools/") else "unknown"
-
-    def _meter_of(self, op: str) -> CallMeter:
-        known = self._known(op)  # or what clients make up would fill the memory
-        return self._meters.setdefault(known, CallMeter(self.server.name, known))
-
-    def _record(self, meter: CallMeter, call: Call, status: int, begun: float) -> None:
-        seconds = time.monotonic() - begun
-        meter.record(status, seconds)
-        if self._logs_calls:
-            op = self._known(call.op)
-            ACCESS.info("%s %s %.4f s", op, status, seconds, extra={"server": self.server.name})
 
     def _operation(self, op: str) -> Operation:
         operation = self.operations.get(op) or self.server.operation(op)
