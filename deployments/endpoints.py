@@ -61,7 +61,8 @@ class EndpointConfig(ModelServer.Config):
     timeout: float = Field(600.0, gt=0)
     """Seconds for one call, its retries included."""
     max_retries: int = Field(3, ge=0)
-    """Further attempts after a 429, a 5xx or a broken connection."""
+    """Further attempts after a 429, a 5xx or a broken connection. Where the endpoint asks to wait for over a
+    minute, the run waits instead, and says so."""
     max_answer_mb: int = Field(256, ge=1)
     """Megabytes of an answer at most, tokens and log-probabilities included. A longer answer is a failure,
     so set this above the longest answer of the model, which is 1 KB a token at most, times

@@ -20,7 +20,7 @@ from gym_serve.deployments.token_model import TokenModel
 from gym_serve.servers.base import Operation, missing_path
 from gym_serve.servers.model import HoldMode, PauseMode
 from gym_serve.types.errors import BadRequest, InvalidRequest, Unavailable
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 _FORM = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -181,5 +181,4 @@ def _checked(model: type[Any], body: Any) -> Any:
     try:
         return model.model_validate(body or {})
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise InvalidRequest(problems_of(error, "body")[0]) from None

@@ -3,6 +3,8 @@
 - Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or as
   long as the backend asks for (``Retry-After``), and never past the call's deadline. Repeating a
   model call is safe: it has no effect but its answer. A stream is not tried again after its first event.
+- A limit per minute is waited for here, because the episode would begin anew. A longer wait is the run's,
+  which says for whom it waits, why and until when (`gym_serve.rollouts.scheduling`).
 - Where nobody is at an endpoint, the call goes to another one at once (`gym_serve.deployments.endpoints`).
 - Rate limits hold before a call leaves; a slow call may be made at a second endpoint as well.
 
@@ -35,6 +37,7 @@ from gym_serve.types.requests import JSON
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN = 4
+_LONGEST_PAUSE = 60.0  # seconds
 _CHAT = "/chat/completions"
 PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 """What decides the prompt of a chat body, and so what ``/tokenize`` has to see too."""
@@ -201,7 +204,8 @@ class Upstream:
     def _pause(self, request: Request, error: Overloaded | Unavailable, failed: int) -> float:
         """Seconds before the next attempt; raises the error if there is none."""
         pause, left = pause_after(error, failed), request.call.timeout()
-        if failed >= self._config.max_retries or (left is not None and pause >= left):
+        too_long = (error.retry_after or 0.0) > _LONGEST_PAUSE or (left is not None and pause >= left)
+        if failed >= self._config.max_retries or too_long:
             raise error
         message = f"a model call is tried again in {pause:.1f} s: {error.message}"
         fault(None, f"retry {error.code}", message, logging.INFO)

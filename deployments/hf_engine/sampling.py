@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gym_serve.types.errors import BadRequest
+from gym_serve.types.requests import problems_of
 
 _MISSING: dict[str, Any] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")),
@@ -61,5 +62,4 @@ class Sampling(BaseModel):
         try:
             return cls(**given)
         except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise BadRequest(problems_of(error, "sampling")[0]) from None

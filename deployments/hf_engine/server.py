@@ -4,6 +4,8 @@ It starts in some seconds where vLLM needs half a minute, and its default is a t
 the spot. Tokens in, tokens out, log probabilities, tool calls, versions of weights: all that a trainer's
 loop needs to be tried out, structured outputs included. It has no paged cache: policies worth training
 run on `vllm_engine`.
+
+There is no endpoint whose errors have to be read: each is raised as one of the error tree where it arises.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from gym_serve.deployments.chat_streams import Whole, is_event_stream, read_even
 from gym_serve.deployments.upstream import without_limit
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import encode
-from gym_serve.types.errors import Unavailable, error_from_body
-from gym_serve.types.protocols import is_context_overflow
+from gym_serve.types.errors import Unavailable
+from gym_serve.types.protocols import ContextFull, refusal, refusal_within
 
 
 class InProcess:
@@ -45,7 +45,7 @@ class InProcess:
         """
         async with self._exchange(path, body) as exchange:
             content = b"".join([chunk async for chunk in exchange.body()])
-        answer = _answer(exchange.status, _decoded(content))
+        answer = _answer(path, exchange, content)
         if answer is None and (unlimited := without_limit(body)) is not None:
             return await self.post(path, unlimited)
         return answer
@@ -60,12 +60,16 @@ class InProcess:
             if is_event_stream(exchange.headers):
                 async with closing(read_events(path, exchange.body())) as events:
                     async for event in events:
-                        yield event
+                        if not _is_refused(path, event):
+                            yield event
+                            continue
+                        yield Whole(None)
+                        return
             else:
                 content = b"".join([chunk async for chunk in exchange.body()])
         if content is None:
             return
-        answer = _answer(exchange.status, _decoded(content))
+        answer = _answer(path, exchange, content)
         if answer is None and (unlimited := without_limit(body)) is not None:
             async with closing(self.stream(path, unlimited)) as events:
                 async for event in events:
@@ -129,12 +133,30 @@ class _Exchange:
             yield chunk
 
 
-def _answer(status: int, content: Any) -> Any:
-    if status < 400:
-        return content
-    if is_context_overflow(status, str(content)):
-        return None
-    raise error_from_body(status, content)
+def _answer(path: str, exchange: _Exchange, content: bytes) -> Any:
+    """What was answered; None if the prompt does not fit. Errors are read as those of a vLLM elsewhere."""
+    if exchange.status < 400:
+        said = _decoded(content)
+        return None if _is_refused(path, said) else said
+    refused = refusal(f"vLLM's {path}", exchange.status, exchange.headers, content.decode("utf-8", "replace"))
+    if refused is not None:
+        raise refused
+    return None
+
+
+def _is_refused(path: str, said: Any) -> bool:
+    """Whether what was said with status 200 is that the prompt does not fit.
+
+    Raises:
+        GymError: it is another error.
+    """
+    try:
+        error = refusal_within(f"vLLM's {path}", said)
+    except ContextFull:
+        return True
+    if error is not None:
+        raise error
+    return False
 
 
 def _scope(path: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Tool
 from pydantic import ValidationError
 
 from gym_serve.types.errors import ToolFailed, Unavailable
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 OpenClient = Callable[[], AbstractAsyncContextManager[Client]]
 """Connects to a server, and ends that when its block ends."""
@@ -81,7 +81,7 @@ def usable_tools(tools: list[Any]) -> list[Any]:
             Tool.model_validate(tool)
         except ValueError as error:
             if isinstance(error, ValidationError):
-                error = ValueError("; ".join(f"{one['loc']}: {one['msg']}" for one in error.errors()[:3]))
+                error = ValueError("; ".join(problems_of(error, "tool")[:3]))
             logger.warning("the tool %.100r of an MCP server is left out: %s", tool.get("name"), error)
         else:
             usable.append(tool)

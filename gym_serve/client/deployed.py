@@ -51,7 +51,7 @@ from gym_serve.observe.metrics import Metric
 from gym_serve.servers.model import HoldMode, PauseMode
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Conflict, GraphError, NotFound, Unavailable
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 _log = logging.getLogger(START_LOG)
 
@@ -149,7 +149,7 @@ class ClusterConnection(Connection):
         try:
             node.cls.Config(**{**node.settings, **the_running(self.name).settings(server), **changes})
         except ValidationError as error:
-            problems = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False))
+            problems = "; ".join(problems_of(error, "settings"))
             raise BadRequest(f"{server} ({node.type}) does not take these settings: {problems}") from None
         reconfigure(self.name, server, changes)
 

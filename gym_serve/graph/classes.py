@@ -28,6 +28,7 @@ from gym_serve.graph.spec import MASK, SECTION_OF, nearest, word_for
 from gym_serve.servers.base import Server
 from gym_serve.servers.clients import Client, Kind
 from gym_serve.types.errors import GraphError
+from gym_serve.types.requests import in_our_words
 
 Problem = tuple[str, str]
 """Path in the file, and message."""
@@ -272,8 +273,7 @@ def _message(
         inner = _model_at(model, loc[:-1])
         names = [*field_names(inner), *(known if inner is model else ())] if inner else []
         return f"unknown setting{nearest(loc[-1], names)}"
-    message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return message.replace("Input should be", "must be", 1)
+    return in_our_words(message)
 
 
 def _got(kind: str, value: Any) -> str:

@@ -34,6 +34,8 @@ from gym_serve.types.errors import (
     GymError,
     NotFound,
     OperatorError,
+    Overloaded,
+    Unavailable,
     VerifierFailed,
 )
 from gym_serve.types.requests import JSON
@@ -112,7 +114,8 @@ class JudgeCalls:
             judge, vote: number of the judge, and of the repetition, if the same is asked several times.
 
         Raises:
-            VerifierFailed: the call failed, or its reply is malformed.
+            VerifierFailed: the judge refused the call or was too slow, or its reply has no verdict.
+            Overloaded, Unavailable: its endpoint is busy or down, and is waited for as a policy's is.
             OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
             AuthorError: the code of the judge's model is wrong.
         """
@@ -161,7 +164,7 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
             return await model.chat_completions(request)
         answer: JSON = await model.fetch(protocol, request)
         return answer
-    except (AuthorError, OperatorError):
+    except (AuthorError, OperatorError, Overloaded, Unavailable):
         raise
     except NotFound as error:
         raise EndpointMisconfigured(error.message, server=error.server) from None

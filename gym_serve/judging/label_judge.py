@@ -1,7 +1,7 @@
 """`LabelJudge`: one or several models that answer a question with one of a few labels.
 
 With several votes, the label of more than half of them counts; a tie is no verdict. A failed vote may be
-outvoted; if it could have decided, the question fails (`VerifierFailed`). Models favour an answer for its
+outvoted; if it could have decided, the question fails as that vote did. Models favour an answer for its
 position, so a comparison can be asked in both orders (`both_orders`). `JudgeSettings` are the settings that
 every environment with a judge has.
 
@@ -36,7 +36,7 @@ from gym_serve.judging.prompts import (
 )
 from gym_serve.servers.clients import ModelClient
 from gym_serve.servers.resources import ResourcesServer
-from gym_serve.types.errors import InvalidRequest, VerifierFailed
+from gym_serve.types.errors import InvalidRequest, Retryable
 from gym_serve.types.requests import JSON
 
 _CONTRADICTIONS = 2
@@ -98,7 +98,7 @@ class LabelJudge:
             fields: values of the prompt's fields; text of a policy must go through `escape_labels` first.
 
         Raises:
-            VerifierFailed: calls failed, and the others have no majority.
+            Retryable: calls failed, and the others have no majority.
         """
         prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
@@ -116,7 +116,7 @@ class LabelJudge:
         votes = tuple(call.result() for call in asked if call.exception() is None)
         verdicts = [vote.verdict for vote in votes]
         label = majority(verdicts, len(asked))
-        unforeseen = [failure for failure in failures if not isinstance(failure, VerifierFailed)]
+        unforeseen = [failure for failure in failures if not isinstance(failure, Retryable)]
         could_decide = label is None and any(
             majority([*verdicts, *[one] * len(failures)], len(asked)) for one in self.labels
         )
@@ -338,7 +338,7 @@ async def calibrate(
 
     Args:
         labelled: each question with the person's label.
-        judge: returns the judge's label of a question; `VerifierFailed` counts as failed.
+        judge: returns the judge's label of a question; a `Retryable` error counts as failed.
 
     Raises:
         InvalidRequest: no question got a label.
@@ -347,7 +347,7 @@ async def calibrate(
     async def pair(question: T, label: Label) -> tuple[Label, Label] | None:
         try:
             return label, await judge(question)
-        except VerifierFailed:
+        except Retryable:
             return None
 
     asked = [asyncio.create_task(pair(question, label)) for question, label in labelled]

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gym_serve.types.errors import VerifierFailed
-from gym_serve.types.requests import JSON, Response
+from gym_serve.types.requests import JSON, Response, problems_of
 
 _WORD = re.compile(r"[^\W\d_]+")
 _SYMBOL = re.compile(r"[^\w\s]")
@@ -248,9 +248,8 @@ def _checked(response: JSON) -> Response:
     try:
         return Response.model_validate(response)
     except ValidationError as error:
-        problem = error.errors(include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise VerifierFailed(f"the judge's reply is not a Response: {where}: {problem['msg']}") from None
+        problem = problems_of(error, "reply")[0]
+        raise VerifierFailed(f"the judge's reply is not a Response: {problem}") from None
 
 
 def json_objects(text: str) -> Iterator[JSON]:

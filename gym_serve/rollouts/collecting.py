@@ -175,7 +175,9 @@ async def collect(
         complete = not done.remaining
         stage = GroupStage(outputs, header.run, collection.options, spending, stop)
         if complete and (compare := await backend.comparer()):
-            complete = await stage.run(compare, lambda left: progress(replace(done, comparing=left)))
+            complete = await stage.run(
+                compare, lambda left, waits: progress(replace(done, comparing=left, waiting=waits))
+            )
         if complete:
             metrics = await summarize_run(outputs, backend.aggregator(), backend.metric_spec)
     return Report(

@@ -33,14 +33,14 @@ from gym_serve.rollouts.grouping import (
     without_comparison,
 )
 from gym_serve.rollouts.journal import Outputs
-from gym_serve.rollouts.progress import Spending
+from gym_serve.rollouts.progress import Spending, Waiting
 from gym_serve.rollouts.rows import RUN_ID, Problems, rollout_index, rollout_key, task_index
-from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, TaskPool
-from gym_serve.rollouts.scheduling import Job
+from gym_serve.rollouts.runner import RolloutRunner, Run, RunnerOptions, TaskPool, too_long
+from gym_serve.rollouts.scheduling import MAX_PROBES, Job
 from gym_serve.rollouts.tables import FloatTable, IntTable, TaskMeans
 from gym_serve.servers.usage import USAGE_FIELD, UsageMeter
 from gym_serve.types.endings import is_failure
-from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError
+from gym_serve.types.errors import DeadlineExceeded, GymError, OperatorError, Overloaded, Unavailable
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout
 
@@ -137,20 +137,28 @@ async def groups(
 
 
 async def compared(
-    group: Group, compare: Compare, options: RunnerOptions, spend: Callable[[JSON], None]
+    group: Group,
+    compare: Compare,
+    options: RunnerOptions,
+    spend: Callable[[JSON], None],
+    waits: Callable[[Waiting], None] = lambda waiting: None,
 ) -> Group:
     """A settled group with the rewards of ``compare``; if its last attempt fails, see `without_comparison`.
+
+    A judge that is busy or away is waited for as in an episode (`gym_serve.rollouts.scheduling`).
 
     Args:
         group: the group.
         compare: asks the environment.
         options: how often ``compare`` is tried, and how long it may take.
         spend: called with the ``model_usage`` of every attempt.
+        waits: called before each wait for a judge.
 
     Raises:
-        OperatorError: a setting is wrong, which no retry fixes.
+        OperatorError: a setting is wrong, which no retry fixes; or the wait would be too long.
     """
-    failed = 0
+    failed = away = pushed = 0
+    until = time.monotonic() + options.patience
     while True:
         meter = UsageMeter()
         try:
@@ -170,11 +178,25 @@ async def compared(
             failure = GymError(f"{kind}: {error}")
         finally:
             spend({USAGE_FIELD: meter.to_json()})
-        failed += 1
-        if not failure.retryable or failed == options.attempts:
-            return without_comparison(group, failure)
-        await asyncio.sleep(options.backoff.seconds(failed))
+        asked = (failure.retry_after or 0.0) if failure.retryable else 0.0
+        if isinstance(failure, Overloaded) or asked:
+            if time.monotonic() + asked > until:
+                raise too_long(failure.server, failure.stage, failure.message, asked, options.patience)
+            pushed += 1
+        elif isinstance(failure, Unavailable) and options.attempts > 1 and away < MAX_PROBES:
+            away += 1
+        else:
+            failed += 1
+            if not failure.retryable or failed >= options.attempts:
+                return without_comparison(group, failure)
+        pause = max(asked, options.backoff.seconds(failed + away + pushed))
+        if away or pushed:
+            waits(Waiting.of(failure.server, failure.message, pause))
+        await asyncio.sleep(pause)
 
+
+Progressing = Callable[[int, Waiting | None], None]
+"""Called with the number of groups that are left, and with what one of them waits for, if it does."""
 
 _REWARDS, _ROLLOUTS = "rewards", "rollouts"
 
@@ -216,12 +238,12 @@ class GroupStage:
         self._rewards = FloatTable()
         self._stale = False  # whether out.jsonl lacks known rewards
 
-    async def run(self, compare: Compare, on_progress: Callable[[int], None]) -> bool:
+    async def run(self, compare: Compare, on_progress: Progressing) -> bool:
         """Compare the groups that are not compared yet.
 
         Args:
             compare: compares a group.
-            on_progress: called with the number of groups that are left, whenever it changes.
+            on_progress: see `Progressing`.
 
         Returns:
             whether all groups are compared, and ``out.jsonl`` has their rewards.
@@ -276,23 +298,24 @@ class GroupStage:
     def _left(self) -> int:
         return sum(size != self._compared.get(task) for task, size in self._sizes.items())
 
-    async def _compare_all(
-        self, compare: Compare, file: RecordFile, on_progress: Callable[[int], None]
-    ) -> None:
+    async def _compare_all(self, compare: Compare, file: RecordFile, on_progress: Progressing) -> None:
+        def waits(waiting: Waiting) -> None:
+            on_progress(left, waiting)
+
         groups, left = self._groups(), self._left()
         pool: TaskPool[int, tuple[Group, UsageMeter]] = TaskPool()
         running, group = 0, await _next(groups)
         try:
-            on_progress(left)
+            on_progress(left, None)
             while running or (group is not None and not self._stopping):
                 while group is not None and running < self._options.concurrency and not self._stopping:
-                    pool.spawn(group.task_index, self._compare(group, compare))
+                    pool.spawn(group.task_index, self._compare(group, compare, waits))
                     running += 1
                     group = await _next(groups)
                 for _, task in await pool.wait(None):
                     running, left = running - 1, left - 1
                     self._settle(*task.result(), file)
-                on_progress(left)
+                on_progress(left, None)
         finally:
             groups.close()
             await pool.close()
@@ -302,7 +325,9 @@ class GroupStage:
         stopped = self._stop is not None and self._stop.is_set()
         return stopped or self.operator_error is not None or self._spending.exhausted is not None
 
-    async def _compare(self, group: Group, compare: Compare) -> tuple[Group, UsageMeter]:
+    async def _compare(
+        self, group: Group, compare: Compare, waits: Callable[[Waiting], None]
+    ) -> tuple[Group, UsageMeter]:
         used = UsageMeter()
 
         def spend(record: JSON) -> None:
@@ -310,7 +335,7 @@ class GroupStage:
             used.merge(record[USAGE_FIELD])
 
         try:
-            return await compared(group, compare, self._options, spend), used
+            return await compared(group, compare, self._options, spend, waits), used
         except OperatorError as error:
             self.operator_error = error
             return without_comparison(group, error), used

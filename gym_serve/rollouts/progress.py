@@ -29,7 +29,7 @@ def clock_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for, in which nothing runs.
+    """What a run waits for, in which nothing runs, or one of its comparisons.
 
     Attributes:
         server: the server of the graph that refuses, or is away; None if that is unknown.
@@ -42,6 +42,11 @@ class Waiting:
     reason: str
     seconds: float
     until: str
+
+    @classmethod
+    def of(cls, server: str | None, reason: str, seconds: float) -> Waiting:
+        """A wait that begins now."""
+        return cls(server, reason, seconds, clock_time(seconds))
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Progress:
             compared.
         stopping: the operator error that ends the run, once there is one: no further attempt starts.
         tokens: tokens that model calls have used, prompts and generations together.
-        waiting: what the run waits for, if nothing runs.
+        waiting: what the run waits for, if nothing runs, or what a comparison waits for.
     """
 
     total: int

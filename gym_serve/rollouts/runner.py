@@ -310,7 +310,8 @@ class RolloutRunner:
             failure = _failure(rollout)
             verdict = self.scheduler.finish(*key, time.monotonic(), failure)
             if failure is not None and verdict == "open":
-                rollout = failed_rollout(rollout, self._too_long(_told(rollout), failure.retry_after))
+                patience = self._options.patience
+                rollout = failed_rollout(rollout, too_long(*_told(rollout), failure.retry_after, patience))
             elif verdict in ("again", "retry"):
                 self._refused = _told(rollout)
             error = operator_error(rollout)
@@ -338,14 +339,7 @@ class RolloutRunner:
         if until is None:
             return None
         told = self._refused
-        return Waiting(told.server, told.detail, until - now, clock_time(until - now))
-
-    def _too_long(self, told: _Told, wait: float) -> WaitTooLong:
-        """The error of a rollout that would have to wait for too long."""
-        until = f"until {clock_time(wait)}" if wait else "and does not say until when"
-        longest = f"a run waits {self._options.patience:g} s at most (timeout)"
-        message = f"{told.server or 'a server'} takes no calls {until}, and {longest}: {told.detail}"
-        return WaitTooLong(message, server=told.server, stage=told.stage, retry_after=wait or None)
+        return Waiting.of(told.server, told.detail, until - now)
 
     @property
     def left_open(self) -> int:
@@ -498,6 +492,22 @@ def _failure(rollout: JSON) -> Failure | None:
         overloaded=kind == Overloaded.code or (found.retried and retry_after > 0),
         retry_after=retry_after,
     )
+
+
+def too_long(server: str | None, stage: str | None, detail: str, wait: float, patience: float) -> WaitTooLong:
+    """The error of what would have to wait for too long.
+
+    Args:
+        server: which refuses, or is away; None if that is unknown.
+        stage: in which it was asked.
+        detail: what it said.
+        wait: seconds that it asked for; 0 if it did not say.
+        patience: seconds for which a run waits.
+    """
+    until = f"until {clock_time(wait)}" if wait else "and does not say until when"
+    longest = f"a run waits {patience:g} s at most (timeout)"
+    message = f"{server or 'a server'} takes no calls {until}, and {longest}: {detail}"
+    return WaitTooLong(message, server=server, stage=stage, retry_after=wait or None)
 
 
 class _Told(NamedTuple):

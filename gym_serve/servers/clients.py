@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
+from msgspec.structs import replace
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from gym_serve.observe.tracing import span
-from gym_serve.servers.context import closing, current
+from gym_serve.servers.context import closing, current, use
 from gym_serve.servers.spans import describe_call
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_answer, record_failure, record_notes
@@ -33,6 +35,8 @@ from gym_serve.types.protocols import FINAL_EVENTS, check_completion, check_resp
 
 Kind = Literal["model", "resources", "agent"]
 
+_LATE_SECONDS = 60.0
+_closing: set[asyncio.Task[None]] = set()  # the loop itself holds no reference
 _METERED = frozenset({"v1/responses", "v1/chat/completions", "v1/messages", "pooling", "classify"})
 
 
@@ -240,10 +244,20 @@ class EnvironmentClient(Client):
     async def seed_session(self, row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
         """Open a session for a row.
 
+        A caller who stops waiting leaves no session open: the reply may be under way already, and a server of
+        another framework does not notice that its caller has left.
+
         Returns:
             the session's id, and the fields of the environment's answer.
         """
-        reply = await self.call("seed_session", row)
+        seeding = asyncio.ensure_future(self.call("seed_session", row))
+        try:
+            reply = await asyncio.shield(seeding)
+        except asyncio.CancelledError:
+            closing = asyncio.ensure_future(self._close_late(seeding))
+            _closing.add(closing)
+            closing.add_done_callback(_closing.discard)
+            raise
         fields = self.decode(reply)
         return reply.session, fields if isinstance(fields, dict) else {}
 
@@ -273,6 +287,13 @@ class EnvironmentClient(Client):
         """
         answer = await self.fetch("close_session", {}, session=session)
         merge_usage(answer.get(USAGE_FIELD) if isinstance(answer, dict) else None)
+
+    async def _close_late(self, seeding: asyncio.Future[Reply]) -> None:
+        """Close the session of a reply that nobody waits for, if it comes soon; else take the call back."""
+        with suppress(GymError, asyncio.TimeoutError), use(replace(current(), deadline=None)):
+            reply = await asyncio.wait_for(seeding, _LATE_SECONDS)
+            if reply.session is not None:
+                await self.close_session(reply.session)
 
     def _noted(self, notes: dict[str, Any]) -> None:
         record_notes(notes)

@@ -56,6 +56,7 @@ class History:
         self.items = [_readable_call(item) if _is_call(item) else item for item in items]
         self._most_calls = min(max(1, most_calls), _MOST_CALLS)
         self._ids = {str(item.get("call_id")) for item in items if _is_call(item)}
+        self._numbers: dict[str, int] = {}  # the last one of each id that was given twice
         self._left_out: set[Any] = set()  # ids of calls
         self._accepted = 0  # how many items the endpoint has taken
         self._written = 0  # how many of the others the model wrote
@@ -102,11 +103,12 @@ class History:
     def _identified(self, call: JSON) -> JSON:
         given = call.get("call_id")
         made = given if isinstance(given, str) and _ID.fullmatch(given) else f"call_{len(self._ids)}"
-        unique, number = made, 1
+        unique, number = made, self._numbers.get(made, 1)
         while unique in self._ids:
             number += 1
             unique = f"{made[:56]}_{number}"
         self._ids.add(unique)
+        self._numbers[made] = number
         return call if unique == given else {**call, "call_id": unique}
 
     def _sent(self, turn: list[JSON], calls: list[JSON], tools: Collection[str]) -> list[JSON]:

@@ -26,7 +26,7 @@ from typing_extensions import Self
 
 from gym_serve.rollouts.rows import read_rows
 from gym_serve.types.errors import InvalidRequest
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 Kind = Literal["full", "zero", "malformed", "other"]
 
@@ -91,11 +91,7 @@ def load_fixtures(path: str | Path) -> list[Fixture]:
             else:
                 fixtures.append(Fixture.model_validate(line))
         except ValidationError as error:
-            details = error.errors(include_url=False, include_input=False, include_context=False)
-            places = (".".join(map(str, detail["loc"])) or "the case" for detail in details)
-            problems += [
-                f"{where}: {place}: {detail['msg']}" for place, detail in zip(places, details, strict=True)
-            ]
+            problems += [f"{where}: {problem}" for problem in problems_of(error, "the case")]
     if problems:
         raise InvalidRequest("\n".join(problems))
     if not fixtures:

@@ -151,7 +151,21 @@ def parse(schema: TypeAdapter[Any], body: Any, what: str) -> Any:
     try:
         return schema.validate_python(body)
     except ValidationError as error:
-        problems = (
-            f"{'.'.join(map(str, e['loc'])) or what}: {e['msg']}" for e in error.errors(include_input=False)
-        )
-        raise InvalidRequest(f"invalid {what}: {'; '.join(problems)}") from None
+        raise InvalidRequest(f"invalid {what}: {'; '.join(problems_of(error, what))}") from None
+
+
+def problems_of(error: ValidationError, what: str) -> list[str]:
+    """What pydantic found, each after its place. Values are left out: they may be secret.
+
+    Args:
+        error: what it raised.
+        what: the place of a problem of the whole.
+    """
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [f"{'.'.join(map(str, one['loc'])) or what}: {in_our_words(one['msg'])}" for one in found]
+
+
+def in_our_words(message: str) -> str:
+    """A message of pydantic: a validator's own words alone, and "must be" for "Input should be"."""
+    message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return message.replace("Input should", "must", 1)

@@ -45,7 +45,14 @@ class App:
                 "message": "maximum context length is 8" if path in ("/long", "/room") else "no such field"
             }
         }
-        status = 200 if path == "/echo" or (path == "/room" and b"max_tokens" not in body) else 400
+        status = (
+            200 if path in {"/echo", "/events"} or (path == "/room" and b"max_tokens" not in body) else 400
+        )
+        if path == "/events":
+            events = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": events})
+            await send({"type": "http.response.body", "body": b"data: %b\n\ndata: [DONE]\n\n" % body})
+            return
         await send({"type": "http.response.start", "status": status, "headers": []})
         answer = body if status == 200 else json.dumps(refusal).encode()
         await send({"type": "http.response.body", "body": answer[:3], "more_body": True})
@@ -112,3 +119,26 @@ async def test_a_stream_that_breaks_off_and_one_that_is_refused() -> None:
     with pytest.raises(BadRequest, match="no such field"):
         await read("/refuse")
     assert await read("/long") == [Whole(None)]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"message": "This model's maximum context length is 8 tokens", "code": 400}, None),
+        (
+            {"message": "EngineCore encountered an issue", "type": "InternalServerError", "code": 500},
+            Unavailable,
+        ),
+        ({"message": "the grammar is wrong", "type": "BadRequestError", "code": 400}, BadRequest),
+    ],
+)
+async def test_an_error_inside_a_200_or_a_stream_means_what_it_says(said: Any, kind: Any) -> None:
+    app, body = InProcess(App()), {"error": said}
+    if kind is None:
+        assert await app.post("/echo", body) is None
+        assert [event async for event in app.stream("/events", body)] == [Whole(None)]
+        return
+    with pytest.raises(kind, match=said["message"]):
+        await app.post("/echo", body)
+    with pytest.raises(kind, match=said["message"]):
+        [event async for event in app.stream("/events", body)]

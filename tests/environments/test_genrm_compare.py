@@ -19,7 +19,7 @@ from gym_serve.environments.genrm_compare.scoring import (
     style_density,
 )
 from gym_serve.testing import ScriptedReplies
-from gym_serve.types.errors import GymError, InvalidRequest, Overloaded, VerifierFailed
+from gym_serve.types.errors import GymError, InvalidRequest, Overloaded
 
 DEFAULT = Scores(3.0, 3.0, 3.5)
 
@@ -133,7 +133,7 @@ async def test_a_model_that_gives_no_scores_is_asked_again() -> None:
 
 
 async def test_a_model_that_fails_is_no_tie() -> None:
-    with pytest.raises(VerifierFailed) as caught:
+    with pytest.raises(Overloaded) as caught:
         await compared(GenRM(failure=Overloaded("queue", retry_after=2.0)), group("a", "b"))
     assert caught.value.retry_after == 2.0
 

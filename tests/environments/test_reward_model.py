@@ -148,9 +148,9 @@ def test_what_the_model_is_shown() -> None:
 @pytest.mark.parametrize(
     ("failure", "error"),
     [
-        (web.Response(status=503), VerifierFailed),
-        (web.json_response({"data": "none"}), VerifierFailed),
-        (web.Response(text="no JSON"), VerifierFailed),
+        (web.Response(status=503), Unavailable),
+        (web.json_response({"data": "none"}), Unavailable),
+        (web.Response(text="no JSON"), Unavailable),
         (web.json_response({"error": {"message": "maximum context length"}}, status=400), VerifierFailed),
     ],
 )

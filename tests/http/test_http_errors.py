@@ -92,7 +92,7 @@ def test_a_wrong_name_gets_the_nearest_right_one(http: httpx.Client, failure: Fa
 def test_wrong_arguments_are_all_named_with_their_places(http: httpx.Client, failure: Failure) -> None:
     path, body, _, _ = BODIES["nested wrong type"]
     message = failure(http.post(path, content=body))["message"]
-    assert "order.lines.0.count: Input should be greater than or equal to 1" in message
+    assert "order.lines.0.count: must be greater than or equal to 1" in message
     assert "order.payment: Input tag 'cheque'" in message
 
 

@@ -86,7 +86,7 @@ async def test_the_majority_of_several_judges_counts(replies: tuple[Any, ...], l
 
 
 async def test_a_failed_vote_that_could_decide_is_a_failure() -> None:
-    with pytest.raises(VerifierFailed, match="busy"):
+    with pytest.raises(Overloaded, match="busy"):
         await judge_of(Voter(YES), Voter(NO), Voter(Overloaded("busy"))).ask({"it": "this"})
 
 
@@ -145,7 +145,7 @@ async def test_calls_are_counted_by_their_outcome(tmp_path: Path) -> None:
     judge = judge_of(Voter("no verdict", YES, Overloaded("busy")), calls=JudgeCalls(8, cache))
     for _ in range(3):
         await judge.ask({"it": "this"})
-    with pytest.raises(VerifierFailed):
+    with pytest.raises(Overloaded):
         await judge.ask({"it": "that"})
     cache.close()
     counted = {point.labels["outcome"]: point.value for point in JUDGE_CALLS.points()}
@@ -157,7 +157,7 @@ async def test_who_asks_the_same_at_the_same_time_waits_for_one_answer(tmp_path:
     voter = Voter("none", Overloaded("busy"), YES)
     judge = judge_of(voter, calls=JudgeCalls(8, cache))
     found = await asyncio.gather(*(judge.ask({"it": "this"}) for _ in range(8)), return_exceptions=True)
-    assert [isinstance(one, VerifierFailed) or one.label for one in found] == [None, True] + [YES] * 6
+    assert [isinstance(one, Overloaded) or one.label for one in found] == [None, True] + [YES] * 6
     assert (voter.calls, voter.most) == (3, 1)  # what is no verdict is no answer to others
     cache.close()
 

@@ -10,6 +10,7 @@ import pytest
 from support.rollouts import AT_ONCE, JSON, FakeAgent, row, rows
 
 from gym_serve.rollouts import Expansion, Group, GroupOptions, RunnerOptions, expand, groups, jobs_of
+from gym_serve.rollouts.scheduling import MAX_PROBES
 from gym_serve.servers.usage import UsageMeter
 from gym_serve.types.errors import BadRequest, Unavailable
 
@@ -108,7 +109,7 @@ async def test_compare_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([Unavailable("busy")] * 3, "compare failed: busy"),
+        ([Unavailable("busy")] * (3 + MAX_PROBES), "compare failed: busy"),
         ([BadRequest("no")], "compare failed: no"),
         ([{"rewards": [1, float("inf")]}] * 3, "of `compare` must be finite numbers, got"),
         ([{"rewards": [1, None]}] * 3, "of `compare` must be finite numbers, got"),

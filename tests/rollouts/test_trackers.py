@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -241,11 +241,17 @@ def _events(folder: Path) -> Iterator[Any]:
         content = content[16 + length :]
 
 
-def _missing(package: str) -> bool:
-    return importlib.util.find_spec(package) is None
+def needs(package: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Marks what `make interop` runs, in a venv of its own."""
+    missing = importlib.util.find_spec(package) is None
+
+    def marked(test: Callable[..., None]) -> Callable[..., None]:
+        return pytest.mark.interop(pytest.mark.skipif(missing, reason=f"needs the extra {package}")(test))
+
+    return marked
 
 
-@pytest.mark.skipif(_missing("mlflow"), reason="needs the extra mlflow")
+@needs("mlflow")
 @pytest.mark.filterwarnings("default")  # the libraries warn of their own code
 def test_mlflow_reads_the_run(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -265,7 +271,7 @@ def test_mlflow_reads_the_run(tmp_path: Path) -> None:
     assert {"config.json", "samples.json"} <= found
 
 
-@pytest.mark.skipif(_missing("wandb"), reason="needs the extra wandb")
+@needs("wandb")
 def test_wandb_keeps_the_run_offline(tmp_path: Path) -> None:
     collected("wandb", tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
     [run] = tmp_path.glob("wandb/offline-run-*")
@@ -279,7 +285,7 @@ def test_wandb_keeps_the_run_offline(tmp_path: Path) -> None:
     assert len(shown["data"]) == len(ROWS.read_text().splitlines())
 
 
-@pytest.mark.skipif(_missing("wandb"), reason="needs the extra wandb")
+@needs("wandb")
 @pytest.mark.filterwarnings("default")  # the libraries warn of their own code
 def test_wandb_joins_the_run_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -300,7 +306,7 @@ def test_wandb_joins_the_run_of_a_trainer(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(folder.glob("files/media/table/samples_*.table.json"))) == 1
 
 
-@pytest.mark.skipif(_missing("mlflow"), reason="needs the extra mlflow")
+@needs("mlflow")
 @pytest.mark.filterwarnings("default")  # the libraries warn of their own code
 def test_mlflow_makes_a_run_below_that_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", str(tmp_path / "artifacts"))

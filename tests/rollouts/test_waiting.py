@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.rollouts import JSON, FakeAgent, collection, read_jsonl, rows, scored
+from support.rollouts import JSON, FakeAgent, collection, read_jsonl, rows, scored, with_backend
 from support.upstream import ChatEndpoint
 from typer.testing import CliRunner
 
@@ -123,6 +124,46 @@ def test_the_line_of_a_run_that_waits() -> None:
     assert file.getvalue() == line
 
 
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(Overloaded(QUOTA, server="judge", retry_after=0.02), 9), (Unavailable(GONE, server="judge"), 8)],
+)
+async def test_a_comparison_waits_for_its_judge(
+    tmp_path: Path, count: int, error: GymError, times: int
+) -> None:
+    asked, seen = Counter[int](), list[Progress]()
+
+    async def compare(row: JSON, body: JSON, meter: Any) -> JSON:
+        asked[row["_ng_task_index"]] += 1
+        if asked[row["_ng_task_index"]] <= times:
+            raise error
+        return {"rewards": [0.5, 0.5]}
+
+    async def comparing() -> Any:
+        return compare
+
+    work = with_backend(collection(FakeAgent(), repeats=2), comparing=comparing)
+    report = await collect(rows(count), tmp_path / "out.jsonl", work, progress=seen.append)
+    assert (report.complete, report.progress.mean_reward) == (True, 0.5)
+    assert asked == dict.fromkeys(range(count), times + 1)
+    waiting = next(progress.waiting for progress in seen if progress.waiting)
+    assert (waiting.server, waiting.reason) == ("judge", error.message)
+
+
+async def test_a_comparison_that_would_wait_for_too_long_stays_open(tmp_path: Path) -> None:
+    async def compare(row: JSON, body: JSON, meter: Any) -> JSON:
+        raise Overloaded(QUOTA, server="judge", retry_after=86400.0)
+
+    async def comparing() -> Any:
+        return compare
+
+    work = with_backend(collection(FakeAgent(), repeats=2), comparing=comparing)
+    report = await collect(rows(1), tmp_path / "out.jsonl", work)
+    assert (report.complete, type(report.operator_error)) == (False, WaitTooLong)
+    assert str(report.operator_error).startswith("judge takes no calls until 2")
+
+
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
     with ChatEndpoint("The answer is \\boxed{A}.") as running:
@@ -130,17 +171,18 @@ def endpoint() -> Iterator[ChatEndpoint]:
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "reason"),
+    ("status", "wait", "reason"),
     [
-        (429, {"Retry-After": "86400"}, "HTTP 429: Too Many Requests"),
-        (503, {"Retry-After": "86400"}, "HTTP 503: Service Unavailable"),
+        (429, 86400, "HTTP 429: Too Many Requests"),
+        (503, 86400, "HTTP 503: Service Unavailable"),
+        (429, 61, "HTTP 429: Too Many Requests"),  # for which the model's own `timeout` has room
     ],
 )
 def test_the_command(
     endpoint: ChatEndpoint,
     tmp_path: Path,
     status: int,
-    headers: dict[str, str],
+    wait: int,
     reason: str,
 ) -> None:
     graph = {
@@ -152,13 +194,14 @@ def test_the_command(
     source = Path(__file__).parents[2] / "environments" / "mcqa" / "data" / "example.jsonl"
     out = tmp_path / "out.jsonl"
     asked = ["collect", str(tmp_path / "graph.yaml"), str(source), "-o", str(out), "--no-ray", "--limit", "8"]
-    endpoint.refuses, endpoint.refusal_headers = status, headers
+    asked += ["--timeout", "30"]
+    endpoint.refuses, endpoint.refusal_headers = status, {"Retry-After": str(wait)}
     stopped = CliRunner().invoke(main, [*asked, "--json"])
     assert stopped.exit_code == 5, stopped.output
     report = json.loads(stopped.stdout)
     assert report["rollouts"] == {"total": 8, "finished": 0, "scored": 0, "failed": 0, "earlier": 0}
     fault = report["fault"]
-    assert (fault["code"], fault["server"], fault["retry_after"]) == ("wait_too_long", "policy", 86400.0)
+    assert (fault["code"], fault["server"], fault["retry_after"]) == ("wait_too_long", "policy", wait)
     assert f"{endpoint.url}/chat/completions: {reason}" in fault["message"]
     assert f"Stopped: {fault['message']} (policy)" in stopped.stderr
     assert "8 rollouts remain." in stopped.stderr

@@ -201,9 +201,9 @@ def test_files_with_problems_name_every_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         load_fixtures(path)
     assert [line.removeprefix(f"{path}:") for line in caught.value.message.splitlines()] == [
-        "2: the case: Value error, either a reward or an error is expected",
+        "2: the case: either a reward or an error is expected",
         "3: rewrad: Extra inputs are not permitted",
-        "4: name: Input should be a valid string",
+        "4: name: must be a valid string",
         "4: row: Field required",
         "4: output: Field required",
         "5: not JSON: unexpected end of data at column 2",

@@ -12,7 +12,6 @@ from gym_serve.types.errors import (
 )
 from gym_serve.types.protocols import (
     ContextFull,
-    is_context_overflow,
     refusal,
     refusal_within,
     wait_of,
@@ -78,8 +77,8 @@ from gym_serve.types.protocols import (
 )
 def test_context_overflow_in_the_words_of_the_backends(text):
     for status in (400, 413, 422, 500):
-        assert is_context_overflow(status, text)
-    assert not is_context_overflow(404, text)
+        assert refusal("http://x", status, {}, text) is None
+    assert refusal("http://x", 404, {}, text) is not None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_context_overflow_in_the_words_of_the_backends(text):
     ],
 )
 def test_other_errors_are_no_overflow(text):
-    assert not is_context_overflow(400, text)
+    assert refusal("http://x", 400, {}, text) is not None
 
 
 @pytest.mark.parametrize(("status", "body", "error"), REFUSALS, ids=lambda value: str(value)[:70])

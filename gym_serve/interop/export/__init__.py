@@ -33,7 +33,7 @@ from gym_serve.interop.export.token_data import nemo_rl_record, verl_records, ve
 from gym_serve.interop.export.traces import atif_trajectory, verifiers_episode
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.errors import BadRequest, Conflict, InvalidRequest
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, in_our_words
 
 __all__ = ["FORMATS", "Dropped", "ExportReport", "Exporter", "NotExportable", "Rollout", "export"]
 
@@ -73,7 +73,7 @@ class Exporter:
             try:
                 checked[name] = TypeAdapter(types[name]).validate_python(value)
             except ValidationError as error:
-                problem = error.errors()[0]["msg"].replace("Input should", "must")
+                problem = in_our_words(error.errors()[0]["msg"])
                 raise InvalidRequest(f"option {name} {problem}, got {value!r}") from None
         return checked
 

@@ -32,6 +32,7 @@ from yarl import URL
 from gym_serve.servers.clients import Client
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import GraphError, NotFound, Rejected
+from gym_serve.types.requests import problems_of
 
 
 class ServerAnswer:
@@ -135,9 +136,9 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
         )
         return cls(config=config, server_client=_client(servers))
     except ValidationError as error:  # its own words would quote the settings, secrets too
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        problems = [f"{'.'.join(map(str, ('config', *e['loc'])))}: {path}: {e['msg']}" for e in found]
-        raise GraphError(problems) from None
+        raise GraphError(
+            [f"config.{problem} ({path})" for problem in problems_of(error, "settings")]
+        ) from None
     except Exception as error:
         raise GraphError(f"config: {path}: {type(error).__name__}: {error}") from error
 

@@ -36,7 +36,7 @@ from gym_serve.types.errors import (
     ToolFailed,
     Unavailable,
 )
-from gym_serve.types.requests import JSON
+from gym_serve.types.requests import JSON, problems_of
 
 
 class Outcome(NamedTuple):
@@ -152,10 +152,7 @@ class LocalInstance(Instance):
         try:
             typed = self._classes.serialization.deserialize_action(action, self._classes.action)
         except ValidationError as error:
-            problems = (
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
-            )
-            raise InvalidRequest("; ".join(problems)) from None
+            raise InvalidRequest("; ".join(problems_of(error, "action"))) from None
         try:
             observation = await self._run("step", typed)
         except Exception as error:

@@ -40,7 +40,6 @@ from gym_serve.types.protocols.messages import (
 )
 from gym_serve.types.protocols.refusals import (
     ContextFull,
-    is_context_overflow,
     refusal,
     refusal_within,
     wait_of,
@@ -97,7 +96,6 @@ __all__ = [
     "inline_audio",
     "input_form",
     "is_answer",
-    "is_context_overflow",
     "item_events",
     "message_events",
     "message_item",

@@ -310,16 +310,6 @@ def _error_in(said: Mapping[str, Any]) -> Any:
     return (first.get("error") or None) if isinstance(first, dict) else None
 
 
-def is_context_overflow(status: int, body_text: str) -> bool:
-    """Whether a backend's error says that the prompt (with the tokens to produce) does not fit.
-
-    Args:
-        status: HTTP status of the answer.
-        body_text: its body, whatever its form.
-    """
-    return status in _OVERFLOW_STATUSES and _is_overflow(_read(body_text))
-
-
 def _is_overflow(body: Any) -> bool:
     return any(
         said in _OVERFLOW_CODES or _STATED.search(said[:_LENGTH].lower()) is not None
