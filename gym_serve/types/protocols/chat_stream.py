@@ -232,7 +232,8 @@ def _whole(choice: JSON, waiting: Pieces) -> JSON:
             parts.insert(len(parts) if is_new else 0, {"index": text, "function": {"arguments": piece}})
     if parts:
         whole["tool_calls"] = parts
-    return mended({**choice, "delta": whole})  # its log probabilities too
+    made: JSON = mended({**choice, "delta": whole})  # its log probabilities too
+    return made
 
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:
