@@ -153,6 +153,7 @@ CASES: dict[str, Case] = {
         calls=False,
     ),
     "reasoning_gym": Case({"num_processes": 2, "score_timeout_seconds": 0.5}, num_examples=1, calls=False),
+    "reward_model": Case({"conversation": "episode"}),
     "string_match": Case(
         rows=[
             {"expected_answer": "42", "extraction_mode": mode}
