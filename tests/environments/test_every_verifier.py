@@ -375,7 +375,6 @@ STATEFUL = {
     "multi_step_synonyms": "test_multi_step_synonyms.py",
     "session_counter": "test_session_counter.py",
     "simple_weather": "test_simple_weather.py",
-    "workplace_assistant": "test_workplace_assistant.py",
 }
 """Environments whose reward is for what the tools did in the session."""
 
