@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 def parse_scores(text: str, default: Scores) -> Scores | None:
     """The scores in ``text``: a JSON object with ``score_1``, ``score_2`` or ``ranking``.
 
-    It may stand among prose, and within an object under ``overall``. Of those with most of the keys the last one
+    It may stand among prose, and within an object under ``overall``. Of those with most keys the last one
     counts, fenced or not: our prompt asks to end with it, and a judge may quote others from the responses.
     Scores beyond the scale become its nearest end.
 
