@@ -2,6 +2,7 @@
 
     read_events        server-sent events, decoded as they arrive
     joined             the chunks of a chat stream, and then the completion that they add up to
+    whole_events       the events of a Responses stream, without halves of surrogate pairs
     chat_stream        what `ModelServer.stream_chat` yields
     response_stream    what `ModelServer.stream_responses` yields
 
@@ -21,11 +22,12 @@ from typing import Any, NamedTuple
 
 from gym_serve.servers.context import closing
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.exact import lenient_json, mended
+from gym_serve.types.exact import Pieces, lenient_json, mended
 from gym_serve.types.protocols import ChunkJoiner, ResponseStream, chat_chunks
 from gym_serve.types.requests import JSON
 
 _DONE = b"[DONE]"
+_TEXT_OF_A_DELTA = ("type", "item_id", "output_index", "content_index", "summary_index")
 _MAX_EVENT = 16 * 2**20  # bytes; one event can hold a whole answer with its tokens
 
 
@@ -101,6 +103,27 @@ async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, Non
                 return
             yield joiner.add(event)
     yield Whole(mended(joiner.completion()))
+
+
+async def whole_events(events: AsyncIterator[JSON]) -> AsyncGenerator[JSON, None]:
+    """The events of a Responses stream, numbered from 0; deltas are `Pieces`, other texts `mended`."""
+    waiting, number = Pieces(), 0
+    last: JSON = {}
+    async with closing(events):
+        async for event in events:
+            piece = event.get("delta")
+            if not isinstance(piece, str):
+                whole = [*({**last, "delta": more} for _, more in waiting.add(None, "")), mended(event)]
+            elif not piece or waiting.are_whole(piece):
+                whole = [event]
+            else:
+                text = [event.get(key) for key in _TEXT_OF_A_DELTA]
+                ready = waiting.add(text, piece)
+                whole = [{**(event if of == text else last), "delta": more} for of, more in ready]
+                last = event
+            for one in whole:
+                yield {**one, "sequence_number": number}
+                number += 1
 
 
 async def chat_stream(

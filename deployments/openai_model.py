@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gym_serve.deployments.chat_streams import Whole, chat_stream, joined
+from gym_serve.deployments.chat_streams import Whole, chat_stream, joined, whole_events
 from gym_serve.deployments.endpoints import EndpointConfig, Urls
 from gym_serve.deployments.http_client import HeaderSecret
 from gym_serve.deployments.upstream import UpstreamModel
@@ -55,6 +55,11 @@ class OpenAIModel(UpstreamModel):
         return self._response(body, await self._post("/responses", body), metadata)
 
     async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
+        async with closing(whole_events(self._events(body))) as events:
+            async for event in events:
+                yield event
+
+    async def _events(self, body: JSON) -> AsyncGenerator[JSON, None]:
         body, metadata = {**body, "input": _openai_input(body.get("input"))}, self.metadata()
         last: Any = None
         async with closing(self._stream("/responses", body)) as events:

@@ -22,6 +22,7 @@ from typing_extensions import Self
 from gym_serve.judging import (
     Ballot,
     JudgeSettings,
+    ask_within,
     both_orders,
     check_fields,
     dissent,
@@ -170,31 +171,29 @@ class EquivalenceLlmJudge(ResourcesServer):
         pattern = None if long else own or config.response_extract_regex
         answer = await asyncio.to_thread(last_match, text, pattern) or config.msg_extraction_failure
 
-        async def ask(first: str, second: str) -> Ballot:
-            return await self._ask(question, first, second)
-
         equal = config.judge_equal_label
-        if long or not config.check_twice_swap:
-            ballots = [await ask(expected, answer)]
-        else:
-            ballots = await both_orders(ask, expected, answer, equal)
+        judge = config.label_judge(self._calls)
+
+        async def ask(first: str, second: str) -> Ballot:
+            fields = {"question": question, "expected_answer": first, "generated_answer": second}
+            return await judge.ask(fields)
+
+        async def compare(generated: str, *, twice: bool) -> list[Ballot]:
+            async def within(chars: int) -> list[Ballot]:
+                texts = config.shown(expected, MAX_ANSWER_CHARS), config.shown(generated, chars)
+                return await both_orders(ask, *texts, equal) if twice else [await ask(*texts)]
+
+            return await ask_within(within, MAX_ANSWER_CHARS)
+
+        ballots = await compare(answer, twice=not long and config.check_twice_swap)
         if ballots[0].label == equal:
             both = all(ballot.label == equal for ballot in ballots)
             return (1.0 if both else config.reward_if_swap_fails), ballots
         if long or not own or not config.check_full_generation_on_fail:
             return 0.0, ballots
-        whole = await ask(expected, text or config.msg_extraction_failure)
-        reward = config.reward_if_full_generation_succeeds if whole.label == equal else 0.0
-        return reward, [*ballots, whole]
-
-    async def _ask(self, question: str, expected: str, generated: str) -> Ballot:
-        return await self.config.label_judge(self._calls).ask(
-            {
-                "question": question,
-                "expected_answer": self.config.shown(expected, MAX_ANSWER_CHARS),
-                "generated_answer": self.config.shown(generated, MAX_ANSWER_CHARS),
-            }
-        )
+        whole = await compare(text or config.msg_extraction_failure, twice=False)
+        reward = config.reward_if_full_generation_succeeds if whole[0].label == equal else 0.0
+        return reward, [*ballots, *whole]
 
 
 _SEARCH_SECONDS = 1.0

@@ -30,7 +30,7 @@ from gym_serve.environments.genrm_compare.scoring import (
     shortest_bonus,
     style_density,
 )
-from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
+from gym_serve.judging import Answer, CacheSettings, JudgeCalls, ask_within, open_cache
 from gym_serve.servers import CompareRequest, ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.servers import Comparison as GroupRewards
 from gym_serve.types.requests import JSON
@@ -147,29 +147,30 @@ class GenrmCompare(ResourcesServer):
         config = self.config
         principle = (request.principle or config.default_principle) if config.use_principle else None
         responses = request.response_objs
-        body = comparison_request(
-            config.genrm_responses_create_params,
-            request.conversation_history,
-            (self._shown(responses[first]), self._shown(responses[second])),
-            principle=principle,
-            message_format=config.message_format,
-        )
         default = Scores(config.default_score, config.default_score, config.default_ranking)
-        for _ in range(1 + config.genrm_parse_retries):
+
+        async def ask(chars: int) -> Answer[Scores]:
+            body = comparison_request(
+                config.genrm_responses_create_params,
+                request.conversation_history,
+                (_shown(responses[first], chars), _shown(responses[second], chars)),
+                principle=principle,
+                message_format=config.message_format,
+            )
             async with slots:
-                answer = await self._calls.ask(
+                return await self._calls.ask(
                     config.genrm,
                     body,
                     lambda completion: parse_scores(_text_of(completion), default),
                     protocol="chat_completions",
                     vote=judge,
                 )
+
+        for _ in range(1 + config.genrm_parse_retries):
+            answer = await ask_within(ask, config.max_answer_chars)
             if answer.verdict is not None:
                 return Comparison(first, second, judge, answer.verdict, parsed=True)
         return Comparison(first, second, judge, default, parsed=False)
-
-    def _shown(self, response: Response) -> str:
-        return answer_of(response)[: self.config.max_answer_chars].strip() or "None"
 
     def _adjusted(self, rewards: list[float], responses: list[Response]) -> list[float]:
         config = self.config
@@ -185,6 +186,10 @@ class GenrmCompare(ResourcesServer):
         ):
             rewards = _sums(rewards, [weight * coefficient for weight in relative_weights(values)])
         return rewards
+
+
+def _shown(response: Response, chars: int) -> str:
+    return answer_of(response)[:chars].strip() or "None"
 
 
 def _text_of(completion: JSON) -> str:

@@ -41,9 +41,9 @@ class Scores(NamedTuple):
 def parse_scores(text: str, default: Scores) -> Scores | None:
     """The scores in ``text``: a JSON object with ``score_1``, ``score_2`` or ``ranking``.
 
-    It may stand among prose, and within an object under ``overall``. The last one counts, fenced or not: our
-    prompt asks to end with it, and a judge may quote others from the responses. Scores beyond the scale
-    become its nearest end.
+    It may stand among prose, and within an object under ``overall``. Of those with most keys the last one
+    counts, fenced or not: our prompt asks to end with it, and a judge may quote others from the responses.
+    Scores beyond the scale become its nearest end.
 
     Args:
         text: the model's text.
@@ -54,7 +54,7 @@ def parse_scores(text: str, default: Scores) -> Scores | None:
     """
     overall = (value.get("overall", value) for value in json_objects(text))
     scored = (value for value in overall if isinstance(value, dict) and value.keys() & _SCALES.keys())
-    last = next(scored, None)
+    last = max(scored, key=lambda value: len(value.keys() & _SCALES.keys()), default=None)
     return None if last is None else _scores(last, default)
 
 

@@ -26,7 +26,9 @@ from gym_serve.grading import (
     why_unequal,
 )
 from gym_serve.judging import (
+    Ballot,
     JudgeSettings,
+    ask_within,
     both_orders,
     check_fields,
     whole_text,
@@ -180,13 +182,13 @@ class MathWithJudge(ResourcesServer):
         """Whether the judge finds two answers equal in both orders, and the calls that it took."""
         equal = self.config.judge_equal_label
         judge = self.config.label_judge(self._calls, whole_text)
-        ballots = await both_orders(
-            lambda first, second: judge.ask(
-                {"question": question, "first_answer": first, "second_answer": second}
-            ),
-            expected,
-            self.config.shown(answer, MAX_ANSWER_CHARS),
-            equal,
+
+        async def ask(first: str, second: str) -> Ballot:
+            return await judge.ask({"question": question, "first_answer": first, "second_answer": second})
+
+        ballots = await ask_within(
+            lambda chars: both_orders(ask, expected, self.config.shown(answer, chars), equal),
+            MAX_ANSWER_CHARS,
         )
         calls = [
             {"responses_create_params": vote.request, "response": vote.response}

@@ -106,7 +106,7 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
         mode: where the answer stands and what it may look like:
 
             - ``strict_single_letter_boxed``: a capital in the last ``\boxed{}``, alone or as the
-              label of an option (``E: ...``);
+              label of an option (``E: ...``), or with its text in brackets;
             - ``lenient_boxed``: the same, else the one option whose text the last box contains;
             - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter
               of an option, also within a sentence, or the text of an option;
@@ -115,11 +115,10 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
     Returns:
         an upper-case letter of ``choices``, or None.
     """
-    letters = {letter for letter, _ in choices}
     if mode == "strict_single_letter_boxed":
-        return _boxed_letter(text, letters)
+        return _boxed_letter(text, choices)
     if mode == "lenient_boxed":
-        return _boxed_letter(text, letters) or _boxed_option(text, choices)
+        return _boxed_letter(text, choices) or _boxed_option(text, choices)
     if mode == "lenient_answer_colon":
         return _answer_line(text, choices, texts=True)
     return _answer_line(text, choices, texts=False)
@@ -137,12 +136,20 @@ def latin_letters(text: str) -> str:
     return text.translate(_LATIN)
 
 
+_SPELLING = re.compile(r"\\(?=[%$])|(?<=\d)\{?,\}?(?=\d{3}(?!\d))")
+"""What does not change a number: ``10\\%``, ``1,000``."""
+
+
 def _fold(text: str) -> str:
-    return " ".join(text.lower().split())
+    return " ".join(_SPELLING.sub("", text.lower()).split())
 
 
-def _boxed_letter(text: str, letters: set[str]) -> str | None:
+def _boxed_letter(text: str, choices: Choices) -> str | None:
+    letters = {letter for letter, _ in choices}
     content = _IN_FRONT.sub("", _without_fonts(bare_answer(latin_letters(last_box(text) or "")))).strip()
+    for letter, option in choices:
+        if content.startswith(letter) and _fold(content[1:]) == f"({_fold(option)})":
+            return letter
     match = _LONE_LETTER.fullmatch(content) or _LABEL.match(content)
     if match is None or match[1] not in letters or _labels_another(content, match, letters):
         return None

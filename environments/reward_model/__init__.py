@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging import CacheSettings, JudgeCalls, open_cache
+from gym_serve.judging import Answer, CacheSettings, JudgeCalls, JudgeRefused, ask_within, open_cache
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
-from gym_serve.types.errors import VerifierFailed
+from gym_serve.types.errors import BadRequest, VerifierFailed
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, Response, input_items
 
@@ -40,25 +40,26 @@ class Score(NamedTuple):
     label: str | None
 
 
-def conversation_of(params: JSON, output: list[JSON], conversation: Conversation) -> list[JSON]:
+def conversation_of(
+    params: JSON, output: list[JSON], conversation: Conversation, chars: int | None = None
+) -> list[JSON]:
     """The chat messages to score. Reasoning is left out: reward models have not learned from it.
 
     Args:
         params: Responses body of the row.
         output: items of the response.
         conversation: how much of them is shown.
+        chars: show only so many characters, of the last message; None for all of it.
 
     Raises:
         BadRequest: they hold something that a chat cannot.
     """
     items = input_items(params.get("input") or [])
-    body = {
-        "input": items if conversation == "answer" else [*items, *output],
-        "instructions": params.get("instructions"),
-    }
+    last_alone = conversation == "answer" or chars is not None
+    body = {"input": items if last_alone else [*items, *output], "instructions": params.get("instructions")}
     chat: list[JSON] = responses_to_chat(body, reasoning="drop")["messages"]
-    if conversation == "answer":
-        chat.append({"role": "assistant", "content": Response(output=output).last_text})
+    if last_alone:
+        chat.append({"role": "assistant", "content": Response(output=output).last_text[:chars]})
     return chat
 
 
@@ -156,15 +157,24 @@ class RewardModel(ResourcesServer):
             BadRequest: the conversation has something that a chat cannot hold.
         """
         config = self.config
-        messages = conversation_of(
-            request.responses_create_params, request.response.output, config.conversation
-        )
-        answer = await self._calls.ask(
-            config.reward_model,
-            scoring_request(messages, config.head, sigmoid=config.sigmoid),
-            lambda answer: read_score(answer, config.head, config.class_index),
-            protocol="pooling" if config.head == "scalar" else "classify",
-        )
+        params, output = request.responses_create_params, request.response.output
+        size = len(str(output))
+
+        async def ask(chars: int) -> Answer[Score]:
+            try:
+                shown = conversation_of(params, output, config.conversation, None if chars == size else chars)
+            except BadRequest as error:
+                if chars:
+                    raise JudgeRefused(error.message) from None
+                raise
+            return await self._calls.ask(
+                config.reward_model,
+                scoring_request(shown, config.head, sigmoid=config.sigmoid),
+                lambda answer: read_score(answer, config.head, config.class_index),
+                protocol="pooling" if config.head == "scalar" else "classify",
+            )
+
+        answer = await ask_within(ask, size)
         assert answer.verdict is not None  # `read_score` gives one, or raises
         score: Score = answer.verdict
         reward = config.offset + config.scale * score.value

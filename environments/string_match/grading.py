@@ -77,6 +77,7 @@ _MAX_NUMBER = 1000  # characters; what is longer is compared as text only
 _MAX_FACTOR, _MAX_MORE = 10, 10_000
 _COMMAND = re.compile(r"\\(?:boxed|text(?:bf|it|tt)?|math(?:rm|bf|it|sf|bb|cal)|emph|url)\{|[{}]")
 _DELIMITER = re.compile(r"\\[()\[\]]|\$")
+_SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z]))")
 _MONEY_OR_PERCENT = re.compile(r"\\?[%$£€]")
 _GROUP_SEPARATOR = re.compile(r"(\d),(\d{3})(?!\d)")
 _LATEX_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d)")  # 1{,}234 and 1\,234
@@ -152,7 +153,7 @@ def _ungrouped(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    text = _DELIMITER.sub("", without_commands(text, _COMMAND))
+    text = _SPACE.sub(" ", _DELIMITER.sub("", without_commands(text, _COMMAND)))
     return " ".join(text.split())
 
 

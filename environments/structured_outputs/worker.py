@@ -51,11 +51,17 @@ _MAX_DIGITS = 4_300  # Python refuses to print more
 _MAX_BITS = int(_MAX_DIGITS * math.log2(10))
 _MAX_ALIASES = 10  # a document of n aliases can grow by e^(n/e) when it is expanded
 
-_YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unparsable(ValueError):
     """The text is not a document of its format, or is too large."""
+
+
+class _YamlLoader(_SafeLoader):  # type: ignore[misc]
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        _check_keys([(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return super().construct_mapping(node, deep)
 
 
 def parse_text(text: str, format_: Format) -> Any:
@@ -82,7 +88,17 @@ def parse_text(text: str, format_: Format) -> Any:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_number)
+    return json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _check_keys([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _check_keys(keys: list[Any]) -> None:
+    if len(set(keys)) < len(keys):
+        raise Unparsable("a key stands twice in an object")
 
 
 def _no_number(name: str) -> Any:
@@ -113,6 +129,7 @@ def _xml(text: str) -> Any:
 
 def _csv(text: str) -> list[dict[str, str]]:
     header, *rows = filter(None, csv.reader(io.StringIO(text)))
+    _check_keys(header)
     # A field without a column gets a name, so that the validator sees it; one that lacks is missing.
     names = header + [
         f"column {number}" for number in range(len(header) + 1, max(map(len, rows), default=0) + 1)

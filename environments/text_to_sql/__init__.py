@@ -20,6 +20,7 @@ from gym_serve.grading import ending, excerpt, replace_surrogates
 from gym_serve.judging import (
     Ballot,
     JudgeSettings,
+    ask_within,
     both_orders,
     check_fields,
     dissent,
@@ -213,23 +214,20 @@ class TextToSql(ResourcesServer):
         return await self._runner.check(request.sql_context, request.sql, query)
 
     async def _ballots(self, request: SqlRequest, query: str) -> list[Ballot]:
+        config = self.config
+        judge = config.label_judge(self._calls, whole_text)
+        row = {key: getattr(request, key) for key in ("sql_dialect", "sql_context", "sql_prompt")}
+
         async def ask(first: str, second: str) -> Ballot:
-            return await self._ask(request, first, second)
+            return await judge.ask({"first_answer": first, "second_answer": second, **row})
 
-        if self.config.check_twice_swap:
-            return await both_orders(ask, request.sql, query, self.config.judge_equal_label)
-        return [await ask(request.sql, query)]
+        async def within(chars: int) -> list[Ballot]:
+            texts = config.shown(request.sql, MAX_QUERY_CHARS), config.shown(query, chars)
+            if config.check_twice_swap:
+                return await both_orders(ask, *texts, config.judge_equal_label)
+            return [await ask(*texts)]
 
-    async def _ask(self, request: SqlRequest, first: str, second: str) -> Ballot:
-        return await self.config.label_judge(self._calls, whole_text).ask(
-            {
-                "first_answer": self.config.shown(first, MAX_QUERY_CHARS),
-                "second_answer": self.config.shown(second, MAX_QUERY_CHARS),
-                "sql_dialect": request.sql_dialect,
-                "sql_context": request.sql_context,
-                "sql_prompt": request.sql_prompt,
-            }
-        )
+        return await ask_within(within, MAX_QUERY_CHARS)
 
     def _verdict(
         self,

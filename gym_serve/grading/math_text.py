@@ -165,7 +165,8 @@ _BOUND = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(
-    r"[^\w.]*\s(?:or|to|maybe|perhaps|possibly)\b[\w\s,]{0,30}[^\w]{0,4}(?=\d)", re.IGNORECASE
+    r"(?:\s?[A-Za-z]{1,12})?[^\w.]*\s(?:or|to|maybe|perhaps|possibly)\b[\w\s,]{0,30}[^\w]{0,4}(?=\d)",
+    re.IGNORECASE,
 )
 _RANGE = re.compile(r"\bbetween\s\S{1,40}\s{1,9}and\s{1,9}\W{0,4}$", re.IGNORECASE)
 _REFUSED = re.compile(r"[^\w.]*\sis(?:n['’]t| not| wrong| false| incorrect)\b", re.IGNORECASE)
@@ -304,7 +305,15 @@ _COMMA = re.compile(
 )
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*10\s*\^")
 _MIXED = re.compile(r"(?<![\w.,/^}])(\d{1,30})\s+(\d{1,30})\s*/\s*(\d{1,30})(?![\w/]|[.,]\d)")
-_BASED = re.compile(r"(?<![\w.}\\])(\d[0-9A-Fa-f]*)_\s*(?:\{\s*(\d+)\s*\}|(\d+))(?![\w^])")
+_RECURRING = re.compile(r"(?<![\w.\\}])(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\s?\{(\d{1,30})\}(?!\w)")
+_BASED = re.compile(
+    r"(?<![\w.}\\])(\((?=\w+\)))?(\d[0-9A-Fa-f]*)(?(1)\))\s?"
+    r"(_\s?(?:\{(?:[^{}]|\{[^{}]{1,12}\}){1,40}\}|\d{1,3})"
+    r"|\s?(?:\\text\s?\{\s?)?(?:in\s)?base\s?\}?\s?\{?\w{1,7}\}?)(?![\w^])"
+)
+_BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
+_BASES = {name: base for base, name in enumerate(re.findall(r"\w+", _BASE_NAMES), 2)} | {"sixteen": 16}
+_MODULUS = re.compile(r"\(?\\b?mod(?![a-z])\s?\{?(\w{1,9})\}?\)?")
 _RELATION = re.compile(
     r"(\\(?:neq?|le|leq|leqslant|ge|geq|geqslant|lt|gt|not\s?=|approx|sim|simeq|equiv|gtrsim|lesssim)(?![A-Za-z])|!=|[<>]=?|=)\s*"
 )
@@ -314,11 +323,12 @@ _RELATIONS = {
     r"\approx": "", r"\sim": "", r"\simeq": "",
 }  # fmt: skip
 
+_RESIDUE = re.compile(r"^[A-Za-z]\\equiv(?=-?\d+\\pmod)")
 _UNREAD = re.compile(
     r"\\(?:not(?!\s?=)|neg|lnot|notin|n(?:less|gtr|[lg]eq(?:q|slant)?|cong|sim|prec|succ|mid|parallel|sub|sup)[a-z]*"
     r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
     r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
-    r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$"
+    r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$|\\pmod(?![A-Za-z])|(?<![\w^.])\d+\)?\s?_"
 )
 """What math-verify drops, though it changes the answer."""
 
@@ -345,7 +355,23 @@ _PLAIN_UNIT = re.compile(
     r"(?<=[\d)}.])(\s*)((?:[A-Za-z]{1,20}\.?(?:\s[A-Za-z]{1,20}){0,3})(?:\s?/\s?[A-Za-z]{1,12})?)"
     r"((?:\^\{?[-\d]{1,3}\}?)?)\.?$"
 )
-_COMPOUND = re.compile(r"\d[\d.]{0,20}\s?[A-Za-z]{1,12}(?:,?\s(?:and\s)?\d[\d.]{0,20}\s?[A-Za-z]{1,12}){1,4}")
+_SIZES = """
+s 1 min 60 h 3600 day 86400 week 604800; mm 1 cm 10 dm 100 m 1000 km 1000000; in 1 ft 12 yd 36 mi 63360;
+mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 $ 100
+"""
+_SCALES = {
+    unit: (group.split()[0], int(size))
+    for group in _SIZES.split(";")
+    for unit, size in re.findall(r"(\S+) (\d+)", group)
+}
+"""Of a unit: the smallest one of its kind, and how many of those it is."""
+_AMOUNT = r"\d{1,20}(?:\.\d{1,20})?\s?[A-Za-z]{1,12}\b"
+_NUMBER_END = re.compile(r"\d$|\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}$")
+_COMPOUND = re.compile(rf"{_AMOUNT}(?:,?\s(?:and\s)?{_AMOUNT}){{1,4}}")
+_QUANTITY = re.compile(
+    rf"(?<![^\s(*])(?<![-+*/^]\s)-?(?:{_COMPOUND.pattern}|\d{{1,20}}(?:\.\d{{1,20}})?\s?[A-Za-z]{{3,12}}\b"
+    r"|\d{1,2}(?::\d\d)?\s?[AaPp]\.?\s?[Mm]\b)"
+)
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
@@ -385,9 +411,15 @@ def read(content: str, *, single: bool = False) -> Reading:
         content = _COMMA.sub(r"\1.\2", _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), content))
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
     flat = " ".join(_TEXT_COMMAND.sub(r" \2 ", text).split())
-    bare = re.sub(r",|\band ", "", flat)
-    if _COMPOUND.fullmatch(flat) and all(unit in _UNITS for unit in re.findall("[A-Za-z]+", bare)):
-        text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
+    if _COMPOUND.fullmatch(flat):
+        bare = re.sub(r",|\band ", "", flat)
+        amounts = [
+            (number, _UNITS.get(unit, "")) for number, unit in re.findall(r"([\d.]+)\s?([A-Za-z]+)", bare)
+        ]
+        if total := _total(amounts):
+            return total
+        if all(unit for _, unit in amounts):
+            text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
     text, words = _marked(text)
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
@@ -399,13 +431,38 @@ def read(content: str, *, single: bool = False) -> Reading:
         return Reading(relation, ('"' + _folded(text),), "")
     if _UNREAD.search(text):
         whole = _WORD.sub(lambda m: f" {words[int(m[1])]} ", text)
-        return Reading(relation, (f'"{_code("".join(whole.split()))}',), "")
+        whole = _RESIDUE.sub("", re.sub(r"(?<!\\)\{(\w+)\}", r"\1", "".join(whole.split())))
+        return Reading(relation, (f'"{_code(whole)}',), "")
     text, unit = _without_unit(text, words)
+    if unit in ("am", "pm"):
+        text = re.sub(r"^\s*(\d{1,2})\s*$", r"\1:00", text)
     if _TRIGONOMETRY.search(text):
         text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
     if _PLUS_MINUS.match(text):
         text = ", ".join(map(_both_signs, text.split(",")))
     return Reading(relation, _parts(text, words), unit)
+
+
+def _total(amounts: list[tuple[str, str]]) -> Reading | None:
+    """Amounts in ever smaller units of one kind as one amount: 2 hours 30 minutes."""
+    scales = [_SCALES.get(unit, ("", 0)) for _, unit in amounts]
+    sizes = [size for _, size in scales]
+    if len({group for group, _ in scales}) > 1 or 0 in sizes or sizes != sorted(set(sizes), reverse=True):
+        return None
+    total = sum(Decimal(number) * size for (number, _), size in zip(amounts, sizes, strict=True))
+    return Reading("", (format(total, "f"),), scales[0][0])
+
+
+def _in_one_unit(gold: Reading, answer: Reading) -> tuple[Reading, Reading]:
+    """Two amounts in the smallest unit of their kind, if they are in two units of it."""
+    (kind, size), (other, scale) = (_SCALES.get(reading.unit, ("", 1)) for reading in (gold, answer))
+    parts = "".join(gold.parts + answer.parts)
+    if size == scale or kind != other or re.search(r"[,;=<>&\"]", parts):
+        return gold, answer
+    return tuple(  # type: ignore[return-value]
+        reading._replace(parts=(rf"({''.join(reading.parts)}) \cdot {factor}",), unit=kind)
+        for reading, factor in ((gold, size), (answer, scale))
+    )
 
 
 def _both_signs(term: str) -> str:
@@ -431,17 +488,30 @@ def ask(gold: str, answer: str) -> Question:
     if written is None:
         if wanted.relation or len(wanted.parts) != 1 or wanted.parts[0].startswith('"'):
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
-        if _is_hedged(answer):
+        if _is_hedged(_COMPOUND.sub("0", answer)):
             return Question([], None, "it is denied, a bound, or one of several")
-        return Question([(_boxed(wanted.parts[0]), spelled_prose(plain_numerals(answer)))], None, None)
+        prose = spelled_prose(plain_numerals(answer))
+        written = _last_quantity(prose)
+        if written is None:
+            return Question([(_boxed(wanted.parts[0]), prose)], None, None)
     if len(written) > MAX_ANSWER:
         return Question([], written, f"it is longer than {MAX_ANSWER} characters")
     single = not re.search("[,;]", "".join(wanted.parts))
-    given = read(written, single=single)
+    wanted, given = _in_one_unit(wanted, read(written, single=single))
     different = _difference(wanted, given)
     pairs = [] if different else [_alike(*pair) for pair in zip(wanted.parts, given.parts, strict=True)]
     formulas = [(_boxed(a), _boxed(b)) for a, b in pairs if '"' not in (a[:1], b[:1])]
     return Question(formulas, written, different)
+
+
+def _last_quantity(prose: str) -> str | None:
+    """The number that prose ends with, if it is an amount in units that are read, or a time of day."""
+    found = next(reversed(list(_QUANTITY.finditer(prose))), None)
+    if found is None or re.search(r"\d", prose[found.end() :]):
+        return None
+    reading = read(found[0])
+    known = reading.unit in ("am", "pm") or reading.unit in _SCALES
+    return found[0] if known and len(reading.parts) == 1 else None
 
 
 def _alike(gold: str, answer: str) -> tuple[str, str]:
@@ -501,7 +571,23 @@ def _spelled(text: str) -> str:
     text = _TIMES_TEN.sub(r"\\times 10^", text)
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
     text = _MIXED.sub(_improper, text)
-    return _BASED.sub(lambda m: _SYMBOL.format(_code(f"{m[1].lower()} in base {m[2] or m[3]}")), text)
+    text = _MODULUS.sub(r"\\pmod{\1}", _RECURRING.sub(_ratio, text))
+    return _BASED.sub(_based, text)
+
+
+def _ratio(number: re.Match[str]) -> str:
+    """``0.1\\overline{6}`` as a fraction."""
+    head, fraction, period = number[1] + number[2], number[2], number[3]
+    over = int(head + period) - int(head or 0)
+    return rf"\frac{{{over}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
+
+
+def _based(number: re.Match[str]) -> str:
+    """A numeral with its base as a symbol; as it is if it is none of that base."""
+    digits, name = number[2].lower(), re.sub(r"\\[a-z]+|\W|_|\bin\b|base", "", number[3]).lower()
+    base = _BASES.get(name) or (int(name) if name.isdigit() else 0)
+    fits = 1 < base <= 16 and int(max(digits), 16) < base
+    return _SYMBOL.format(_code(f"{digits} in base {base}")) if fits else number[0]
 
 
 def _decimal(number: re.Match[str]) -> str:
@@ -574,7 +660,7 @@ def _without_unit(text: str, words: list[str]) -> tuple[str, str]:
     if known and len(name) == 1:
         number = re.fullmatch(r"-?[\d.,]+", text[: plain.start()])
         known = bool(space) and name in _ONE_LETTER_UNITS and number is not None
-    if known or (named and space and text[plain.start() - 1].isdigit()):
+    if known or (named and space and _NUMBER_END.search(text[: plain.start()])):
         return text[: plain.start()], _canonical(name, plain[3])
     return text, ""
 

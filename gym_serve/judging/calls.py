@@ -15,7 +15,7 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,11 @@ from gym_serve.types.errors import (
     Unavailable,
     VerifierFailed,
 )
+from gym_serve.types.protocols import is_overflow_answer
 from gym_serve.types.requests import JSON
 
 V = TypeVar("V")
+T = TypeVar("T")
 
 Protocol = Literal["responses", "chat_completions", "pooling", "classify"]
 """How a judge is asked: for text, or for scores (vLLM's routes of pooling models)."""
@@ -48,6 +50,10 @@ Protocol = Literal["responses", "chat_completions", "pooling", "classify"]
 _BUSY_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+class JudgeRefused(VerifierFailed):
+    """A judge takes no such request: it does not fit its context, or has words that its endpoint refuses."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,8 @@ class JudgeCalls:
             judge, vote: number of the judge, and of the repetition, if the same is asked several times.
 
         Raises:
-            VerifierFailed: the judge refused the call or was too slow, or its reply has no verdict.
+            JudgeRefused: the judge does not take the request.
+            VerifierFailed: the judge was too slow, or its reply is malformed.
             Overloaded, Unavailable: its endpoint is busy or down, and is waited for as a policy's is.
             OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
             AuthorError: the code of the judge's model is wrong.
@@ -159,20 +166,45 @@ def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
 async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON:
     try:
         if protocol == "responses":
-            return await model.responses(request)
-        if protocol == "chat_completions":
-            return await model.chat_completions(request)
-        answer: JSON = await model.fetch(protocol, request)
-        return answer
+            answer: JSON = await model.responses(request)
+        elif protocol == "chat_completions":
+            answer = await model.chat_completions(request)
+        else:
+            answer = await model.fetch(protocol, request)
     except (AuthorError, OperatorError, Overloaded, Unavailable):
         raise
     except NotFound as error:
         raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
         # Also if retrying the call is useless: the response is sound and may be scored again later.
-        raise VerifierFailed(
+        kind = JudgeRefused if isinstance(error, BadRequest) else VerifierFailed
+        raise kind(
             f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
         ) from error
+    if is_overflow_answer(answer):
+        raise JudgeRefused("the judge failed: the prompt does not fit its context")
+    return answer
+
+
+async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
+    """Ask a judge about a policy's text; about less of it if the judge refuses it, and at last about nothing.
+
+    Else a policy could make a failure of its zero: by a text that does not fit the judge's context, or by
+    words that its endpoint does not take.
+
+    Args:
+        ask: asks about at most so many characters of the text.
+        chars: how many that are at first.
+
+    Raises:
+        JudgeRefused: the judge refuses what is asked without the text, too.
+    """
+    for limit in (chars, chars // 8, chars // 64):
+        try:
+            return await ask(limit)
+        except JudgeRefused as refused:
+            logger.info("a judge refuses %d characters: %s", limit, refused.message)
+    return await ask(0)
 
 
 class CacheSettings(BaseModel):

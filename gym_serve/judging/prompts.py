@@ -105,7 +105,7 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
         labels: the labels of the judge, and whatever else the text must not say (`delimiters_of`).
         max_chars: number of characters that are kept, at the end of the text.
     """
-    text, labels = text[-max_chars:], list(labels)
+    text, labels = text[max(0, len(text) - max_chars) :], list(labels)
     for _ in range(_ROUNDS):
         if not any(label in text for label in labels):
             break

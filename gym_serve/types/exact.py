@@ -5,7 +5,8 @@ primes would silently be given another number, and it refuses those of over 308 
 pydantic's parser reads them; elsewhere it is never asked.
 
 A model can write half of a surrogate pair, and servers send it as an escape (``"\\ud83d"``), which no UTF-8
-can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met.
+can hold. `lenient_json` reads it, and `mended` makes U+FFFD of it, or the character where both halves met;
+`Pieces` does so in streams.
 Bytes that are no UTF-8, as of a token that was cut in half, are U+FFFD at once.
 """
 
@@ -79,6 +80,40 @@ def whole_text(text: str) -> str:
     if not _HALF.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Pieces:
+    """Texts that come in pieces, as of a stream, without halves of pairs.
+
+    Half of a pair at the end of a piece waits for the next piece of its text. It is U+FFFD if a piece of
+    another text, or the end, comes first.
+    """
+
+    def __init__(self) -> None:
+        self._text: Any = None
+        self._half = ""
+
+    def are_whole(self, *pieces: str) -> bool:
+        """Whether nothing waits, and pieces may be passed on as they are."""
+        return not self._half and not any(map(_HALF.search, pieces))
+
+    def add(self, text: Any, piece: str) -> list[tuple[Any, str]]:
+        """The pieces that can be passed on, each with its text.
+
+        Args:
+            text: tells the texts apart.
+            piece: what comes of it.
+        """
+        ready = []
+        if text == self._text:
+            piece = self._half + piece
+        elif self._half:
+            ready.append((self._text, "\ufffd"))
+        self._text = text
+        self._half = piece[-1:] if "\ud800" <= piece[-1:] <= "\udbff" else ""
+        if piece := whole_text(piece.removesuffix(self._half)):
+            ready.append((text, piece))
+        return ready
 
 
 def _read(data: bytes) -> Any:

@@ -12,9 +12,12 @@ from support.environments import Bench, Scripted, said
 from gym_serve.environments.equivalence_llm_judge import EquivalenceLlmJudge
 from gym_serve.environments.genrm_compare import GenrmCompare
 from gym_serve.environments.math_with_judge import MathWithJudge
+from gym_serve.environments.reward_model import RewardModel
 from gym_serve.environments.text_to_sql import TextToSql
 from gym_serve.judging import JudgeSettings, delimiters_of, filled_in
 from gym_serve.servers import ResourcesServer
+from gym_serve.types.errors import BadRequest, VerifierFailed
+from gym_serve.types.protocols import context_overflow_response, response_to_chat
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -169,3 +172,75 @@ async def test_a_comparison_of_two_answers(text: str) -> None:
     ]
     ((_, mark), *_) = tags
     assert prompt.count(mark) == 7
+
+
+class Picky(Scripted):
+    """Takes prompts of so many characters, without the word "rude"; says that answers are equal, or 1."""
+
+    def __init__(self, longest: int, overflow: bool) -> None:
+        super().__init__()
+        self.longest, self.overflow = longest, overflow
+
+    def refuses(self, body: dict[str, Any]) -> bool:
+        text = str(body)
+        refused = len(text) > self.longest or "rude" in text
+        if refused and not self.overflow:
+            raise BadRequest("this prompt is refused")
+        return refused
+
+    async def responses(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self.refuses(params):
+            return context_overflow_response(params)
+        equal = "seven!" in str(params)
+        return {"output": said(EQUAL if equal else DIFFERENT)}
+
+    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.refuses(body):
+            return response_to_chat(context_overflow_response(body))
+        return {"choices": [{"message": {"content": '{"score_1": 1, "score_2": 1, "ranking": 3.5}'}}]}
+
+    async def fetch(self, op: str, body: Any = None, *, session: str | None = None) -> Any:
+        if self.refuses(body):
+            raise BadRequest("this prompt is refused")
+        return {"data": [{"data": [1.0]}]}
+
+
+REFUSED: dict[str, float] = {
+    "8" * 40_000: 0.0,
+    "8" * 40_000 + " seven!": 1.0,  # of a long answer the end is shown
+    "\U0001f600" * 40_000: 0.0,
+    "rude": 0.0,
+    "rude seven!": 0.0,
+    "seven! " + "rude " * 9_000: 0.0,
+}
+"""Answers that the judge refuses, and their rewards."""
+
+
+@pytest.mark.parametrize("overflow", [True, False])
+@pytest.mark.parametrize("environment", ROWS)
+async def test_no_answer_is_rid_of_its_zero_by_a_judge_that_refuses_it(
+    environment: type[ResourcesServer], overflow: bool
+) -> None:
+    settings = {"check_execution": False} if environment is TextToSql else {}
+    server = environment(judge=Picky(9_000, overflow), **settings)
+    rude = {"question": "rude", "sql_prompt": "rude", "responses_create_params": {"input": "rude"}}
+    await server.start()
+    try:
+        for text, reward in REFUSED.items():
+            verdict = await Bench(server).verify(ROWS[environment], said(WRITTEN[environment](text)))
+            assert verdict["reward"] == reward, text[:50]
+        with pytest.raises(VerifierFailed):  # what is refused without an answer, too, is not the policy's
+            await Bench(server).verify({**ROWS[environment], **rude}, said(WRITTEN[environment]("eight")))
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("text", ["8" * 40_000, "rude", "rude " * 9_000])
+async def test_scores_of_an_answer_that_is_refused(text: str) -> None:
+    verdict = await Bench(RewardModel(reward_model=Picky(9_000, overflow=False))).verify({}, said(text))
+    assert verdict["reward"] == 1.0
+    responses = [{"output": said(one)} for one in (text, "fine")]
+    body = {"conversation_history": [{"role": "user", "content": "Write."}], "response_objs": responses}
+    for overflow in (True, False):
+        compared = await Bench(GenrmCompare(genrm=Picky(9_000, overflow))).call("compare", body)
+        assert compared["rewards"] == [1.0, 1.0]

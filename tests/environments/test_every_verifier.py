@@ -153,6 +153,7 @@ CASES: dict[str, Case] = {
         calls=False,
     ),
     "reasoning_gym": Case({"num_processes": 2, "score_timeout_seconds": 0.5}, num_examples=1, calls=False),
+    "reward_model": Case({"conversation": "episode"}),
     "string_match": Case(
         rows=[
             {"expected_answer": "42", "extraction_mode": mode}
@@ -374,7 +375,6 @@ STATEFUL = {
     "multi_step_synonyms": "test_multi_step_synonyms.py",
     "session_counter": "test_session_counter.py",
     "simple_weather": "test_simple_weather.py",
-    "workplace_assistant": "test_workplace_assistant.py",
 }
 """Environments whose reward is for what the tools did in the session."""
 

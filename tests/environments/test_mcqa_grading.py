@@ -74,6 +74,9 @@ texts = st.lists(pieces, max_size=20).map("".join) | st.text()
         (r"\boxed{(\text{B})}", "B"),
         (r"\boxed{\textcolor{blue}{B}}", "B"),
         ("\\boxed{\u200eＢ\u200f}", "B"),
+        (r"\boxed{B\text{ (Venus)}}", "B"),
+        (r"\boxed{B (Saturn)}", None),
+        (r"\boxed{B (C)}", None),
         (r"not \boxed{B}", None),
         (r"\boxed{B}, not \boxed{C}", "B"),
         (r"\boxed{B-C}", None),
@@ -304,6 +307,11 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
         ("10.", "B"),
         ("x = 10", "B"),
         ("10\\text{ cm}", "B"),
+        ("1,000", "D"),
+        ("x = 1{,}000", "D"),
+        ("1,00", None),
+        ("10\\%", "E"),
+        ("20\\%", None),
         *(
             (box, None)
             for box in ("10^2", "10/3", "10!", "\\sqrt{10}", "\\frac{1}{3}", "10+3", ">10", "\\ne 10")
@@ -311,7 +319,7 @@ def test_numbers_of_options_end_where_numbers_end(text: str, letter: str | None)
     ],
 )
 def test_a_number_within_a_formula_is_no_option(box: str, letter: str | None) -> None:
-    numbers = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}])
+    numbers = choices_of([{"A": "1"}, {"B": "10"}, {"C": "100"}, {"D": "1000"}, {"E": "10%"}])
     assert match_letter(f"\\boxed{{{box}}}", numbers, BOXED) == letter
 
 

@@ -62,6 +62,9 @@ async def test_example_row(row: dict[str, Any]) -> None:
         ("1990-2000", "1990–2000"),
         ("-40 km", "−40 km"),
         ("8", "8\\mathrm{mm}"),
+        ("23", "\\,23"),
+        ("23", "23\\;"),
+        ("two words", "\\text{two}\\ \\text{words}"),
     ],
 )
 def test_the_same_answer(expected: str, answer: str) -> None:

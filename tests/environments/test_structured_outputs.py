@@ -207,6 +207,26 @@ def problem_in(text: str, format_: Format) -> str | None:
         return str(refused)
 
 
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ('{"a": 1, "a": 1}', "json"),
+        ('{"b": [{"a": 1, "\\u0061": 2}]}', "json"),
+        ("a: 1\na: 2", "yaml"),
+        ('b: [{a: 1, "a": 2}]', "yaml"),
+        ("a = 1\na = 2", "toml"),
+        ("a,a\n1,2", "csv"),
+    ],
+)
+def test_a_key_twice_is_no_object(text: str, format_: Format) -> None:
+    with pytest.raises(Unparsable):
+        parse_text(text, format_)
+
+
+def test_keys_that_are_merged_are_no_key_twice() -> None:
+    assert parse_text("x: &x {a: 1}\ny: {<<: *x, a: 2}", "yaml")["y"] == {"a": 2}
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize(

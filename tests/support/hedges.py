@@ -241,6 +241,18 @@ _FERRY = {"verifier_metadata": {"unit_tests": {"inputs": ["10 3\n", "9 3\n"], "o
 _RIGHT_PROGRAM = "n, k = map(int, input().split())\nprint(-(-n // k))"
 _CITY = {"name": "get_weather", "arguments": {"city": "Bergen"}}
 _BOOKING = {"type": "function_call", "name": "find_booking", "arguments": '{"code": "HX41"}'}
+_WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+_UPDATE = "customer_relationship_manager_update_customer"
+
+
+def _lost(customer: str) -> JSON:
+    return {"customer_id": customer, "field": "status", "new_value": "Lost"}
+
+
 _SQL: JSON = {
     "sql": "SELECT name FROM t WHERE n > 1;",
     "sql_dialect": "sqlite",
@@ -348,10 +360,17 @@ HEDGED: dict[str, Texts | Calls] = {
         takes={"right, then another tool": "its README: one call of another tool may stand beside"},
     ),
     "tool_call_multireward": Calls(
-        {**_PROMPT, "expected_call": _CITY},
+        {"responses_create_params": {"input": "Which?", "tools": [_WEATHER]}, "expected_call": _CITY},
         "get_weather",
         {"city": "Bergen"},
         [{"city": "Oslo"}, {"city": ""}],
+    ),
+    "workplace_assistant": Calls(
+        {**_PROMPT, "ground_truth": [{"name": _UPDATE, "arguments": _lost("00048")}]},
+        _UPDATE,
+        _lost("00048"),
+        [_lost("00046"), _lost("00044")],
+        takes={"right, then another tool": "a call that fails changes nothing"},
     ),
     "xlam_fc: one call": Calls(
         {**_PROMPT, "expected_answers": [_CITY]}, "get_weather", {"city": "Bergen"}, [{"city": "Oslo"}]

@@ -244,6 +244,6 @@ def test_frames():
     assert list(chat_sse([{"a": "\n"}])) == [b'data: {"a":"\\n"}\n\n', b"data: [DONE]\n\n"]
 
 
-def test_half_a_character_crosses_escaped():
-    (frame, _) = chat_sse([{"text": "\ud83d"}])
-    assert json.loads(frame.removeprefix(b"data: ")) == {"text": "\ud83d"}
+def test_half_a_character_is_replaced():
+    (frame, _) = chat_sse([{"text": "\ud83d", "number": 2**70}])
+    assert json.loads(frame.removeprefix(b"data: ")) == {"text": "\ufffd", "number": 2**70}

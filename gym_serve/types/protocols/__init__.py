@@ -19,6 +19,7 @@ from gym_serve.types.protocols.answers import (
     check_completion,
     check_response,
     context_overflow_response,
+    is_overflow_answer,
     response_to_chat,
 )
 from gym_serve.types.protocols.chat_stream import ChunkJoiner, CompletionStream, chat_chunks
@@ -96,6 +97,7 @@ __all__ = [
     "inline_audio",
     "input_form",
     "is_answer",
+    "is_overflow_answer",
     "item_events",
     "message_events",
     "message_item",

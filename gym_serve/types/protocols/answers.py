@@ -315,6 +315,18 @@ def context_overflow_response(params: Mapping[str, Any]) -> JSON:
     )
 
 
+def is_overflow_answer(answer: Any) -> bool:
+    """Whether an answer says, in either protocol, that its prompt does not fit: it is cut off, and empty."""
+    if not isinstance(answer, dict) or answer.get("usage"):
+        return False
+    if answer.get("choices"):
+        choice = answer["choices"][0]
+        return choice.get("finish_reason") == "length" and not content_text(choice["message"].get("content"))
+    items = answer.get("output")
+    texts = [content_text(item.get("content")) for item in items or () if isinstance(item, dict)]
+    return bool(answer.get("incomplete_details") and isinstance(items, list) and not any(texts))
+
+
 def _response(
     params: Mapping[str, Any],
     output: list[JSON],

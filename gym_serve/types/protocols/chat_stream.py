@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gym_serve.types.errors import Unavailable
+from gym_serve.types.exact import Pieces, mended
 from gym_serve.types.protocols.answers import check_delta, response_to_chat
 from gym_serve.types.protocols.content import seconds, shown
 from gym_serve.types.protocols.items import new_id
@@ -158,7 +159,7 @@ class ChunkJoiner:
 
         Returns:
             the chunk in OpenAI's form: a ``delta`` where some backends have a ``message``, and each call with
-            an index of its own where they have none, or the same for all.
+            an index of its own where they have none, or the same for all. Its texts are `Pieces`.
 
         Raises:
             Unavailable: it is none, or it tells of a failure.
@@ -180,6 +181,7 @@ class ChunkJoiner:
             if calls := delta.get("tool_calls"):
                 placed = [_placed(joined["message"]["tool_calls"], joined["places"], part) for part in calls]
                 choice = {**choice, "delta": {**delta, "tool_calls": placed}}
+            choice = _whole(choice, joined["pieces"])
             _add_choice(joined, choice)
             choices.append(choice)
         return {**chunk, "choices": choices}
@@ -197,14 +199,41 @@ class ChunkJoiner:
             message: JSON = dict(choice["message"])
             if calls := message.pop("tool_calls"):
                 message["tool_calls"] = [calls[at] for at in sorted(calls)]
-            rest = {key: value for key, value in choice.items() if key != "places"}
+            rest = {key: value for key, value in choice.items() if key not in ("places", "pieces")}
             choices.append({**rest, "index": index, "message": message})
         return {**self._head, "object": "chat.completion", "choices": choices}
 
 
 def _empty_choice() -> JSON:
     message: JSON = {"role": "assistant", "content": None, "tool_calls": {}}
-    return {"message": message, "finish_reason": None, "logprobs": None, "places": {}}
+    kept = {"places": {}, "pieces": Pieces()}
+    return {"message": message, "finish_reason": None, "logprobs": None, **kept}
+
+
+def _whole(choice: JSON, waiting: Pieces) -> JSON:
+    """A choice whose texts and arguments are whole; its last one has what waits."""
+    delta = choice.get("delta") or {}
+    calls = [(part, part.get("function") or {}) for part in delta.get("tool_calls") or ()]
+    all_given = [(field, delta.get(field)) for field in _TEXT_FIELDS]
+    all_given += [(part["index"], function.get("arguments")) for part, function in calls]
+    given = [(text, piece) for text, piece in all_given if piece and isinstance(piece, str)]
+    if waiting.are_whole(*(piece for _, piece in given)):
+        return choice
+    ready = [one for text, piece in given for one in waiting.add(text, piece)]
+    if choice.get("finish_reason") is not None:
+        ready += waiting.add(None, "")
+    whole = {**delta, **{text: "" for text, _ in given if text in _TEXT_FIELDS}}
+    parts = [{**part, "function": {**function, "arguments": ""}} for part, function in calls]
+    for text, piece in ready:
+        if text in _TEXT_FIELDS:
+            whole[text] = (whole.get(text) or "") + piece
+        else:
+            is_new = any(part["index"] == text for part in parts)
+            parts.insert(len(parts) if is_new else 0, {"index": text, "function": {"arguments": piece}})
+    if parts:
+        whole["tool_calls"] = parts
+    made: JSON = mended({**choice, "delta": whole})  # its log probabilities too
+    return made
 
 
 def _add_choice(joined: JSON, choice: Mapping[str, Any]) -> None:

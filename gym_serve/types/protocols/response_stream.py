@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.exact import lenient_json
+from gym_serve.types.exact import lenient_json, mended
 from gym_serve.types.protocols.content import ThinkSplitter, seconds, shown
 from gym_serve.types.protocols.items import message_item, new_id
 from gym_serve.types.protocols.tokens import (
@@ -378,6 +378,5 @@ def chat_sse(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 def _encode(value: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:
-        # A lone surrogate in a model's text: only the escaped form can carry it.
-        return json.dumps(value).encode()
+    except TypeError:  # half of a surrogate pair, or an integer over 64 bits
+        return json.dumps(mended(value)).encode()
