@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_serve.cli.completion import types_and_graphs
 from gym_serve.cli.options import JsonOption
 from gym_serve.cli.printing import echo, print_json, print_table
 
@@ -86,7 +85,6 @@ def show(
         typer.Argument(
             metavar="NAME",
             help="A type, an import path package.module:Class, a graph file or its name.",
-            autocompletion=types_and_graphs,
         ),
     ],
     *,
@@ -100,11 +98,10 @@ def show(
 
     Example: gym-serve show simple_weather
     """
-    from gym_serve.cli.catalog_entries import details, find_types
-    from gym_serve.cli.completion import types
+    from gym_serve.cli.catalog_entries import details, find_types, has_type
     from gym_serve.graph import shipped
 
-    if name.endswith((".yaml", ".yml")) or (name in shipped.names() and name not in dict(types())):
+    if name.endswith((".yaml", ".yml")) or (name in shipped.names() and not has_type(name)):
         _show_graphs(shipped.graph_file(name), as_json=as_json)
         return
     found = [details(entry) for entry in find_types(name)]

@@ -141,6 +141,11 @@ _LONGEST_DEFAULT = 60
 _FILES = {"README.md": "readme", "fixtures.jsonl": "fixtures", "data": "data"}
 
 
+def has_type(name: str) -> bool:
+    """Whether an installed entry point has the name; nothing is imported."""
+    return any(entry_points(group=GROUPS[kind], name=name) for kind in NAMES)
+
+
 def find_types(name: str) -> list[Entry]:
     """The types of a name, an entry point's or an import path.
 

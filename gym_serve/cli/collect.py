@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gym_serve.cli.completion import agents, graph_then_rows
 from gym_serve.cli.examples import default_agent, example_rows
 from gym_serve.cli.options import (
     AddressOption,
@@ -80,7 +79,6 @@ def collect(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
             "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment.",
-            autocompletion=graph_then_rows,
         ),
     ],
     *,
@@ -95,7 +93,7 @@ def collect(
     application: ApplicationOption = None,
     agent: Annotated[
         str | None,
-        typer.Option(help="Agent for all rows; by default each row names its own.", autocompletion=agents),
+        typer.Option(help="Agent for all rows; by default each row names its own."),
     ] = None,
     repeats: Annotated[
         str, typer.Option(metavar="N", help="Rollouts per row, or by agent: math=8,_default=1.")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_serve.cli.completion import environments
 from gym_serve.cli.options import JsonOption, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.types.errors import GraphError, NotFound
@@ -28,7 +27,6 @@ def run_fixtures(
         typer.Argument(
             metavar="ENV",
             help="Type of an environment, package.module:Class, or a package with one environment.",
-            autocompletion=environments,
         ),
     ],
     *,

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from gym_serve.cli import completion
 from gym_serve.cli.options import JsonOption, parse_pairs
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.types.errors import InvalidRequest
@@ -46,9 +45,7 @@ def export(
     *,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="FORMAT", help="One of --formats, e.g. verl.", autocompletion=completion.formats
-        ),
+        typer.Option("--to", metavar="FORMAT", help="One of --formats, e.g. verl."),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="OUT", help="The file or folder to write.")

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.completion import graphs, servers
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, stop
 from gym_serve.cli.printing import echo, print_json, print_start, print_table
 from gym_serve.cluster.preflight import problems_here
@@ -38,7 +37,6 @@ GraphOption = Annotated[
         "--graph",
         metavar="NAME",
         help="The graph, if several have a server of this name.",
-        autocompletion=graphs,
     ),
 ]
 
@@ -221,9 +219,7 @@ def _reasons(applications: dict[str, Any]) -> Iterator[str]:
 
 
 def down(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The graph to stop.", autocompletion=graphs)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The graph to stop.")] = None,
     *,
     all_: Annotated[
         bool, typer.Option("--all", help="Stop the Ray that up has started, and all of its graphs.")
@@ -276,7 +272,6 @@ def logs(
         typer.Argument(
             metavar="[SERVER]",
             help="Name of a server in a running graph; all servers without it.",
-            autocompletion=servers,
         ),
     ] = None,
     *,

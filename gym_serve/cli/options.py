@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand
 
 from gym_serve.cli import local_ray
-from gym_serve.cli.completion import applications, graph, graphs
 from gym_serve.cli.printing import echo, print_json, print_start, set_verbosity
 from gym_serve.graph.loading import load_graph, parse_yaml
 from gym_serve.graph.resolving import resolve
@@ -51,7 +50,6 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         help="Graph file (a Serve config file in YAML), or a name of gym-serve list graph.",
-        autocompletion=graph,
     ),
 ]
 SetOption = Annotated[
@@ -64,7 +62,6 @@ ApplicationOption = Annotated[
         "--application",
         metavar="NAME",
         help="Name of the graph, if the graph file has several.",
-        autocompletion=applications,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -98,9 +95,7 @@ def resolve_file(file: Path, overrides: Sequence[str] | None, application: str |
 
 AttachOption = Annotated[
     str | None,
-    typer.Option(
-        "--attach", metavar="NAME", help="Use the running graph with this name.", autocompletion=graphs
-    ),
+    typer.Option("--attach", metavar="NAME", help="Use the running graph with this name."),
 ]
 AddressOption = Annotated[
     str | None,

@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from gym_serve.cli.completion import graph
 from gym_serve.cli.examples import default_agent, example_rows, row_of
 from gym_serve.cli.options import ApplicationOption, JsonOption, PromptOption, SetOption
 from gym_serve.cli.printing import new_console, print_json
@@ -49,7 +48,6 @@ def play(
         typer.Argument(
             metavar="ENV_OR_GRAPH",
             help="A graph file; or an environment: its type, or package.module:Class.",
-            autocompletion=graph,
         ),
     ],
     row: Annotated[

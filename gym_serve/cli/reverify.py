@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_serve.cli.collect import ConcurrencyOption, LimitOption, OutputOption, ResumeOption, SkipOption
-from gym_serve.cli.completion import graph
 from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
@@ -49,7 +48,7 @@ def reverify(
     output: OutputOption,
     graph: Annotated[
         Path | None,
-        typer.Option("--graph", metavar="FILE", help="Graph file to deploy.", autocompletion=graph),
+        typer.Option("--graph", metavar="FILE", help="Graph file to deploy."),
     ] = None,
     attach: AttachOption = None,
     address: AddressOption = None,

@@ -23,7 +23,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from gym_serve.cli.completion import graphs
 from gym_serve.cli.options import JsonOption, Target, TokenOption, UrlOption
 from gym_serve.cli.printing import new_console, print_json, shortened
 from gym_serve.types.errors import GymError, NotFound, Unavailable
@@ -42,9 +41,7 @@ _FULL = 0.9  # load from which a server is marked
 def top(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="A running graph; not needed if only one runs.", autocompletion=graphs
-        ),
+        typer.Argument(metavar="[NAME]", help="A running graph; not needed if only one runs."),
     ] = None,
     *,
     address: Annotated[

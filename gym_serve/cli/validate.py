@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from gym_serve.cli.completion import graph as graph_names
 from gym_serve.cli.options import ApplicationOption, FileArgument, JsonOption, SetOption, resolve_file
 from gym_serve.cli.printing import echo, print_json, print_table
 from gym_serve.cluster.preflight import problems_here
@@ -24,7 +23,6 @@ def validate(
         typer.Argument(
             metavar="FILE...",
             help="Graph files (Serve config files in YAML), or names of gym-serve list graph.",
-            autocompletion=graph_names,
         ),
     ],
     set_: SetOption = None,

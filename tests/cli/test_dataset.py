@@ -1,4 +1,4 @@
-"""`gym-serve dataset`: every problem with file and line, and what collate, render and stats make of rows."""
+"""`gym-serve dataset`: every problem with file and line, and what render makes of rows."""
 
 from __future__ import annotations
 
@@ -195,66 +195,13 @@ def test_duplicates_are_noted_with_the_first_place(tmp_path: Path) -> None:
     assert report["notes"] == [f"{a}:3: the same row as {a}:1", f"{b}:2: the same row as {a}:2"]
 
 
-def collate(*arguments: str) -> dict[str, Any]:
-    result = runner.invoke(main, ["dataset", "collate", *arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    report: dict[str, Any] = json.loads(result.stdout)
-    return report
-
-
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_collate_sets_agents_and_keeps_the_sets_apart(tmp_path: Path) -> None:
-    train = write_lines(tmp_path / "t.jsonl", [row("1", _ng_task_index=4), row("2"), row("2"), row("3")])
-    validation = write_lines(tmp_path / "v.jsonl", [row("3"), row("4"), row("4")])
-    out = tmp_path / "data"
-    arguments = ["--train", f"math={train}", "--validation", str(validation), "-o", str(out)]
-    report = collate(*arguments)
-    ref = {"type": "responses_api_agents", "name": "math"}
-    assert read(out / "train.jsonl") == [row("1", agent_ref=ref), row("2", agent_ref=ref)]
-    assert read(out / "validation.jsonl") == [row("3"), row("4")]
-    assert report["files"] == {str(out / "train.jsonl"): 2, str(out / "validation.jsonl"): 2}
-    tallies = {tally["set"]: tally for tally in report["sources"]}
-    assert (tallies["train"]["duplicates"], tallies["train"]["in_validation"]) == (1, 1)
-    assert tallies["validation"]["duplicates"] == 1
-    assert report["notes"] == ["2 rows have no agent_ref: the graph's default agent will run them"]
-
-
-def test_collate_draws_the_same_share_each_time_and_by_prompt(tmp_path: Path) -> None:
-    rows = [row(str(n // 2), id=n) for n in range(400)]
-    train = write_lines(tmp_path / "t.jsonl", rows)
-    outs = [tmp_path / "one", tmp_path / "two"]
-    for out in outs:
-        collate("--train", str(train), "--validation-share", "0.2", "-o", str(out))
-    first, again = ((out / "validation.jsonl").read_bytes() for out in outs)
-    assert first == again
-    drawn, left = read(outs[0] / "validation.jsonl"), read(outs[0] / "train.jsonl")
-    assert len(drawn) + len(left) == 400
-    assert 40 < len(drawn) < 120
-    prompts = [{line["responses_create_params"]["input"] for line in lines} for lines in (drawn, left)]
-    assert not prompts[0] & prompts[1]
-
-
-def test_collate_writes_nothing_where_a_row_has_a_problem(tmp_path: Path) -> None:
-    train = write_lines(tmp_path / "t.jsonl", [row("1"), {"bad": 1}])
-    out = tmp_path / "data"
-    arguments = ["dataset", "collate", "--train", str(train), "-o", str(out)]
-    result = runner.invoke(main, arguments)
-    assert result.exit_code == 1
-    assert f"{train}:2: responses_create_params: Field required" in result.stderr
-    assert list(out.iterdir()) == []
-    skipped = runner.invoke(main, [*arguments, "--skip-invalid"])
-    assert skipped.exit_code == 1
-    assert len(read(out / "train.jsonl")) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["collate", "-o", "x"], "give rows by --train or --validation"),
-        (["collate", "--train", "x"], "--output"),
         (["render", "x.jsonl"], "--prompt"),
         (["validate"], "Missing argument"),
     ],
@@ -303,37 +250,3 @@ def test_render_reports_all_problems_and_writes_nothing(tmp_path: Path, template
     assert not out.exists()
     assert runner.invoke(main, [*arguments, "--skip-invalid"]).exit_code == 1
     assert len(read(out)) == 1
-
-
-def test_stats(tmp_path: Path) -> None:
-    tool = {"type": "function", "name": "f"}
-    rows = [
-        {
-            "responses_create_params": {"input": [MESSAGE, MESSAGE], "tools": [tool], "temperature": 0.5},
-            "level": 1,
-        },
-        row("a b", level=4, tags=["x", "y", "x"], agent_ref={"name": "math"}),
-        row("a b", level=4, tags=["x", "y", "x"], agent_ref={"name": "math"}),
-    ]
-    file = write_lines(tmp_path / "rows.jsonl", rows)
-    result = runner.invoke(main, ["dataset", "stats", str(file), "--json"])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert (report["rows"], report["duplicate_rows"], report["unique_prompts"]) == (3, 1, 2)
-    assert report["agents"] == {"math": 2, "-": 1}
-    numbers = report["numbers"]
-    assert [numbers[f"number_of_{what}"]["total"] for what in ("tools", "turns")] == [1, 3]
-    assert numbers["number_of_turns"]["average"] == pytest.approx(4 / 3)
-    assert numbers["temperature"]["average"] == 0.5
-    assert numbers["json_dumped_number_of_words"]["min"] == len(json.dumps({"input": "a b"}).split())
-    assert report["fields"]["level"]["numbers"] == {
-        "total": 3,
-        "average": 3.0,
-        "min": 1.0,
-        "max": 4.0,
-        "stddev": pytest.approx(3**0.5),
-    }
-    tags = report["fields"]["tags"]
-    assert (tags["rows"], tags["texts"], tags["unique_texts"]) == (2, 6, 2)
-    text = runner.invoke(main, ["dataset", "stats", str(file)])
-    assert "3 rows, 1 of them repeated; 2 different prompts" in text.stdout
