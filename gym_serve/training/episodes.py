@@ -3,7 +3,8 @@
 verl, OpenRLHF, SkyRL and slime call a piece of the user's code with every prompt, and hand it an engine:
 token ids and sampling go in, token ids and log-probabilities come out. `Episodes` is that code for all of
 them. It runs the graph in this process, puts a `callback_model` in the place of the agents' model, and lets
-the trainer's function generate. The tokenizer is the trainer's as well, with its chat template.
+the trainer's function generate. The tokenizer is the trainer's as well, with its chat template. `Adapter` is
+the base of what each trainer calls.
 
 An environment that needs more than this process runs elsewhere: deploy it, and give its URL in the graph
 (``type: http``).
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
@@ -27,15 +28,25 @@ from gym_serve.client.gym import Gym
 from gym_serve.graph import GraphSpec, load_graph
 from gym_serve.graph.classes import find_class
 from gym_serve.servers.base import Server
+from gym_serve.training.samples import TrainingSample, samples, verified
 from gym_serve.types.errors import GraphError, InvalidRequest, VerifierFailed
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
 from gym_serve.types.rows import Rollout, failed_rollout
 
-__all__ = ["Episodes", "Siblings", "endpoints_of", "policies_of", "row_of", "settings_for"]
+__all__ = [
+    "Adapter",
+    "Episodes",
+    "Outcome",
+    "Siblings",
+    "endpoints_of",
+    "policies_of",
+    "row_of",
+    "settings_for",
+]
 
 Generate = Callable[[PolicyRequest, Any], Awaitable[PolicyAnswer]]
-"""The trainer's engine: one generation. It is given what `Episodes.run` was given as ``context``."""
+"""The trainer's engine: one generation. It is given what `Episodes.run_all` was given as ``context``."""
 
 _MODEL = "callback_model"
 
@@ -94,13 +105,6 @@ class Episodes:
 
         for name in policies:
             self._gym.serve_policy(name, batch, max_batch=1)
-
-    async def run(
-        self, row: JSON, sampling: Mapping[str, Any] | None = None, context: Any = None, **options: Any
-    ) -> Rollout:
-        """One episode; see `run_all`."""
-        (rollout,) = await self.run_all([row], sampling, context, **options)
-        return rollout
 
     async def run_all(
         self,
@@ -217,6 +221,92 @@ class Siblings:
         if self._comparing is None:
             self._comparing = asyncio.ensure_future(self._compare(self._scored))
         return await asyncio.shield(self._comparing)  # the others wait for it too
+
+
+class Outcome(NamedTuple):
+    """A rollout, and what there is to train on."""
+
+    rollout: Rollout
+    samples: list[TrainingSample]
+    siblings: Siblings
+
+    @property
+    def last(self) -> TrainingSample:
+        """The verified conversation, or the failure."""
+        return verified(self.samples)
+
+    async def reward(self) -> float:
+        """The reward; of a failure, the mean of its siblings."""
+        return self.last.reward if self.last.failure is None else await self.siblings.mean()
+
+
+class Adapter:
+    """What a trainer calls for the rollout of a prompt; the base of the adapters.
+
+    Args:
+        graph: path of a graph file, or what stands under its ``args``.
+        agent: the agent of the graph; by default the row's, or the only one.
+        overrides: values of the graph by path.
+        attempts: how often a rollout is tried if its failure is worth it.
+        timeout: seconds for one attempt; by default the agent's limits alone.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        agent: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        attempts: int = 3,
+        timeout: float | None = None,
+    ) -> None:
+        self._graph = graph
+        self._overrides = overrides
+        self._options = {"agent": agent, "attempts": attempts, "timeout": timeout}
+        self._episodes: Episodes | None = None
+
+    def episodes(self, tokenizer: Any, generate: Generate, **settings: Any) -> Episodes:
+        """The graph, which the first call starts in its event loop; see `Episodes`.
+
+        Args:
+            tokenizer: the trainer's.
+            generate: the trainer's engine.
+            **settings: of the model; one that is None is left out.
+        """
+        if self._episodes is None:
+            given = {name: value for name, value in settings.items() if value is not None}
+            self._episodes = Episodes(
+                self._graph, tokenizer, generate, overrides=self._overrides, settings=given
+            )
+        return self._episodes
+
+    async def outcome(
+        self,
+        row: JSON,
+        prompt: Any,
+        sampling: Mapping[str, Any],
+        context: Any = None,
+        *,
+        read: Callable[[Rollout], list[TrainingSample]] = samples,
+    ) -> Outcome:
+        """The outcome of one rollout, with the reward that its environment gives it within its group.
+
+        Args:
+            row: the row.
+            prompt: what names its siblings' prompt; None for a rollout without siblings.
+            sampling, context: see `Episodes.run_all`.
+            read: makes the samples of a rollout.
+
+        Raises:
+            OperatorError: a setting is wrong.
+        """
+        assert self._episodes is not None, "the graph must be started"
+        with self._episodes.among_siblings(prompt) as siblings:
+            (rollout,) = await self._episodes.run_all([row], sampling, context, **self._options)
+            if verified(read(rollout)).failure is None:
+                siblings.add(rollout)
+        rollout = await siblings.compared(rollout)
+        return Outcome(rollout, read(rollout), siblings)
 
 
 def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:

@@ -15,15 +15,16 @@ Source: SkyRL 0.3, ``train/generators/base.py``, ``train/entrypoints/main_base.p
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from functools import partial
 from typing import Any
 
 import yaml
 
-from gym_serve.training.episodes import Episodes, row_of
-from gym_serve.training.samples import TrainingSample, samples, verified
+from gym_serve.training.episodes import Adapter, row_of
+from gym_serve.training.samples import TrainingSample, samples
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
@@ -31,7 +32,7 @@ from gym_serve.types.requests import JSON
 __all__ = ["Generator", "experiment", "main", "output_of"]
 
 
-class Generator:
+class Generator(Adapter):
     """Runs an episode for each prompt of a batch. SkyRL's ``GeneratorInterface``, by its shape.
 
     Args:
@@ -40,10 +41,7 @@ class Generator:
         tokenizer: SkyRL's.
         model_name: name of the policy at the engines.
         max_model_len: most tokens of a prompt and its generation together; None leaves that to the engines.
-        agent: the agent of the graph; by default the row's, or the only one.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
-        timeout: seconds for one attempt; by default the agent's limits alone.
+        **options: of `Adapter`.
     """
 
     def __init__(
@@ -54,19 +52,13 @@ class Generator:
         *,
         model_name: str | None = None,
         max_model_len: int | None = None,
-        agent: str | None = None,
-        overrides: Mapping[str, Any] | None = None,
-        attempts: int = 3,
-        timeout: float | None = None,
+        **options: Any,
     ) -> None:
-        self._graph = graph
+        super().__init__(graph, **options)
         self._engines = inference_engine_client
         self._tokenizer = tokenizer
-        self._model = model_name
-        self._overrides = overrides
-        self._settings = {} if max_model_len is None else {"max_model_len": max_model_len}
-        self._options = {"agent": agent, "attempts": attempts, "timeout": timeout}
-        self._episodes: Episodes | None = None
+        self._model = {} if model_name is None else {"model": model_name}
+        self._max_model_len = max_model_len
 
     async def generate(self, input_batch: Mapping[str, Any]) -> JSON:
         """The trajectories of a ``GeneratorInput``, as a ``GeneratorOutput``.
@@ -75,36 +67,31 @@ class Generator:
             InvalidRequest: a row cannot be used.
             OperatorError: a setting is wrong.
         """
-        if self._episodes is None:
-            self._episodes = Episodes(
-                self._graph,
-                self._tokenizer,
-                self._generate,
-                overrides=self._overrides,
-                settings=self._settings,
-            )
+        self.episodes(self._tokenizer, self._generate, max_model_len=self._max_model_len)
         sampling = input_batch.get("sampling_params") or {}
-        prompts = input_batch["prompts"]
+        prompts, ids = input_batch["prompts"], input_batch.get("trajectory_ids")
         extras = input_batch.get("env_extras") or [{}] * len(prompts)
         rows = [row_of(extra, prompt) for prompt, extra in zip(prompts, extras, strict=True)]
-        rollouts = await self._episodes.run_all(rows, sampling, sampling, **self._options)
-        groups = _groups(input_batch.get("trajectory_ids"), len(rows))
-        for members in groups.values():
-            scored = [i for i in members if rollouts[i].failure is None]
-            compared = await self._episodes.compared([rollouts[i] for i in scored])
-            for i, rollout in zip(scored, compared, strict=True):
-                rollouts[i] = rollout
-        pad = int(self._tokenizer.eos_token_id)
-        found = [verified(samples(rollout, pad_token_id=pad)) for rollout in rollouts]
-        if any(sample.media for sample in found):
-            raise InvalidRequest("SkyRL's generator here takes text only, got images or audio")
-        seconds = [float(rollout.get("_ng_latency_s") or 0.0) for rollout in rollouts]
-        return output_of(
-            found,
-            input_batch.get("trajectory_ids"),
-            seconds,
-            with_logprobs=sampling.get("logprobs") is not None,
+        read = partial(samples, pad_token_id=int(self._tokenizer.eos_token_id))
+        outcomes = await asyncio.gather(
+            *(
+                self.outcome(row, getattr(id_, "instance_id", None), sampling, sampling, read=read)
+                for row, id_ in zip(rows, ids or [None] * len(rows), strict=True)
+            )
         )
+        last = [outcome.last for outcome in outcomes]
+        if any(sample.media for sample in last):
+            raise InvalidRequest("SkyRL's generator here takes text only, got images or audio")
+        return {
+            **output_of(last, [await outcome.reward() for outcome in outcomes]),
+            "rollout_logprobs": None
+            if sampling.get("logprobs") is None
+            else [each.logprobs for each in last],
+            "trajectory_ids": ids,
+            "trajectory_generation_times": [
+                float(outcome.rollout.get("_ng_latency_s") or 0.0) for outcome in outcomes
+            ],
+        }
 
     async def _generate(self, request: PolicyRequest, sampling: Mapping[str, Any]) -> PolicyAnswer:
         assert self._episodes is not None
@@ -116,9 +103,7 @@ class Generator:
             "sampling_params": params,
             "session_ids": [self._episodes.name(request)],
         }
-        output = await self._engines.generate(
-            batch, **({} if self._model is None else {"model": self._model})
-        )
+        output = await self._engines.generate(batch, **self._model)
         if output["stop_reasons"][0] == "abort":
             raise RuntimeError("SkyRL aborted the generation")
         ids = list(output["response_ids"][0])
@@ -133,51 +118,25 @@ class Generator:
         return None if version is None else str(version)
 
 
-def output_of(
-    found: Sequence[TrainingSample],
-    trajectory_ids: Sequence[Any] | None,
-    seconds: Sequence[float],
-    *,
-    with_logprobs: bool,
-) -> JSON:
-    """A ``GeneratorOutput`` of one sample for each prompt, in their order."""
-    rewards = [sample.reward for sample in found]
-    for members in _groups(trajectory_ids, len(found)).values():
-        scored = [found[i].reward for i in members if found[i].failure is None]
-        for i in members:
-            if found[i].failure is not None:
-                rewards[i] = fmean(scored) if scored else 0.0
-    failed = sum(sample.failure is not None for sample in found)
+def output_of(made: Sequence[TrainingSample], rewards: Sequence[float]) -> JSON:
+    """A ``GeneratorOutput`` of one sample for each prompt, in their order, with its reward."""
+    failed = sum(sample.failure is not None for sample in made)
     reasons = [
-        "length" if sample.truncated else "stop" if sample.failure is None else "error" for sample in found
+        "length" if sample.truncated else "stop" if sample.failure is None else "error" for sample in made
     ]
+    unused = ("rollout_expert_indices", "is_last_step", "env_metrics", "pixel_values", "image_grid_thw")
     return {
-        "prompt_token_ids": [sample.prompt_ids for sample in found],
-        "response_ids": [sample.response_ids for sample in found],
-        "rewards": rewards,
-        "loss_masks": [sample.loss_mask for sample in found],
+        "prompt_token_ids": [sample.prompt_ids for sample in made],
+        "response_ids": [sample.response_ids for sample in made],
+        "rewards": list(rewards),
+        "loss_masks": [sample.loss_mask for sample in made],
         "stop_reasons": reasons,
         "rollout_metrics": {
-            "generate/gym_failed": failed / len(found),
-            "generate/gym_truncated": sum(sample.truncated for sample in found) / len(found),
+            "generate/gym_failed": failed / len(made),
+            "generate/gym_truncated": sum(sample.truncated for sample in made) / len(made),
         },
-        "rollout_logprobs": [sample.logprobs for sample in found] if with_logprobs else None,
-        "trajectory_ids": trajectory_ids,
-        "trajectory_generation_times": list(seconds),
-        "rollout_expert_indices": None,
-        "is_last_step": None,
-        "env_metrics": None,
-        "pixel_values": None,
-        "image_grid_thw": None,
+        **dict.fromkeys(unused),
     }
-
-
-def _groups(trajectory_ids: Sequence[Any] | None, size: int) -> dict[Any, list[int]]:
-    """The places of the rollouts of each prompt."""
-    groups: dict[Any, list[int]] = {}
-    for at, id_ in enumerate(trajectory_ids or [None] * size):
-        groups.setdefault(getattr(id_, "instance_id", ("alone", at)), []).append(at)
-    return groups
 
 
 def experiment(graph: Any, **settings: Any) -> type[Any]:

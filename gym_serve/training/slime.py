@@ -23,28 +23,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
-from gym_serve.training.episodes import Episodes, row_of
-from gym_serve.training.samples import TrainingSample, samples, verified
+from gym_serve.training.episodes import Adapter, row_of
+from gym_serve.training.samples import TrainingSample
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 
 __all__ = ["generator", "group_rewards"]
 
-Post = Callable[..., Awaitable[Any]]
-"""slime's ``post(url, payload, headers=)``."""
 
-
-def generator(
-    graph: Any,
-    *,
-    agent: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    attempts: int = 3,
-    timeout: float | None = None,
-) -> Callable[..., Awaitable[Any]]:
+def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
     """The function ``generate(args, sample, sampling_params)``.
 
     A sample's row is the JSON in its ``metadata["row"]``, or is made of its prompt, its metadata and, as
@@ -52,44 +43,47 @@ def generator(
 
     Args:
         graph: path of a graph file, or what stands under its ``args``.
-        agent: the agent of the graph; by default the row's, or the only one.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
-        timeout: seconds for one attempt; by default the agent's limits alone.
+        **options: of `Adapter`.
     """
-    running: list[Episodes] = []
+    adapter = Adapter(graph, **options)
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
         from slime.rollout.sglang_rollout import GenerateState
         from slime.utils.http_utils import post
 
         state = GenerateState(args)
-        if not running:
-            running.append(_episodes(graph, state, args, post, overrides))
+        limit = getattr(args, "rollout_max_context_len", None)
+        adapter.episodes(state.tokenizer, partial(_generate, state, args, post), max_model_len=limit)
         if sample.multimodal_inputs:
             raise InvalidRequest("slime's function here takes text only, got images")
-        given = {**sampling_params, "max_tokens": sampling_params.get("max_new_tokens")}
-        row = row_of(sample.metadata or {}, sample.prompt, expected_answer=sample.label)
-        context = (sampling_params, sample.session_id)
-        with running[0].among_siblings(sample.group_index) as siblings:
-            rollout = await running[0].run(
-                row, given, context, agent=agent, attempts=attempts, timeout=timeout
-            )
-            if verified(samples(rollout)).failure is None:
-                siblings.add(rollout)
+        outcome = await adapter.outcome(
+            row_of(sample.metadata or {}, sample.prompt, expected_answer=sample.label),
+            sample.group_index,
+            {**sampling_params, "max_tokens": sampling_params.get("max_new_tokens")},
+            (sampling_params, sample.session_id),
+        )
         if state.aborted:  # the weights change: slime begins the sample anew
             sample.status = type(sample).Status.ABORTED
             return sample
-        found = samples(await siblings.compared(rollout))
-        last = verified(found)
+        last = outcome.last
         if last.failure is not None:
-            filled(sample, last, await siblings.mean())
-            return sample
-        kept = [each for each in found if each.failure is None]
+            return filled(sample, last, await outcome.reward())
+        kept = [each for each in outcome.samples if each.failure is None]
         made = [filled(sample if each is last else copy.deepcopy(sample), each, each.reward) for each in kept]
         return made[0] if len(made) == 1 else made
 
     return generate
+
+
+async def _generate(state: Any, args: Any, post: Any, request: PolicyRequest, context: Any) -> PolicyAnswer:
+    if state.aborted:
+        raise RuntimeError("slime aborts its generations")
+    sampling, session = context
+    params = {**sampling, **request.sampling}
+    params["max_new_tokens"] = params.pop("max_tokens", sampling.get("max_new_tokens"))
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    payload = {"input_ids": request.prompt_ids, "sampling_params": params, "return_logprob": True}
+    return answer_of(await post(url, payload, headers={"X-SMG-Routing-Key": session} if session else None))
 
 
 def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -122,44 +116,23 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     return raw, found
 
 
-def filled(sample: Any, found: TrainingSample, reward: float) -> Any:
+def filled(sample: Any, trained: TrainingSample, reward: float) -> Any:
     """slime's sample with what there is to train on."""
-    sample.tokens = found.input_ids
-    sample.response_length = len(found.response_ids)
-    sample.loss_mask = found.loss_mask
-    sample.rollout_log_probs = found.logprobs
-    sample.weight_versions = [version for version in dict.fromkeys(found.versions) if version is not None]
+    sample.tokens = trained.input_ids
+    sample.response_length = len(trained.response_ids)
+    sample.loss_mask = trained.loss_mask
+    sample.rollout_log_probs = trained.logprobs
+    sample.weight_versions = [version for version in dict.fromkeys(trained.versions) if version is not None]
     sample.reward = reward
-    sample.remove_sample = found.failure is not None
+    sample.remove_sample = trained.failure is not None
     if getattr(sample, "rollout_id", None) is None:
         sample.rollout_id = sample.index
     statuses = type(sample).Status
-    if found.failure is not None:
+    if trained.failure is not None:
         sample.status = statuses.FAILED
     else:
-        sample.status = statuses.TRUNCATED if found.truncated else statuses.COMPLETED
+        sample.status = statuses.TRUNCATED if trained.truncated else statuses.COMPLETED
     return sample
-
-
-def _episodes(graph: Any, state: Any, args: Any, post: Post, overrides: Mapping[str, Any] | None) -> Episodes:
-    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-
-    async def generate(request: PolicyRequest, context: Any) -> PolicyAnswer:
-        if state.aborted:
-            raise RuntimeError("slime aborts its generations")
-        sampling, session = context
-        params = {
-            **sampling,
-            **{key: value for key, value in request.sampling.items() if key != "max_tokens"},
-        }
-        params["max_new_tokens"] = request.sampling.get("max_tokens", sampling.get("max_new_tokens"))
-        headers = {"X-SMG-Routing-Key": session} if session else None
-        payload = {"input_ids": request.prompt_ids, "sampling_params": params, "return_logprob": True}
-        return answer_of(await post(url, payload, headers=headers))
-
-    limit = getattr(args, "rollout_max_context_len", None)
-    settings = {} if limit is None else {"max_model_len": limit}
-    return Episodes(graph, state.tokenizer, generate, overrides=overrides, settings=settings)
 
 
 def answer_of(output: Mapping[str, Any]) -> PolicyAnswer:

@@ -25,8 +25,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gym_serve.training.episodes import Episodes, row_of
-from gym_serve.training.samples import TrainingSample, fitted, samples, verified
+from gym_serve.training.episodes import Adapter, row_of
+from gym_serve.training.samples import TrainingSample, fitted, samples
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.policy import PolicyAnswer, PolicyRequest
 from gym_serve.types.requests import JSON
@@ -54,10 +54,7 @@ class AgentLoop:
         tokenizer: verl's.
         data_config: verl's config of the data set.
         graph: path of a graph file, or what stands under its ``args``.
-        agent: the agent of the graph; by default the row's, or the only one.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
-        timeout: seconds for one attempt; by default the agent's limits alone.
+        agent, overrides, attempts, timeout: of `Adapter`.
         **kwargs: what else verl gives, which differs from release to release.
     """
 
@@ -76,22 +73,12 @@ class AgentLoop:
         **kwargs: Any,
     ) -> None:
         # Not AgentLoopBase's: it renders the chat template several times, for every sample.
-        rollout = trainer_config.config.actor_rollout_ref.rollout
-        self._limits = (int(rollout.prompt_length), int(rollout.response_length))
-        self._with_logprobs = bool(rollout.calculate_log_probs)
-        self._options = {"agent": agent, "attempts": attempts, "timeout": timeout}
-        data = getattr(data_config, "config", None) or {}
-        template = data.get("apply_chat_template_kwargs") or {}
         key = (str(graph), str(overrides), id(server_manager), id(asyncio.get_running_loop()))
         if key not in _workers:
-            _workers[key] = _Worker(
-                server_manager,
-                tokenizer,
-                graph,
-                overrides=overrides,
-                limits=self._limits,
-                template=dict(template),
-            )
+            rollout = trainer_config.config.actor_rollout_ref.rollout
+            options = {"agent": agent, "overrides": overrides, "attempts": attempts, "timeout": timeout}
+            data = getattr(data_config, "config", None) or {}
+            _workers[key] = _Worker(server_manager, tokenizer, graph, rollout, data, **options)
         self._worker = _workers[key]
 
     async def run(self, sampling_params: Mapping[str, Any], **columns: Any) -> Any:
@@ -111,63 +98,59 @@ class AgentLoop:
             InvalidRequest: the row cannot be used.
             OperatorError: a setting is wrong.
         """
-        found = await self.outputs(sampling_params, **columns)
+        fields = await self.outputs(sampling_params, **columns)
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-        outputs = [AgentLoopOutput(**fields) for fields in found]
+        outputs = [AgentLoopOutput(**each) for each in fields]
         return outputs if "session_id" in columns else outputs[-1]
 
     async def outputs(self, sampling_params: Mapping[str, Any], **columns: Any) -> list[JSON]:
         """The fields of the outputs of one sample, the verified conversation last; see `run`."""
-        episodes = self._worker.episodes
-        with episodes.among_siblings(columns.get("uid")) as siblings:
-            rollout = await episodes.run(_row_of(columns), sampling_params, sampling_params, **self._options)
-            if verified(self._samples(rollout)).failure is None:
-                siblings.add(rollout)
-        rollout = await siblings.compared(rollout)
-        found = self._samples(rollout)
-        last = verified(found)
+        worker = self._worker
+        row, prompt = _row_of(columns), columns.get("uid")
+        outcome = await worker.outcome(row, prompt, sampling_params, sampling_params, read=worker.fitting)
+        last = outcome.last
         if "session_id" in columns and last.failure is not None:
             return []
-        others = [sample for sample in found if sample is not last and sample.failure is None]
-        fields = [self._fields(sample, rollout) for sample in (*others, last)]
+        others = [sample for sample in outcome.samples if sample is not last and sample.failure is None]
+        fields = [
+            output_of(sample, outcome.rollout, with_logprobs=worker.with_logprobs)
+            for sample in (*others, last)
+        ]
         if last.failure is not None:
-            fields[-1]["reward_score"] = await siblings.mean()
+            fields[-1]["reward_score"] = await outcome.reward()
         return fields
 
-    def _samples(self, rollout: Rollout) -> list[TrainingSample]:
-        found = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._worker.pad)]
-        if any(sample.media for sample in found):
-            raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
-        return found
 
-    def _fields(self, sample: TrainingSample, rollout: Rollout) -> JSON:
-        return output_of(sample, rollout, with_logprobs=self._with_logprobs)
-
-
-class _Worker:
+class _Worker(Adapter):
     """What the samples of one of verl's workers share."""
 
     def __init__(
-        self,
-        server_manager: Any,
-        tokenizer: Any,
-        graph: Any,
-        *,
-        overrides: Mapping[str, Any] | None,
-        limits: tuple[int, int],
-        template: JSON,
+        self, server_manager: Any, tokenizer: Any, graph: Any, rollout: Any, data: Any, **options: Any
     ) -> None:
+        super().__init__(graph, **options)
+        self.with_logprobs = bool(rollout.calculate_log_probs)
         self._servers = server_manager
-        self._longest = limits[1]
-        self.pad = int(tokenizer.pad_token_id or 0)
-        settings = {"max_model_len": sum(limits), "chat_template_kwargs": template}
-        self.episodes = Episodes(graph, tokenizer, self._generate, overrides=overrides, settings=settings)
+        self._limits = (int(rollout.prompt_length), int(rollout.response_length))
+        self._pad = int(tokenizer.pad_token_id or 0)
+        template = dict(data.get("apply_chat_template_kwargs") or {})
+        self.episodes(
+            tokenizer, self._generate, max_model_len=sum(self._limits), chat_template_kwargs=template
+        )
+
+    def fitting(self, rollout: Rollout) -> list[TrainingSample]:
+        """The samples of a rollout, cut to verl's lengths."""
+        made = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
+        if any(sample.media for sample in made):
+            raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
+        return made
 
     async def _generate(self, request: PolicyRequest, sampling: Mapping[str, Any]) -> PolicyAnswer:
-        limit = min(request.sampling.get("max_tokens") or self._longest, self._longest)
+        longest = self._limits[1]
+        limit = min(request.sampling.get("max_tokens") or longest, longest)
+        assert self._episodes is not None
         output = await self._servers.generate(
-            request_id=self.episodes.name(request),
+            request_id=self._episodes.name(request),
             prompt_ids=request.prompt_ids,
             sampling_params={**sampling, **request.sampling, "max_tokens": limit, "logprobs": True},
         )

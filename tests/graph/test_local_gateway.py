@@ -152,7 +152,7 @@ async def test_a_trainers_engine_generates_for_a_harness() -> None:
 
     policy = {"type": "chat_model", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
     episodes = Episodes(graph(policy), Letters(), generate)
-    rollout = await episodes.run(ROW)
+    (rollout,) = await episodes.run_all([ROW])
     main, sub_agent = samples(rollout)
     assert rollout.reward == 1.0
     assert (sum(main.loss_mask), sum(sub_agent.loss_mask)) == (8, 4)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 
 import acceptance
 import torch
-import uvicorn
 from acceptance import (
     ABANDONED,
     CASES,
@@ -139,30 +137,6 @@ async def samples_of(executor: Any, policy: Policy) -> list[Sample]:
     return found
 
 
-async def remote_rewards(folder: Path, policy: Policy) -> list[float]:
-    """OpenRLHF's single-turn executor, with the graph's verifier at its URL."""
-    from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-    from openrlhf.utils.agent import SingleTurnAgentExecutor
-
-    from gym_serve.training.openrlhf import reward_app
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    app = reward_app(str(folder / "graph.yaml"), environment="single", ray=False)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    serving = asyncio.ensure_future(server.serve([listening]))
-    executor = SingleTurnAgentExecutor(f"http://127.0.0.1:{listening.getsockname()[1]}/get_reward")
-    found = []
-    for prompt in ("case: single/accepted", "case: single/rejected"):
-        response = await executor.execute(
-            prompt, "x", SamplingParams(**PARAMS), LONGEST, policy.tokenizer, Engine(policy)
-        )
-        experience = SamplesGenerator._process_response_into_experience(None, response, max_len=LONGEST)
-        found.append(experience.rewards.flatten()[0].item())
-    server.should_exit = True
-    await serving
-    return found
-
-
 def main(folder: Path) -> list[Ran]:
     stand_in_for_vllm()
     from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
@@ -181,7 +155,6 @@ AgentExecutor = executor({str(folder / "graph.yaml")!r}, attempts=1)
         ran = Ran("OpenRLHF", version("openrlhf"), samples, list(policy.asked))
         work = asyncio.ensure_future(group(executor, policy, ABANDONED))
         ran.extra["abandoned"] = await acceptance.abandoned(folder, policy, [work], work.cancel)
-        ran.extra["remote rewards"] = await remote_rewards(folder, policy)
         return ran
 
     torch.set_num_threads(1)

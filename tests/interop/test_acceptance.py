@@ -339,10 +339,6 @@ def test_slime_can_leave_failures_out_of_a_group_and_count_a_branch_once() -> No
             assert set(found[case.name]) == {0.0}
 
 
-def test_openrlhf_asks_the_graphs_verifier_for_rewards() -> None:
-    assert runs("openrlhf")["OpenRLHF"].extra["remote rewards"] == [1.0, 0.0]
-
-
 def test_nemo_rls_actor_goes_on_after_a_restart_and_sends_failed_rows_again() -> None:
     extra = runs("nemo_rl")["NeMo RL"].extra
     assert extra["restarted"] == [1.0, 1.0]

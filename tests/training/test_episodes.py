@@ -31,7 +31,7 @@ async def test_the_trainers_engine_generates_every_turn_of_an_episode() -> None:
 
     episodes = Episodes(bell_graph(chat_template_kwargs={"style": "terse"}), Letters(), generate)
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_tokens": 300}
-    rollout = await episodes.run(ROW, sampling, "theirs")
+    (rollout,) = await episodes.run_all([ROW], sampling, "theirs")
     assert rollout.reward == 1.0
     [sample] = samples(rollout)
     said = [*Letters.ids(CALL), END]
@@ -75,7 +75,7 @@ async def test_a_failure_is_tried_again_and_a_cancelled_episode_cancels_its_gene
         raise AssertionError
 
     episodes = Episodes(bell_graph(), Letters(), generate)
-    run = asyncio.ensure_future(episodes.run(ROW))
+    run = asyncio.ensure_future(episodes.run_all([ROW]))
     await until(lambda: tries == 2)  # of a generation in another task
     run.cancel()
     await cancelled.wait()

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from support.bells import LOGPROB, bell_graph, tokens
 from support.letters import END, Letters
 
-from gym_serve import BadRequest, InvalidRequest, NotFound
-from gym_serve.training.openrlhf import Executor, reward_app
+from gym_serve import InvalidRequest
+from gym_serve.training.openrlhf import Executor
 
 
 @dataclass
@@ -120,25 +119,3 @@ async def test_the_label_is_a_row_or_the_expected_answer() -> None:
         assert (await execute(executor, engine, "ring", label))["reward"] == reward
     with pytest.raises(InvalidRequest, match="neither"):
         await execute(executor, engine, "", "4")
-
-
-async def test_rewards_over_http() -> None:
-    graph = {
-        "models": {"policy": {"type": "scripted_model"}},
-        "resources": {"match": {"type": "string_match"}, "weather": {"type": "simple_weather"}},
-        "agents": {"agent": {"type": "simple_agent", "model": "policy", "resources": "match"}},
-    }
-    app = reward_app(graph, environment="match", ray=False)
-    asked = {
-        "query": ["2 + 2 Final answer: 4", "1 + 2 Final answer: 9"],
-        "prompts": ["2 + 2", "1 + 2"],
-        "labels": ["4", "3"],
-    }
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rm") as client:
-        answer = (await client.post("/get_reward", json=asked)).json()
-    assert answer["rewards"] == [1.0, 0.0]
-    assert answer["scores"] == answer["rewards"]
-    with pytest.raises(NotFound, match="match, weather"):
-        reward_app(graph, ray=False)
-    with pytest.raises(BadRequest, match="session"):
-        reward_app(graph, environment="weather", ray=False)
