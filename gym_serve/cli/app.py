@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gym_serve.cli.analysis import calibrate, diff, profile
-from gym_serve.cli.catalog import list_entries, search, show
+from gym_serve.cli.catalog import list_entries, show
 from gym_serve.cli.collect import EVAL_HELP, collect
 from gym_serve.cli.conform import conform
 from gym_serve.cli.dataset import dataset
@@ -49,7 +49,6 @@ main.command()(export)
 main.add_typer(dataset)
 main.command("list")(list_entries)
 main.command()(show)
-main.command()(search)
 main.add_typer(init)
 main.command("test")(run_fixtures)
 main.command()(conform)

@@ -10,7 +10,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points, version
@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 
 from gym_serve.graph.classes import GROUPS, find_class
 from gym_serve.graph.loading import graph_names, load_graph
-from gym_serve.graph.shipped import FOLDER, graph_file
+from gym_serve.graph.shipped import FOLDER
 from gym_serve.graph.spec import SECTIONS, nearest
 from gym_serve.servers.base import Server, missing_package
 from gym_serve.servers.clients import Client, Kind
@@ -141,11 +141,6 @@ _LONGEST_DEFAULT = 60
 _FILES = {"README.md": "readme", "fixtures.jsonl": "fixtures", "data": "data"}
 
 
-def has_type(name: str) -> bool:
-    """Whether an installed entry point has the name; nothing is imported."""
-    return any(entry_points(group=GROUPS[kind], name=name) for kind in NAMES)
-
-
 def find_types(name: str) -> list[Entry]:
     """The types of a name, an entry point's or an import path.
 
@@ -237,40 +232,6 @@ def _default(info: FieldInfo) -> str:
         return ""
     text = json.dumps(default, default=str, ensure_ascii=False)
     return text if len(text) <= _LONGEST_DEFAULT else "(long)"
-
-
-def best_matches(entries: Iterable[Entry], words: Iterable[str]) -> list[Entry]:
-    """The entries that have every word, in any case; the best match first.
-
-    A word in the name counts most, then one in the summary, then one anywhere else.
-    """
-    wanted = [word.casefold() for word in words]
-    scored = []
-    for entry in entries:
-        weighted = [(weight, text.casefold()) for weight, text in _texts(entry)]
-        ranks = [max((weight for weight, text in weighted if word in text), default=0) for word in wanted]
-        if all(ranks):
-            scored.append((sum(ranks), entry))
-    return [entry for _, entry in sorted(scored, key=lambda pair: -pair[0])]
-
-
-def _texts(entry: Entry) -> Iterator[tuple[int, str]]:
-    yield 8, entry.name
-    yield 4, entry.summary
-    yield 2, f"{entry.kind} {entry.package} {entry.import_path}"
-    if entry.kind == "graph":
-        yield 1, graph_file(entry.name).read_text(encoding="utf-8")
-    if (server := entry.server) is None:
-        return
-    yield 2, inspect.getdoc(server) or ""
-    if issubclass(server, ResourcesServer):
-        for spec in server.tools.values():
-            yield 2, f"tool {spec.name} {spec.description}"
-    meaning = field_docs(server.Config)
-    for name in server.Config.model_fields:
-        yield 1, f"{name} {meaning.get(name, '')}"
-    if (readme := files_of(server).get("readme")) is not None:
-        yield 1, Path(readme).read_text(encoding="utf-8", errors="replace")
 
 
 def field_docs(model: type[BaseModel]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`gym-serve list`, `show` and `search`, and `gym-serve test`."""
+"""`gym-serve list`, `show` and `gym-serve test`."""
 
 from __future__ import annotations
 
@@ -78,31 +78,9 @@ def test_types_of_other_packages_are_listed_and_broken_ones_with_the_reason() ->
     assert entries["gs_broken"]["summary"] == "Mends zithers."
     table = runner.invoke(main, ["list", "environment"]).stdout
     assert table.index("Mends zithers.") < table.index("No module named 'gs_missing_module'")
-    found = runner.invoke(main, ["search", "XYLOPHONES", "hand", "--json"])
-    assert [entry["name"] for entry in json.loads(found.stdout)] == ["gs_good"]
     broken = runner.invoke(main, ["show", "gs_broken"])
     assert broken.exit_code == 1
     assert "No module named 'gs_missing_module'" in broken.stderr
-
-
-def test_search_finds_the_graphs_that_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where no file has such a name
-    result = runner.invoke(main, ["search", "weather", "--json"])
-    assert result.exit_code == 0, result.output
-    found = [(entry["kind"], entry["name"]) for entry in json.loads(result.stdout)]
-    assert ("graph", "weather") in found
-    assert ("graph", "quickstart") in found  # the word is in the file alone
-
-
-def test_search_ranks_names_first() -> None:
-    result = runner.invoke(main, ["search", "weather", *GRAPHS, "--json"])
-    assert result.exit_code == 0, result.output
-    names = [entry["name"] for entry in json.loads(result.stdout)]
-    assert names[0] == "simple_weather"
-    assert str(ROOT / "graphs" / "quickstart.yaml") in names
-    nothing = runner.invoke(main, ["search", "weather", "qwertz"])
-    assert nothing.exit_code == 1
-    assert "Nothing found for weather qwertz." in nothing.stderr
 
 
 def test_show_an_environment() -> None:
@@ -136,29 +114,10 @@ def test_show_settings(name: str, setting: str, type_: str, default: str) -> Non
     assert (found["type"], found["default"]) == (type_, default)
 
 
-def test_show_a_graph_by_its_name() -> None:
-    shown = json.loads(runner.invoke(main, ["show", "weather", "--json"]).stdout)
-    assert (shown["kind"], shown["route_prefix"]) == ("graph", "/weather")
-    assert json.loads(runner.invoke(main, ["show", "mcqa", "--json"]).stdout)["kind"] == "environment"
-
-
-def test_show_a_graph() -> None:
-    result = runner.invoke(main, ["show", str(ROOT / "graphs" / "math.yaml"), "--json"])
-    assert result.exit_code == 0, result.output
-    servers = {server["name"]: server["type"] for server in json.loads(result.stdout)["servers"]}
-    assert servers == {
-        "policy": "chat_model or scripted_model",
-        "judge": "chat_model",
-        "math": "math_with_judge",
-        "math_agent": "simple_agent",
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("simple_wether", "did you mean 'simple_weather'?"),
-        ("nowhere.yaml", "no such file: nowhere.yaml"),
         ("gym_serve.environments.mcqa:Nope", "has no attribute 'Nope'"),
         ("no_such_package:Env", "cannot import no_such_package:Env"),
         ("json:JSONDecoder", "is not a server class"),
