@@ -19,18 +19,16 @@ ANSWER = " ".join(f"word{i}" for i in range(WORDS))
 ASK: Any = [{"role": "user", "content": "go"}]
 STREAMS = 300
 ENDLESS = " ".join(["word"] * 5000)
-TOOL: Any = {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}
 
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[dict[str, RunningModelServer]]:
-    """One that answers, one that goes on for minutes, and one that calls a tool."""
+    """One that answers, and one that goes on for minutes."""
     with (
         run_model_server(Behaviour(turns=0, answer=ANSWER, tokens=WORDS, token_latency_ms=30)) as quick,
         run_model_server(Behaviour(turns=0, answer=ENDLESS, token_latency_ms=50)) as endless,
-        run_model_server(Behaviour(turns=1)) as calling,
     ):
-        yield {"quick": quick, "endless": endless, "calling": calling}
+        yield {"quick": quick, "endless": endless}
 
 
 @pytest.fixture(scope="module")
@@ -49,56 +47,6 @@ def streaming(deploy: Callable[..., Any], backends: dict[str, RunningModelServer
     return url
 
 
-@pytest.fixture
-def claude(streaming: str) -> Iterator[anthropic.Anthropic]:
-    """Anthropic's client."""
-    with anthropic.Anthropic(base_url=f"{streaming}/quick", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def test_messages(claude: anthropic.Anthropic) -> None:
-    message = claude.messages.create(model="m", max_tokens=20, messages=ASK)
-    assert [block.type for block in message.content] == ["text"]
-    assert message.content[0].text == ANSWER  # type: ignore[union-attr]
-    assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", WORDS)
-
-
-def test_a_messages_stream(claude: anthropic.Anthropic) -> None:
-    with claude.messages.stream(model="m", max_tokens=20, messages=ASK) as stream:
-        kinds = [event.type for event in stream]
-        message = stream.get_final_message()
-    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
-    assert kinds.count("text") == WORDS
-    assert message.content[0].text == ANSWER  # type: ignore[union-attr]
-    assert message.usage.output_tokens == WORDS
-
-
-def test_a_tool_through_messages(streaming: str) -> None:
-    with anthropic.Anthropic(base_url=f"{streaming}/calling", api_key="none", max_retries=0) as claude:
-        with claude.messages.stream(model="m", max_tokens=20, messages=ASK, tools=[TOOL]) as stream:
-            message = stream.get_final_message()
-        (call,) = message.content
-        assert (message.stop_reason, call.type, call.input) == ("tool_use", "tool_use", {"city": "Paris"})  # type: ignore[union-attr]
-        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}  # type: ignore[union-attr]
-        said: Any = {"role": "assistant", "content": [call.to_dict()]}
-        messages = [*ASK, said, {"role": "user", "content": [result]}]
-        final = claude.messages.create(model="m", max_tokens=20, messages=messages, tools=[TOOL])
-        assert final.stop_reason == "end_turn"
-
-
-def test_errors_in_anthropics_form(claude: anthropic.Anthropic, streaming: str) -> None:
-    document: Any = [{"role": "user", "content": [{"type": "document", "source": {}}]}]
-    with pytest.raises(anthropic.BadRequestError, match="document") as caught:
-        claude.messages.create(model="m", max_tokens=20, messages=document)
-    body: Any = caught.value.body
-    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    with anthropic.Anthropic(base_url=f"{streaming}/nobody", api_key="none", max_retries=0) as nobody:
-        with pytest.raises(anthropic.NotFoundError) as unknown:
-            nobody.messages.create(model="m", max_tokens=20, messages=ASK)
-        body = unknown.value.body
-        assert body["error"]["type"] == "not_found_error"
-
-
 def test_the_first_event_comes_before_the_last_token(
     streaming: str, backends: dict[str, RunningModelServer]
 ) -> None:
@@ -115,17 +63,6 @@ def test_the_first_event_comes_before_the_last_token(
         with chat:
             assert next(chat).choices[0].delta.role == "assistant"
             assert at_work()
-
-
-def test_a_responses_stream_and_its_usage(streaming: str) -> None:
-    with openai.OpenAI(base_url=f"{streaming}/quick/v1", api_key="none", max_retries=0) as client:
-        with client.responses.stream(model="m", input="go") as stream:
-            deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
-            response = stream.get_final_response()
-        assert len(deltas) == WORDS
-        assert response.output_text == "".join(deltas) == ANSWER
-        assert response.usage is not None
-        assert response.usage.output_tokens == WORDS
 
 
 def ask_in_words(url: str, protocol: str) -> Iterator[str]:
