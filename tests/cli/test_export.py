@@ -59,7 +59,7 @@ def test_what_is_written_and_what_is_left_out(rollouts: Path, tmp_path: Path) ->
     [
         (("--to", "vrl"), "did you mean 'verl'"),
         (("--to", "sft", "--option", "no_such=1"), "no option 'no_such'"),
-        (("--to", "dpo", "--option", "margin=much"), "option margin must be a valid number"),
+        (("--to", "trl", "--option", "kind=much"), "option kind must be"),
     ],
 )
 def test_wrong_formats_and_options(
@@ -82,5 +82,5 @@ def test_a_damaged_line_is_named(rollouts: Path, tmp_path: Path) -> None:
 def test_the_formats_are_listed() -> None:
     result = invoke("--formats")
     assert result.exit_code == 0
-    for name in ("verl", "nemo_rl", "openrlhf", "trl", "sft", "dpo", "atif", "verifiers"):
+    for name in ("verl", "nemo_rl", "openrlhf", "trl", "sft", "atif", "verifiers"):
         assert name in result.stdout

@@ -77,7 +77,7 @@ def trl(folder):
     import torch
     from datasets import load_dataset
     from transformers import LlamaConfig, LlamaForCausalLM
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer
 
     tokenizer = byte_tokenizer()
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -85,7 +85,7 @@ def trl(folder):
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(model)
     loaded = {
         kind: load_dataset("parquet", data_files=str(folder / f"{kind}.parquet"))["train"]
-        for kind in ("completion", "preference", "tokens")
+        for kind in ("completion", "tokens")
     }
     settings = {
         "output_dir": str(folder / "out"),
@@ -105,28 +105,20 @@ def trl(folder):
     def learned(example):
         return tokenizer.decode([label for label in example["labels"] if label != -100])
 
-    trainer = DPOTrainer(
-        model, args=DPOConfig(**settings), train_dataset=loaded["preference"], processing_class=tokenizer
-    )
     return {
         "loaded": {kind: list(rows) for kind, rows in loaded.items()},
         "completion": [learned(example) for example in sft("completion", assistant_only_loss=True)],
         "rendered": [tokenizer.decode(example["input_ids"]) for example in sft("completion")],
         "tokens": [{key: example[key] for key in ("input_ids", "labels")} for example in sft("tokens")],
-        "preference": [
-            {key: tokenizer.decode(example[key]) for key in ("prompt_ids", "chosen_ids", "rejected_ids")}
-            for example in trainer.train_dataset
-        ],
     }
 
 
 def openrlhf(folder):
     from datasets import load_dataset
-    from openrlhf.datasets import PromptDataset, RewardDataset, SFTDataset
+    from openrlhf.datasets import PromptDataset, SFTDataset
 
     tokenizer = byte_tokenizer()
     rows = load_dataset("parquet", data_files=str(folder / "rollouts.parquet"))["train"]
-    pairs = load_dataset("parquet", data_files=str(folder / "pairs.parquet"))["train"]
 
     def strategy(**data):
         args = SimpleNamespace(data=SimpleNamespace(apply_chat_template=True, **data))
@@ -141,15 +133,11 @@ def openrlhf(folder):
         multiturn=True,
         num_processors=1,
     )
-    keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-    dpo = RewardDataset(pairs, tokenizer, 5000, strategy(**keys), is_dpo=True, num_processors=1)
     items = [sft[i] for i in range(len(sft))]
     return {
         "prompts": [prompts[i] for i in range(len(prompts))],
         # A position's loss is on the token after it.
         "learned": [tokenizer.decode(ids[0][1:][mask[0][:-1] == 1]) for ids, _, mask in items],
-        "chosen": [tokenizer.decode(dpo[i][0][0]) for i in range(len(dpo))],
-        "rejected": [tokenizer.decode(dpo[i][2][0]) for i in range(len(dpo))],
     }
 
 
@@ -171,8 +159,6 @@ def verifiers(folder):
             "error": trace.last_error.type if trace.last_error else None,
             "truncated": trace.is_truncated,
             "usage": trace.usage.model_dump() if trace.usage else None,
-            "seconds": [trace.timing.agent.duration, *(call.time.duration for call in trace.calls)],
-            "extra_usage": [usage.model_dump(exclude_none=True) for usage in trace.extra_usage],
             "messages": [message.model_dump(exclude_none=True) for message in trace.messages],
             "branches": [
                 {"token_ids": b.token_ids, "sampled_mask": b.sampled_mask, "logprobs": b.logprobs}

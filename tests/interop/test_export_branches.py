@@ -84,13 +84,6 @@ def test_prompts_are_what_the_model_was_shown():
     assert [m["content"] for m in conversation(retry).completion] == ["No idea."]
 
 
-def test_pairs_compare_what_was_verified(tmp_path):
-    both = [captured(SUBAGENT), captured(RETRY, index=1, reward=0.0)]
-    both[1]["response"]["output"][-1]["content"][0]["text"] = "4 degrees."
-    report = export(both, "dpo", tmp_path / "out.jsonl")
-    assert (report.exported, report.records) == (2, 1)
-
-
 def test_atif_has_them_as_trajectories_of_their_own():
     made = atif_trajectory(Rollout.read(captured(SUBAGENT, RETRY)))
     inner = made["subagent_trajectories"]

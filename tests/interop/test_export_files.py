@@ -81,7 +81,7 @@ def test_hostile_rollouts_never_raise(format, tmp_path, rollouts, odd, where):
     assert report.read == report.exported + sum(dropped.count for dropped in report.dropped.values())
 
 
-@pytest.mark.parametrize("format", ["sft", "dpo", "openrlhf", "trl", "verl"])
+@pytest.mark.parametrize("format", ["sft", "openrlhf", "trl", "verl"])
 def test_what_failed_is_left_out_where_there_is_no_mask(format, tmp_path):
     report = export([episode(), failed(index=1)], format, output_of(format, tmp_path))
     assert report.dropped["failed: model_timeout"].example == "0-1"
@@ -125,9 +125,9 @@ def test_unknown_formats_and_options(tmp_path):
         export([], "verll", tmp_path / "x")
     with pytest.raises(InvalidRequest, match="known: verl, nemo_rl"):
         export([], "csv", tmp_path / "x")
-    with pytest.raises(InvalidRequest, match="did you mean 'margin'"):
-        export([], "dpo", tmp_path / "x", margins=1)
-    for format, option in (("verl", "per"), ("trl", "kind"), ("openrlhf", "kind")):
+    with pytest.raises(InvalidRequest, match="did you mean 'label'"):
+        export([], "openrlhf", tmp_path / "x", labels=1)
+    for format, option in (("verl", "per"), ("trl", "kind")):
         with pytest.raises(InvalidRequest, match=r"must be .*, got"):
             export([], format, tmp_path / "x", **{option: "all"})
     assert list(tmp_path.iterdir()) == []
@@ -135,7 +135,7 @@ def test_unknown_formats_and_options(tmp_path):
 
 def test_the_options_of_a_format_can_be_listed():
     assert set(FORMATS["sft"].options) == {"reasoning", "arguments"}
-    assert FORMATS["dpo"].options["margin"].default == 0.0
+    assert FORMATS["openrlhf"].options["label"].default == "expected_answer"
     assert set(FORMATS["atif"].options) == set()
 
 

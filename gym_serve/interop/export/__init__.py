@@ -4,7 +4,7 @@
     report.read, report.exported, report.dropped     # each dropped rollout has a reason
 
 `export` streams; `FORMATS` lists the formats with their options. The functions that convert one rollout are
-in three modules: ``chat_data`` (sft, dpo, openrlhf, trl), ``token_data`` (verl, nemo_rl) and ``traces``
+in three modules: ``chat_data`` (sft, openrlhf, trl), ``token_data`` (verl, nemo_rl) and ``traces``
 (atif, verifiers). Parquet needs ``pip install 'gym-serve[export]'``.
 """
 
@@ -20,8 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gym_serve.graph.spec import nearest
 from gym_serve.interop.export.chat_data import (
-    dpo_records,
-    openrlhf_records,
+    openrlhf_rollout,
     openrlhf_schema,
     sft_record,
     trl_records,
@@ -81,10 +80,9 @@ class Exporter:
 _ALL = (
     ("verl", "verl: RLHFDataset and MultiTurnSFTDataset", verl_records, parquet(verl_schema)),
     ("nemo_rl", "NeMo RL: message logs with training tokens", each(nemo_rl_record), json_lines),
-    ("openrlhf", "OpenRLHF: RL prompts, SFT or preferences", openrlhf_records, parquet(openrlhf_schema)),
-    ("trl", "TRL (datasets): SFT, preferences or tokens", trl_records, parquet(trl_schema)),
+    ("openrlhf", "OpenRLHF: RL prompts or SFT", each(openrlhf_rollout), parquet(openrlhf_schema)),
+    ("trl", "TRL (datasets): SFT or tokens", trl_records, parquet(trl_schema)),
     ("sft", "SFT conversations in OpenAI's format", each(sft_record), json_lines),
-    ("dpo", "DPO pairs: each task's best rollout against its worst", dpo_records, json_lines),
     ("atif", "ATIF trajectories of Harbor", whole(atif_trajectory), json_files("trajectory_id")),
     ("verifiers", "verifiers 0.4: traces.jsonl", whole(verifiers_episode, has_mask=True), json_lines),
 )
@@ -104,8 +102,8 @@ def export(
 ) -> ExportReport:
     """Write rollouts in a format of a trainer or a tool.
 
-    The rollouts are read once and in order, and memory does not grow with their number (for pairs and
-    for one row a task it grows by a few hundred bytes a task). The output appears when it is complete;
+    The rollouts are read once and in order, and memory does not grow with their number (for one row a
+    task it grows by a few hundred bytes a task). The output appears when it is complete;
     if anything fails, nothing is left behind.
 
     Args:

@@ -2,22 +2,14 @@
 
 A rollout with several conversations (`Rollout.conversations`) counts as exported if one of them is in the
 output; the others are counted separately.
-
-A preference pair is the rollout of a task with the highest reward and the one with the lowest. The rollouts
-of a task may be far apart. Memory holds only where a task's best and worst lie in a temporary file, so
-it grows with the number of tasks, but not with their length.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import wraps
-from typing import IO, Any, TypeVar
-
-import orjson
+from typing import Any, TypeVar
 
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.types.requests import JSON
@@ -51,7 +43,7 @@ class ExportReport:
     masked: int = 0
     """Of those, how many carry a mask that keeps them out of the loss."""
     records: int = 0
-    """Lines, rows or files written; a preference pair holds two rollouts."""
+    """Lines, rows or files written."""
     dropped: dict[str, Dropped] = field(default_factory=dict)
     """Why rollouts were left out, by reason."""
     dropped_branches: dict[str, Dropped] = field(default_factory=dict)
@@ -142,99 +134,3 @@ def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
                 yield record
 
     return records
-
-
-_PASSED = "another rollout of the task has the same or a more extreme reward"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A candidate in the spool."""
-
-    reward: float
-    offset: int
-    id: str
-
-
-def preference_pairs(
-    rollouts: Iterable[Rollout],
-    report: ExportReport,
-    candidate: Callable[[Rollout], JSON],
-    *,
-    margin: float = 0.0,
-) -> Iterator[JSON]:
-    """One ``{"prompt", "chosen", "rejected", "tools"?, ...}`` for each task that allows one.
-
-    Args:
-        rollouts: in any order; the earlier one wins among equal rewards.
-        report: counts the rollouts that are in no pair.
-        candidate: makes ``{"prompt", "completion", "tools", "reward"}`` of a rollout, or raises
-            `NotExportable`.
-        margin: the difference of the two rewards must be larger than this.
-    """
-    extremes: dict[str, tuple[_Place, _Place]] = {}
-    with tempfile.TemporaryFile() as spool:
-        for rollout in rollouts:
-            made = report.attempt(candidate, rollout)
-            if made is None:
-                continue
-            reward = made["reward"]
-            known = extremes.get(rollout.task, ())
-            if known and known[1].reward <= reward <= known[0].reward:
-                report.drop("not_extreme", rollout.id, _PASSED)
-                continue
-            place = _Place(reward, spool.seek(0, os.SEEK_END), rollout.id)
-            spool.write(orjson.dumps(made, option=orjson.OPT_APPEND_NEWLINE))
-            # max and min keep the earlier of equals.
-            best = max((*known, place), key=lambda p: p.reward)
-            worst = min((*known, place), key=lambda p: p.reward)
-            for passed in set(known) - {best, worst}:
-                report.drop("not_extreme", passed.id, _PASSED)
-            extremes[rollout.task] = best, worst
-        yield from _paired(extremes, spool, report, margin)
-
-
-def _paired(
-    extremes: dict[str, tuple[_Place, _Place]], spool: IO[bytes], report: ExportReport, margin: float
-) -> Iterator[JSON]:
-    for task, (best, worst) in extremes.items():
-        chosen, rejected = _read(spool, best), _read(spool, worst)
-        why = _unpaired(best, worst, chosen, rejected, margin)
-        if why is not None:
-            reason, detail = why
-            for place in dict.fromkeys((best, worst)):
-                report.drop(reason, place.id, detail)
-            continue
-        report.exported += 2
-        record = {
-            "prompt": chosen["prompt"],
-            "chosen": chosen["completion"],
-            "rejected": rejected["completion"],
-            "tools": chosen["tools"],
-            "chosen_reward": best.reward,
-            "rejected_reward": worst.reward,
-            "task": task,
-            "chosen_id": best.id,
-            "rejected_id": worst.id,
-        }
-        yield {key: value for key, value in record.items() if value or key != "tools"}
-
-
-def _unpaired(
-    best: _Place, worst: _Place, chosen: JSON, rejected: JSON, margin: float
-) -> tuple[str, str] | None:
-    if best == worst:
-        return "no_contrast", "no other rollout of the task has another reward"
-    if best.reward - worst.reward <= margin:
-        return "small_margin", f"the task's rewards differ by no more than {margin:g}"
-    if any(chosen[key] != rejected[key] for key in ("prompt", "tools")):
-        return "other_prompt", "the two rollouts of the task were not given the same prompt"
-    if chosen["completion"] == rejected["completion"]:
-        return "same_answer", "the two rollouts of the task are the same text"
-    return None
-
-
-def _read(spool: IO[bytes], place: _Place) -> JSON:
-    spool.seek(place.offset)
-    record: JSON = orjson.loads(spool.readline())
-    return record

@@ -13,8 +13,7 @@ messages, each with the tokens that it adds. As with a provider that returns tok
 messages, the new prompt tokens of a call stand with its assistant message. Each further conversation of a
 harness's rollout is a path from a root of its own. A failed rollout is a trace that is not ``ok``, with its
 error and no reward; a rollout that its environment masks is not ``trainable``. Trainers skip both. The
-timeline gives the times of messages, calls and stages, the calls that failed, and the usage of judges
-(``extra_usage``).
+timeline gives the times of messages and calls.
 
 Invariant of the graph: the tokens on the path from the root to an assistant message are exactly the call's
 prompt and generation. If a call's prompt does not continue the path, a branch starts at the last message that
@@ -32,13 +31,11 @@ from urllib.parse import urlsplit
 from gym_serve.interop.export.conversation import (
     Step,
     decoded_arguments,
-    model_calls,
     prompt_messages,
     steps,
     tools_of,
 )
 from gym_serve.training.rollout import Bundle, NotExportable, Rollout, number
-from gym_serve.types import timeline
 from gym_serve.types.requests import JSON
 
 _VERSION = "ATIF-v1.7"  # the first with every field that is used here
@@ -298,10 +295,9 @@ def verifiers_episode(rollout: Rollout) -> JSON:
 def _trace(rollout: Rollout, task: JSON) -> JSON:
     failed = rollout.failure_class
     tools = [_tool(tool["function"]) for tool in tools_of(rollout)]
-    given = rollout.timeline
-    began = rollout.created_at if given is None else given.began
+    began = rollout.created_at if rollout.timeline is None else rollout.timeline.began
     graph = MessageGraph(tools, began)
-    calls = [] if given is None else [_failed_call(step, began) for step in _failed_calls(given)]
+    calls: list[JSON] = []
     for conversation in rollout.conversations():
         graph.begin()
         for message in prompt_messages(conversation):
@@ -327,8 +323,8 @@ def _trace(rollout: Rollout, task: JSON) -> JSON:
         "stop_condition": "agent_completed" if not failed else failed if timed_out else "error",
         "is_timeout": timed_out,
         "errors": [_error(rollout)] if failed else [],
-        "extra_usage": [] if given is None else _usage_of_judges(given),
-        "timing": {"start": began} if given is None else _timing(given, model_calls(rollout)),
+        "extra_usage": [],
+        "timing": {"start": began},
     }
 
 
@@ -347,7 +343,7 @@ def _add_episode(graph: MessageGraph, episode: list[Step], rollout: Rollout, beg
         if rollout.model is not None:
             call["model"] = rollout.model
         if step.call is not None:
-            call["time"] = _span(step.call, began)
+            call["time"] = {"start": began + step.call.start, "end": began + step.call.end}
         if usage := _usage(step):
             call["usage"] = usage
         calls.append(call)
@@ -359,61 +355,17 @@ def _add_episode(graph: MessageGraph, episode: list[Step], rollout: Rollout, beg
 
 def _usage(step: Step) -> JSON | None:
     """The usage of a model call; ``prompt_tokens`` are those that no cache answered."""
-    usage = None if step.call is None else _usage_of(step.call)
-    if usage is None and step.tokens is not None:
-        prompt, generation = len(step.tokens.prompt), len(step.tokens.generation)
-        usage = {"prompt_tokens": prompt, "completion_tokens": generation}
-    return usage
-
-
-def _usage_of(call: timeline.Step) -> JSON | None:
-    given, cached, made = call.input_tokens, call.cached_tokens or 0, call.output_tokens
-    if given is None or made is None:
+    call = step.call
+    if call is not None and call.input_tokens is not None and call.output_tokens is not None:
+        cached = call.cached_tokens or 0
+        return {
+            "prompt_tokens": max(call.input_tokens - cached, 0),
+            "completion_tokens": call.output_tokens,
+            "cached_input_tokens": cached,
+        }
+    if step.tokens is None:
         return None
-    return {
-        "prompt_tokens": max(given - cached, 0),
-        "completion_tokens": made,
-        "cached_input_tokens": cached,
-    }
-
-
-def _usage_of_judges(given: timeline.Timeline) -> list[JSON]:
-    """The usage of the model calls that the environment made."""
-    calls = [_usage_of(step) for step in given.steps if step.kind == "model" and step.stage is not None]
-    return [usage for usage in calls if usage is not None]
-
-
-def _failed_calls(given: timeline.Timeline) -> list[timeline.Step]:
-    return [step for step in given.steps if step.kind == "model" and not step.stage and step.status >= 400]
-
-
-def _failed_call(call: timeline.Step, began: float) -> JSON:
-    error = {"type": "ModelCallFailed", "message": f"HTTP status {call.status}", "status_code": call.status}
-    return {"time": _span(call, began), "error": error}
-
-
-def _span(step: timeline.Step, began: float) -> JSON:
-    return {"start": began + step.start, "end": began + step.end}
-
-
-def _timing(given: timeline.Timeline, calls: list[timeline.Step]) -> JSON:
-    """The stages of an episode: ``agent`` is all between the opening of the session and the verification."""
-    spans = {step.kind: step for step in given.steps}
-    seed, verify = spans.get("seed"), spans.get("verify")
-    start = seed.end if seed else 0.0
-    end = verify.start if verify else given.duration
-    model = min(sum(call.duration for call in calls), max(end - start, 0.0))
-    made: JSON = {
-        "start": given.began,
-        "agent": {
-            "start": given.began + start,
-            "end": given.began + end,
-            "model": {"duration": model},
-            "harness": {"duration": max(end - start, 0.0) - model},
-        },
-    }
-    named = {"setup": seed, "scoring": verify}
-    return made | {name: _span(step, given.began) for name, step in named.items() if step is not None}
+    return {"prompt_tokens": len(step.tokens.prompt), "completion_tokens": len(step.tokens.generation)}
 
 
 def _message(message: JSON, names: dict[str, str]) -> JSON:
