@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.environments import Bench, called, examples, fixture_problems, folder_of
-from support.office_data import office_records, rows
+from support.environments import Bench, called, fixture_problems, folder_of
 
 from gym_serve.environments.workplace_assistant import WorkplaceAssistant
 from gym_serve.environments.workplace_assistant.office import Office, differing_tables
@@ -34,13 +33,6 @@ async def verify(row: dict[str, Any], output: list[dict[str, Any]]) -> dict[str,
 
 async def test_fixtures() -> None:
     assert await fixture_problems(WorkplaceAssistant) == []
-
-
-def test_the_data_is_what_the_generator_writes() -> None:
-    assert written("office.jsonl") == list(office_records())
-    tasks = list(rows())
-    assert written("tasks.jsonl") == tasks
-    assert examples(WorkplaceAssistant) == tasks[::20]
 
 
 def test_there_are_many_different_tasks() -> None:
