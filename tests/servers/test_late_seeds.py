@@ -12,12 +12,12 @@ from aiohttp import web
 from support.waiting import until
 
 from gym_serve import ResourcesServer, ServerRunner
-from gym_serve.routing.http import HttpTransport
-from gym_serve.routing.inline import InlineTransport
-from gym_serve.routing.rpc import Channel, Listener
+from gym_serve.cluster.routing.rpc import Channel, Listener
 from gym_serve.servers.clients import EnvironmentClient
 from gym_serve.servers.context import current, time_limit, use
 from gym_serve.servers.transport import Call
+from gym_serve.transports.http import HttpTransport
+from gym_serve.transports.inline import InlineTransport
 from gym_serve.types.errors import DeadlineExceeded
 
 SECONDS = 0.3  # of a seed
