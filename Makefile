@@ -48,12 +48,14 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: docs vendor test-browser run train test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom gpu train-real
+.PHONY: docs vendor test-browser run train check test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom gpu train-real
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
 
-test: lint types test-fast test-sandbox test-thorough test-ray
+test: check test-sandbox test-thorough test-ray
+
+check: lint types test-fast
 
 test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not ray and not thorough and not slow and not interop" --numprocesses $(WORKERS) --dist worksteal $(TESTS)
