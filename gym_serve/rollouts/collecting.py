@@ -214,7 +214,7 @@ async def check_run(
     """
     collection.budget.check(collection.backend.prices())
     inputs, outputs = Inputs(rows, collection.expansion, collection.backend.check), Outputs.of(output)
-    new = [path for path in (outputs.rollouts, outputs.failures) if not os.path.lexists(path)]
+    new = [path for path in (outputs.rollouts, outputs.failures) if not _is_there(path)]
     try:
         with Journal(outputs, resume=resume) as journal:
             if journal.header is not None:
@@ -225,6 +225,10 @@ async def check_run(
         for path in new:
             with suppress(OSError):  # it could not be created
                 path.unlink()
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)  # a link that leads nowhere stays
 
 
 async def _prepared(
