@@ -249,7 +249,8 @@ class Connections:
                 yield Response(response.status, response.headers, response.content.iter_any())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             check_open_files(error)
-            raise NoConnection(f"no connection to {url}: {error}") from None
+            by = " by the proxy of the environment" if proxy_of(endpoint.url) else ""
+            raise NoConnection(f"no connection to {url}{by}: {error}") from None
         except asyncio.TimeoutError:
             raise
         except (aiohttp.ClientError, OSError) as error:

@@ -92,6 +92,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         ({"not ray", "not thorough"} <= wanted and name.startswith(THOROUGH))
         or ("thorough" in wanted and not name.startswith((*THOROUGH, *PARTLY_THOROUGH)))
         or ("ray" in wanted and name.startswith(WITHOUT_RAY))
+        or ("not interop" in wanted and name.endswith("_in_a_browser.py"))  # `make test-browser`
     )
     return ignored or None
 

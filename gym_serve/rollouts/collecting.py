@@ -15,6 +15,7 @@ continue.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -213,7 +214,7 @@ async def check_run(
     """
     collection.budget.check(collection.backend.prices())
     inputs, outputs = Inputs(rows, collection.expansion, collection.backend.check), Outputs.of(output)
-    new = [path for path in (outputs.rollouts, outputs.failures) if not path.exists()]
+    new = [path for path in (outputs.rollouts, outputs.failures) if not _is_there(path)]
     try:
         with Journal(outputs, resume=resume) as journal:
             if journal.header is not None:
@@ -224,6 +225,10 @@ async def check_run(
         for path in new:
             with suppress(OSError):  # it could not be created
                 path.unlink()
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)  # a link that leads nowhere stays
 
 
 async def _prepared(

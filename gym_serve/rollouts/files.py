@@ -314,6 +314,8 @@ class RecordFile:
         self._spare = spare
         self._codec = codec_of(path)
         with writing(path):
+            if path.exists() and not path.is_dir() and not path.is_file():  # opening a pipe would hang
+                raise BadRequest(f"cannot write {path}: it must be a regular file")
             # Unbuffered: a record is written by one call, and nothing is lost inside this process.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         if exclusive:

@@ -12,6 +12,7 @@ mixed in one file unnoticed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -64,8 +65,8 @@ class Outputs:
     def of(cls, path: str | Path) -> Outputs:
         """The files of the run whose main file is ``path``."""
         path = Path(path)
-        if path.is_symlink():  # a link and its target are one run
-            path = path.resolve()
+        if os.path.islink(path):  # a link and its target are one run
+            path = Path(os.path.realpath(path))
         stem, suffix = split_name(path)
         return cls(
             path,

@@ -18,10 +18,10 @@ from gym_serve.client import deployed
 from gym_serve.cluster import ownership
 from gym_serve.cluster import running as graph_running
 from gym_serve.cluster.deploy import GATEWAY
+from gym_serve.cluster.ingress import Description
 from gym_serve.cluster.ownership import Terms
 from gym_serve.cluster.serve_compat import RunningVersion
 from gym_serve.cluster.weights import WeightStore
-from gym_serve.cluster.ingress import Description
 from gym_serve.graph import Graph, load_graph, resolve
 
 SPEC: dict[str, Any] = {

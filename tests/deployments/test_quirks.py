@@ -98,8 +98,11 @@ async def test_what_comes_of_each(url: str) -> None:
 
 JUDGED = {
     "answer": "no verdict",
-    **dict.fromkeys(("empty answer", "bad_request", "overloaded", "unavailable"), "verifier_failed"),
-    **{stops: stops for stops in ("endpoint_access_denied", "endpoint_misconfigured")},
+    **dict.fromkeys(("empty answer", "bad_request"), "verifier_failed"),
+    **{
+        same: same
+        for same in ("overloaded", "unavailable", "endpoint_access_denied", "endpoint_misconfigured")
+    },
 }
 """What comes of a judge's call, by what comes of a call of its model: never a score."""
 

@@ -24,7 +24,7 @@ from gym_serve.deployments.pooling_model import PoolingModel
 from gym_serve.deployments.simple_agent import SimpleAgent
 from gym_serve.judging import JudgeCalls, label_of
 from gym_serve.transports.inline import InlineTransport
-from gym_serve.types.errors import BadRequest, Unavailable, VerifierFailed
+from gym_serve.types.errors import BadRequest, Unavailable
 
 JSON = dict[str, Any]
 
@@ -461,13 +461,13 @@ async def test_models_behind_http_and_judges(answer: Any) -> None:
         await model.responses(ASK)
     assert caught.value.server == "judge"
     calls = JudgeCalls(1)
-    with pytest.raises(VerifierFailed, match="the judge failed"):
+    with pytest.raises(Unavailable):
         await calls.ask(model, ASK, lambda said: label_of(said, "", ["A"]))
 
 
 @named([answer for answer in COMPLETIONS if not isinstance(answer, bytes)])
 async def test_judges_that_chat(answer: Any) -> None:
-    with pytest.raises(VerifierFailed, match="the judge failed"):
+    with pytest.raises(Unavailable):
         await JudgeCalls(1).ask(
             ModelClient(Told(answer)), CHAT, lambda said: "A", protocol="chat_completions"
         )

@@ -240,6 +240,15 @@ async def test_a_proxy_that_refuses_is_not_shown_with_its_password(proxies, mode
     assert "pass-word" not in caught.value.message
 
 
+async def test_a_proxy_that_is_not_there_is_told_as_one(proxies, model):
+    proxies(http_proxy="127.0.0.1:9")
+    model.reconfigure({"base_url": "http://model.example/v1", "max_retries": 0})
+    with pytest.raises(
+        Unavailable, match=r"no connection to http://model.* by the proxy of the environment: "
+    ):
+        await model.responses(ASK)
+
+
 async def test_a_redirect_takes_the_key_nowhere(model, backend):
     backend.replies = [(307, b"", {"Location": "http://169.254.169.254/v1"})]
     with pytest.raises(

@@ -17,7 +17,7 @@ from gym_serve.environments.equivalence_llm_judge import (
     question_text,
 )
 from gym_serve.servers import Response
-from gym_serve.types.errors import GymError, OperatorError, Overloaded, Unauthorized, VerifierFailed
+from gym_serve.types.errors import GymError, OperatorError, Overloaded, Unauthorized
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 TEMPLATE = "{question} / {expected_answer} / {generated_answer}"
@@ -103,7 +103,7 @@ async def test_the_answer_cannot_speak_for_the_judge() -> None:
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
-        (Overloaded("queue", retry_after=3.0), VerifierFailed),
+        (Overloaded("queue", retry_after=3.0), Overloaded),
         (Unauthorized("key"), OperatorError),  # no rollout could be scored: it stops the run
     ],
 )

@@ -478,6 +478,28 @@ async def scored_async(row: JSON) -> JSON:
     return scored(row)
 
 
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "it must be a regular file"),
+        (os.mkdir, "Is a directory"),
+        (lambda path: os.symlink(path, path), "Too many levels of symbolic links"),
+        (lambda path: os.symlink(path.with_name("x" * 260), path), "File name too long"),
+        (lambda path: os.symlink("/nowhere/out.jsonl", path), "does not exist; create it first"),
+    ],
+    ids=["pipe", "folder", "loop", "long name", "no folder"],
+)
+async def test_an_output_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, make: Any, problem: str
+) -> None:
+    make(out := tmp_path / "out.jsonl")
+    source = tmp_path / "rows.jsonl"
+    write_jsonl(source, rows(1))
+    for started in (check_run, collect):
+        with pytest.raises(BadRequest, match=f"^cannot write .*{problem}"):
+            await started(source, out, collection(FakeAgent()))
+
+
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     pipe, text = tmp_path / "rows", b'{"prompt": "a"}\n' * 1000
     os.mkfifo(pipe)

@@ -48,8 +48,8 @@ ANTHROPIC = {
     "error": {"type": "invalid_request_error", "message": "Your credit balance is too low"},
 }
 REFUSALS: list[tuple[int, Any, type[GymError]]] = [
-    *((status, "", RETRY) for status in (408, 409, 425, 499, 500, 502, 503, 504, 520, 524)),
-    *((status, "", WAIT) for status in (420, 429, 529)),
+    *((status, "", RETRY) for status in (408, 409, 424, 425, 499, 500, 502, 503, 504, 520, 524)),
+    *((status, "", WAIT) for status in (420, 429, 498, 529)),
     *((status, "", KEY) for status in (401, 402, 407)),
     *((status, "<html>nginx</html>", SETTING) for status in (403, 404, 405)),
     *((status, "no", ROW) for status in (400, 413, 415, 422, 451)),
@@ -70,6 +70,7 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     (400, said("litellm.BadRequestError: AnthropicException - " + json.dumps(ANTHROPIC), code="400"), KEY),
     (400, said("Access denied, please make sure your account is in good standing.", code="Arrearage"), KEY),
     (400, said("Incorrect API key provided: xai-***"), KEY),
+    (400, said("Budget has been exceeded! Max budget: 10.0", type="budget_exceeded", code="400"), KEY),
     (402, said("Insufficient Balance", code="invalid_request_error"), KEY),
     (403, said("Your account is suspended"), KEY),
     (404, said("Incorrect API key"), KEY),
@@ -92,6 +93,9 @@ REFUSALS: list[tuple[int, Any, type[GymError]]] = [
     (429, said("You exceeded your current quota. Please retry in 0.01s.", status="RESOURCE_EXHAUSTED"), WAIT),
     (403, said("Rate limit exceeded: requests per day"), WAIT),
     (400, said("x", code="ThrottlingException"), WAIT),
+    (400, {"message": "Too many tokens, please wait before trying again."}, WAIT),
+    (529, {"type": "error", **said("Overloaded", type="overloaded_error")}, WAIT),
+    (498, said("Flex tier capacity exceeded", code="capacity_exceeded"), WAIT),
     (400, said("The model is loading", code="ModelNotReadyException"), RETRY),
     # What the model wrote, repeated in a message, stops no run.
     (400, said("Invalid arguments: Your credit balance is too low"), ROW),

@@ -87,6 +87,8 @@ _OVERFLOW: tuple[tuple[str, str], ...] = (
     (r"prompt length \([\d.]+\).{0,60} should not exceed max_num_tokens", "TensorRT-LLM"),
     (r"max_seq_len \(\d+\) - `splited_prompt_len`", "TensorRT-LLM"),
     (r"prompt length \(\d+\) exceeds maximum sequence length", "TensorRT-LLM"),
+    (r"length of prompt_tokens \(\d+\) must be less than max_seq_len", "SiliconFlow"),
+    (r"\btokens\b.{0,60} exceeds? max(imum)? sequence length", "LMDeploy, others"),
     (r"exceeds maximum input sequence length", "tt-inference-server"),
     (r"exceeds the available context size", "llama.cpp"),
     (r"greater than the context length", "LM Studio"),
@@ -145,13 +147,13 @@ _TABLE = (
         "authentication_error|unauthenticated|permission_denied|permission_error|accessdenied.*|"
         "incorrect_api_key_error|account_deactivated|billing_not_active|billing_hard_limit_reached|"
         "billing_error|arrearage|exceeded_current_quota_error|insufficient_balance|insufficient_credits|"
-        "consumer_suspended|consumer_invalid|organization_.*|endpoint_access_denied|unauthorized",
+        "consumer_suspended|consumer_invalid|budget_exceeded|organization_.*|endpoint_access_denied|unauthorized",
         r"(your )?credit balance is too low|insufficient (balance|credits?|quota|funds)|"
         r"forbidden: .{0,40}key|(api key not valid|(incorrect|invalid|missing|expired) api[ -]?key)|"
         r"api key expired|no auth credentials|"
         r"your account (is|has been)|"
         r"no cookie auth|user not found|(please )?(pass a valid|provide an?) api key",
-        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, DeepSeek, xAI, Azure, OpenRouter",
+        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, DeepSeek, xAI, Azure, OpenRouter, LiteLLM",
     ),
     _Row(
         Meaning.SETTING,
@@ -165,13 +167,13 @@ _TABLE = (
     _Row(
         Meaning.WAIT,
         "rate_limit_exceeded|rate_limit_error|resource_exhausted|too_?many_?requests|throttling.*|"
-        "engine_overloaded_error|rate_limit_reached_error|limitrequests|requests_per_.*|tokens_per_.*",
-        r"rate limit (reached|exceeded)|too many requests",
-        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, Bedrock",
+        "(engine_)?overloaded_error|capacity_exceeded|rate_limit_reached_error|limitrequests|requests_per_.*|tokens_per_.*",
+        r"rate limit (reached|exceeded)|too many (requests|tokens, please wait)",
+        "OpenAI, Anthropic, Gemini, DashScope, Moonshot, Bedrock, Groq",
     ),
     _Row(
         Meaning.RETRY,
-        "server_error|internal_?server_?error|internal_error|internal|overloaded_error|unavailable|api_error|"
+        "server_error|internal_?server_?error|internal_error|internal|unavailable|api_error|"
         "service_unavailable|vector_store_timeout|timeout_error|deadline_exceeded|modelnotready.*|aborted",
         r".{0,100}/-/routes for available routes",  # Serve's proxy, until it knows which applications run
         "OpenAI, Anthropic, Gemini, Bedrock, Ray Serve",
@@ -189,8 +191,8 @@ _ROWS = [(row.meaning, re.compile(row.codes), re.compile(row.words, re.DOTALL)) 
 _STATUSES = {
     **dict.fromkeys((401, 402, 407), Meaning.KEY),
     **dict.fromkeys((403, 404, 405), Meaning.SETTING),  # a bare 403 may be about a prompt
-    **dict.fromkeys((408, 409, 425, 499), Meaning.RETRY),  # of proxies and of engines that shut down
-    **dict.fromkeys((420, 429, 529), Meaning.WAIT),  # 529: Anthropic is overloaded
+    **dict.fromkeys((408, 409, 424, 425, 499), Meaning.RETRY),  # of proxies and of engines; 424: TGI broke
+    **dict.fromkeys((420, 429, 498, 529), Meaning.WAIT),  # 498: Groq, 529: Anthropic have no capacity
 }
 _ERRORS: Mapping[Meaning, tuple[type[GymError], str]] = {
     Meaning.ROW: (BadRequest, ""),
@@ -299,7 +301,7 @@ def _error_in(said: Mapping[str, Any]) -> Any:
     """The error of an answer or event; None for one without."""
     if error := said.get("error"):
         return error
-    if said.get("type") == "error":
+    if said.get("type") == "error" or said.get("object") == "error" or _is_bare(said):
         return dict(said)
     response = said.get("response")
     if said.get("type") == "response.failed":
@@ -308,6 +310,12 @@ def _error_in(said: Mapping[str, Any]) -> Any:
     choices = said.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return (first.get("error") or None) if isinstance(first, dict) else None
+
+
+def _is_bare(said: Mapping[str, Any]) -> bool:
+    """Whether what is no answer is an error without its own key: ``{"code": 429, "msg": "busy"}``."""
+    words = said.get("message", said.get("msg"))
+    return isinstance(words, str) and "choices" not in said and any(key in said for key in _STATUS_KEYS)
 
 
 def _is_overflow(body: Any) -> bool:
@@ -320,7 +328,11 @@ def _is_overflow(body: Any) -> bool:
 _IN_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ASKED = re.compile(r"(?:try again|retry|wait) (?:in |after )?((?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+)")
-_WAITS = ("Retry-After", "X-RateLimit-Reset", "X-RateLimit-Reset-Requests")
+_WAITS = (
+    *("Retry-After", "X-RateLimit-Reset", "X-RateLimit-Reset-Requests", "X-RateLimit-Reset-Tokens"),
+    "RateLimit-Reset",
+)
+_STATUS_KEYS = ("code", "status", "status_code", "http_status")
 
 
 def wait_of(headers: Mapping[str, str], body: Any = None) -> float | None:
@@ -366,7 +378,7 @@ def _seconds(stated: str, *, moment: bool = False) -> float | None:
 def _status_in(body: Any) -> int:
     """The HTTP status that an error inside a 200 names; 200 if it names none."""
     error = body.get("error", body) if isinstance(body, Mapping) else None
-    for key in ("code", "status", "status_code", "http_status"):
+    for key in _STATUS_KEYS:
         value = error.get(key) if isinstance(error, Mapping) else None
         text = str(value) if type(value) in (int, str) else ""
         if text.isascii() and text.isdecimal() and 400 <= int(text[:4]) < 600:
