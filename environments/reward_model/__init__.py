@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging import Answer, CacheSettings, JudgeCalls, JudgeRefused, ask_within, open_cache
+from gym_serve.judging import Answer, CacheSettings, JudgeCalls, ask_within, open_cache
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
-from gym_serve.types.errors import BadRequest, VerifierFailed
+from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, Response, input_items
 
@@ -154,19 +154,14 @@ class RewardModel(ResourcesServer):
 
         Raises:
             VerifierFailed: the model could not be reached, or gave no score.
-            BadRequest: the conversation has something that a chat cannot hold.
+            BadRequest: the prompt has something that a chat cannot hold.
         """
         config = self.config
         params, output = request.responses_create_params, request.response.output
         size = len(str(output))
 
         async def ask(chars: int) -> Answer[Score]:
-            try:
-                shown = conversation_of(params, output, config.conversation, None if chars == size else chars)
-            except BadRequest as error:
-                if chars:
-                    raise JudgeRefused(error.message) from None
-                raise
+            shown = conversation_of(params, output, config.conversation, None if chars == size else chars)
             return await self._calls.ask(
                 config.reward_model,
                 scoring_request(shown, config.head, sigmoid=config.sigmoid),

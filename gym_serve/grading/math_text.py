@@ -411,15 +411,11 @@ def read(content: str, *, single: bool = False) -> Reading:
         content = _COMMA.sub(r"\1.\2", _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), content))
     text = _spelled(plain_numerals(_boxed(content))[len(_BOX) : -1])
     flat = " ".join(_TEXT_COMMAND.sub(r" \2 ", text).split())
-    if _COMPOUND.fullmatch(flat):
-        bare = re.sub(r",|\band ", "", flat)
-        amounts = [
-            (number, _UNITS.get(unit, "")) for number, unit in re.findall(r"([\d.]+)\s?([A-Za-z]+)", bare)
-        ]
-        if total := _total(amounts):
-            return total
-        if all(unit for _, unit in amounts):
-            text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
+    if total := _total(flat):
+        return total
+    bare = re.sub(r",|\band ", "", flat)
+    if _COMPOUND.fullmatch(flat) and all(unit in _UNITS for unit in re.findall("[A-Za-z]+", bare)):
+        text = re.sub("([A-Za-z]+)", r"\\text{\1}", bare)
     text, words = _marked(text)
     text = _LIST_WORDS.sub(", ", " ".join(text.split())).rstrip("\\ ")
     text = text[label.end() :] if (label := _LABEL_IN_FRONT.match(text)) else text
@@ -443,11 +439,12 @@ def read(content: str, *, single: bool = False) -> Reading:
     return Reading(relation, _parts(text, words), unit)
 
 
-def _total(amounts: list[tuple[str, str]]) -> Reading | None:
+def _total(text: str) -> Reading | None:
     """Amounts in ever smaller units of one kind as one amount: 2 hours 30 minutes."""
-    scales = [_SCALES.get(unit, ("", 0)) for _, unit in amounts]
-    sizes = [size for _, size in scales]
-    if len({group for group, _ in scales}) > 1 or 0 in sizes or sizes != sorted(set(sizes), reverse=True):
+    amounts = re.findall(r"([\d.]+)\s?([A-Za-z]+)", text) if _COMPOUND.fullmatch(text) else []
+    scales = [_SCALES.get(_UNITS.get(unit, ""), ("", 0)) for _, unit in amounts]
+    kinds, sizes = {kind for kind, _ in scales}, [size for _, size in scales]
+    if len(kinds) != 1 or "" in kinds or sizes != sorted(set(sizes), reverse=True):
         return None
     total = sum(Decimal(number) * size for (number, _), size in zip(amounts, sizes, strict=True))
     return Reading("", (format(total, "f"),), scales[0][0])
@@ -488,7 +485,7 @@ def ask(gold: str, answer: str) -> Question:
     if written is None:
         if wanted.relation or len(wanted.parts) != 1 or wanted.parts[0].startswith('"'):
             return Question([], None, "no box, no line 'Answer: X' and no formula found")
-        if _is_hedged(_COMPOUND.sub("0", answer)):
+        if _is_hedged(_COMPOUND.sub(lambda m: "0" if _total(m[0]) else m[0], answer)):
             return Question([], None, "it is denied, a bound, or one of several")
         prose = spelled_prose(plain_numerals(answer))
         written = _last_quantity(prose)
@@ -585,7 +582,7 @@ def _ratio(number: re.Match[str]) -> str:
 def _based(number: re.Match[str]) -> str:
     """A numeral with its base as a symbol; as it is if it is none of that base."""
     digits, name = number[2].lower(), re.sub(r"\\[a-z]+|\W|_|\bin\b|base", "", number[3]).lower()
-    base = _BASES.get(name) or (int(name) if name.isdigit() else 0)
+    base = _BASES.get(name) or (int(name) if name.isdecimal() else 0)
     fits = 1 < base <= 16 and int(max(digits), 16) < base
     return _SYMBOL.format(_code(f"{digits} in base {base}")) if fits else number[0]
 

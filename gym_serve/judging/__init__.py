@@ -9,7 +9,7 @@
 What the calls cost is counted by `gym_serve.servers.usage`, as for every other model call.
 """
 
-from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, JudgeRefused, VerdictCache, ask_within
+from gym_serve.judging.calls import Answer, CacheSettings, JudgeCalls, VerdictCache, ask_within
 from gym_serve.judging.label_judge import (
     Ballot,
     Calibration,
@@ -42,7 +42,6 @@ __all__ = [
     "CacheSettings",
     "Calibration",
     "JudgeCalls",
-    "JudgeRefused",
     "JudgeSettings",
     "LabelJudge",
     "VerdictCache",

@@ -52,10 +52,6 @@ _BUSY_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-class JudgeRefused(VerifierFailed):
-    """A judge takes no such request: it does not fit its context, or has words that its endpoint refuses."""
-
-
 @dataclass(frozen=True)
 class Answer(Generic[V]):
     """One call of a judge.
@@ -120,8 +116,8 @@ class JudgeCalls:
             judge, vote: number of the judge, and of the repetition, if the same is asked several times.
 
         Raises:
-            JudgeRefused: the judge does not take the request.
-            VerifierFailed: the judge was too slow, or its reply is malformed.
+            VerifierFailed: the judge was too slow, or its reply is malformed; because of a `BadRequest` if it
+                does not take the request.
             Overloaded, Unavailable: its endpoint is busy or down, and is waited for as a policy's is.
             OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
             AuthorError: the code of the judge's model is wrong.
@@ -177,12 +173,12 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
         raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
         # Also if retrying the call is useless: the response is sound and may be scored again later.
-        kind = JudgeRefused if isinstance(error, BadRequest) else VerifierFailed
-        raise kind(
+        raise VerifierFailed(
             f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
         ) from error
     if is_overflow_answer(answer):
-        raise JudgeRefused("the judge failed: the prompt does not fit its context")
+        refusal = BadRequest("the prompt does not fit its context")
+        raise VerifierFailed(f"the judge failed: {refusal.message}") from refusal
     return answer
 
 
@@ -197,13 +193,16 @@ async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
         chars: how many that are at first.
 
     Raises:
-        JudgeRefused: the judge refuses what is asked without the text, too.
+        VerifierFailed: the judge failed, or refuses what is asked without the text, too.
+        BadRequest: ``ask`` cannot ask, without the text either.
     """
     for limit in (chars, chars // 8, chars // 64):
         try:
             return await ask(limit)
-        except JudgeRefused as refused:
-            logger.info("a judge refuses %d characters: %s", limit, refused.message)
+        except (BadRequest, VerifierFailed) as error:
+            if not isinstance(error.__cause__ or error, BadRequest):
+                raise
+            logger.info("a judge refuses %d characters: %s", limit, error.message)
     return await ask(0)
 
 

@@ -73,6 +73,8 @@ def fits(schema: Any, value: Any) -> bool:
         (FLAT, {"a": 1, "b": "", "c": 1}, False),
         (FLAT, {"a": True, "b": ""}, False),
         (FLAT, {"a": 1.0, "b": ""}, True),
+        ({"multipleOf": 0.01}, 19.99, True),
+        ({"multipleOf": 0.01}, 19.995, False),
         ({"type": "array", "items": FLAT}, [{"a": 1}], False),
         ({"type": "object", "additionalProperties": FLAT}, {"x": {"a": 1}}, False),
         ({"type": "object", "properties": {"x": {"anyOf": [FLAT, {"type": "null"}]}}}, {"x": {"a": 1}}, True),

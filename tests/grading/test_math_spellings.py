@@ -204,6 +204,7 @@ BOXED: dict[str, list[tuple[str, str, bool]]] = {
         ("342", "342_{(5)}", False),
         ("342", "342_{b}", False),
         ("342_b", "342_{b}", True),
+        ("342", "342_{①}", False),
         ("97", "342_5", False),
         (r"2a_1", r"a_1 \cdot 2", True),
         (r"\frac13", r"0.\overline{3}", True),
@@ -376,6 +377,9 @@ TEXTS: list[tuple[str, str, bool]] = [
     # Hedges
     ("2.5 hours", "It is not 2 hours 30 minutes.", False),
     ("5", "There are 6 cards or 5 cards.", False),
+    ("6", "There are 5 or 6 cards.", False),
+    ("6 feet", "It is 5 or 6 feet long.", False),
+    ("6 feet", "It is 5 feet or 6 feet.", False),
     ("2.5 hours", "It takes 2 hours 30 minutes or 3 hours.", False),
     ("2.5 hours", "It takes 3 hours or 2 hours 30 minutes.", False),
     ("5", "so x is at most 5", False),

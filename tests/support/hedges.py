@@ -300,6 +300,18 @@ HEDGED: dict[str, Texts | Calls] = {
         ["(2, 1)", "1"],
         settings={"should_use_judge": False, **_QUICK},
     ),
+    "math_with_judge: an amount": Texts(
+        {**_MATH, "expected_answer": "2.5 hours"},
+        "2 hours 30 minutes",
+        ["2 hours 45 minutes", "2.5 minutes"],
+        settings={"should_use_judge": False, **_QUICK},
+    ),
+    "math_with_judge: a numeral": Texts(
+        {**_MATH, "expected_answer": "1010_2"},
+        "1010_{\\text{two}}",
+        ["1010_3", "1010"],
+        settings={"should_use_judge": False, **_QUICK},
+    ),
     "mcp": Texts(
         {**_PROMPT, "expected_answer": "6"},
         "6",
