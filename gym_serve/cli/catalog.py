@@ -75,13 +75,13 @@ def show(
     """
     from gym_serve.cli.catalog_entries import details, find_types
 
-    found = [details(entry) for entry in find_types(name)]
+    types = [details(entry) for entry in find_types(name)]
     if as_json:
-        print_json(found[0] if len(found) == 1 else found)
+        print_json(types[0] if len(types) == 1 else types)
     else:
-        for shown in found:
+        for shown in types:
             _show_type(shown)
-    if any("error" in shown for shown in found):
+    if any("error" in shown for shown in types):
         raise typer.Exit(1)
 
 

@@ -70,14 +70,14 @@ def entries_of(kinds: set[str], folder: Path | None) -> list[Entry]:
 
     Without a folder, these are the graphs that come with gym_serve and those in ``graphs``.
     """
-    found = [
+    entries = [
         entry for kind, name in NAMES.items() if not kinds or name in kinds for entry in type_entries(kind)
     ]
     if not kinds or "graph" in kinds:
         if folder is None and Path("graphs").resolve() != FOLDER.resolve():
-            found += shipped_entries()
-        found += graph_entries(folder or Path("graphs"))
-    return found
+            entries += shipped_entries()
+        entries += graph_entries(folder or Path("graphs"))
+    return entries
 
 
 def type_entries(kind: Kind) -> Iterator[Entry]:
@@ -150,11 +150,11 @@ def find_types(name: str) -> list[Entry]:
     """
     if ":" in name:
         return [_imported(name)]
-    known = [entry for kind in NAMES for entry in type_entries(kind)]
-    found = [entry for entry in known if entry.name == name]
-    if not found:
-        raise NotFound(f"no environment, agent or model {name!r}{nearest(name, [e.name for e in known])}")
-    return found
+    entries = [entry for kind in NAMES for entry in type_entries(kind)]
+    matches = [entry for entry in entries if entry.name == name]
+    if not matches:
+        raise NotFound(f"no environment, agent or model {name!r}{nearest(name, [e.name for e in entries])}")
+    return matches
 
 
 def details(entry: Entry) -> dict[str, Any]:
@@ -236,17 +236,17 @@ def _default(info: FieldInfo) -> str:
 
 def field_docs(model: type[BaseModel]) -> dict[str, str]:
     """The meaning of every field that has one: its ``description``, else the docstring below it."""
-    found: dict[str, str] = {}
+    written: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:
-            found |= _docstrings(cls)
-    given = {name: info.description for name, info in model.model_fields.items() if info.description}
-    return {name: meaning for name, meaning in {**found, **given}.items() if name in model.model_fields}
+            written |= _docstrings(cls)
+    described = {name: info.description for name, info in model.model_fields.items() if info.description}
+    return {name: meaning for name, meaning in {**written, **described}.items() if name in model.model_fields}
 
 
 def _docstrings(cls: type) -> dict[str, str]:
     """Those in the body of a class; none if there is no source, as for a class made by a function."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     with suppress(OSError, TypeError):
         definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
@@ -255,5 +255,5 @@ def _docstrings(cls: type) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(docstring))),
                 ):
-                    found[name] = inspect.cleandoc(docstring)
-    return found
+                    docs[name] = inspect.cleandoc(docstring)
+    return docs

@@ -54,7 +54,7 @@ def validate(
     from gym_serve.cli.row_checks import Duplicates, checked_rows, row_check
     from gym_serve.rollouts.rows import Problems
 
-    problems, seen = Problems(), Duplicates()
+    problems, earlier = Problems(), Duplicates()
     files, duplicates = [], 0
     check = row_check(graph, application)
     for file in rows:
@@ -64,7 +64,7 @@ def validate(
                 bad += 1
                 continue
             good += 1
-            if (first := seen.first_place(row, where)) is not None:
+            if (first := earlier.first_place(row, where)) is not None:
                 duplicates += 1
                 if duplicates <= _DUPLICATES_NAMED:
                     problems.notes.append(f"{where}: the same row as {first}")

@@ -94,8 +94,8 @@ def _read(paths: list[Path]) -> Iterator[JSON]:
 def _print(report: ExportReport) -> None:
     masked = f", {report.masked:,} of them masked" if report.masked else ""
     echo(f"{report.path}: {report.records:,} records of {report.exported:,} rollouts{masked}")
-    for what, found in (("left out", report.dropped), ("left out branches", report.dropped_branches)):
-        for reason, dropped in found.items():
+    for what, reasons in (("left out", report.dropped), ("left out branches", report.dropped_branches)):
+        for reason, dropped in reasons.items():
             echo(f"{what}: {dropped.count:,} {reason}; e.g. {dropped.example}: {dropped.detail}")
     for note in report.notes:
         echo(f"note: {note}")

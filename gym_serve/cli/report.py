@@ -83,9 +83,9 @@ def failures_of(runs: Iterable[Path]) -> list[FailureClass]:
             last[_rollout(record)] = classes[kind, stage]
         for record in read_records(run.rollouts) if last else ():
             last.pop(_rollout(record), None)
-        for found in last.values():
-            found.rollouts += 1
-    return sorted(classes.values(), key=lambda found: -found.attempts)
+        for last_class in last.values():
+            last_class.rollouts += 1
+    return sorted(classes.values(), key=lambda last_class: -last_class.attempts)
 
 
 def _rollout(record: JSON) -> tuple[Any, ...]:
@@ -159,9 +159,9 @@ def _about(rows: Sequence[SummaryRow], metrics: list[JSON], failures: Failures) 
     """What the numbers of the tables mean."""
     if failures == "zero" and rows:
         yield "mean reward, pass@k: a failed rollout counts as 0"
-    found = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}
-    if told := [text for method, text in INTERVALS.items() if method in found]:
-        yield f"95% intervals: {', '.join(told)}"
+    methods = {row.interval.get("method") for row in rows} | {method for *_, method in _headlines(metrics)}
+    if texts := [text for method, text in INTERVALS.items() if method in methods]:
+        yield f"95% intervals: {', '.join(texts)}"
 
 
 def _lines(report: Report, asked: Asked) -> Iterator[str]:

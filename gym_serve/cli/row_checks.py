@@ -56,11 +56,11 @@ def row_problems(row: JSON) -> Iterator[str]:
             yield f"{mark}: only a run sets this key; rename it, as it is ignored"
 
 
-def _input(given: str | list[JSON]) -> Iterator[str]:
-    if isinstance(given, str):
+def _input(items: str | list[JSON]) -> Iterator[str]:
+    if isinstance(items, str):
         return
     called: set[str] = set()
-    for index, item in enumerate(given):
+    for index, item in enumerate(items):
         place = f"{_PARAMS}.input[{index}]"
         kind = item.get("type", "message")
         if kind == "message":
@@ -171,10 +171,10 @@ def checked_rows(
     empty = True
     for where, row, reason in read_rows(file, problems.notes.append):
         empty = False
-        found = [str(reason)] if row is None else list(check(row))
-        for problem in found:
+        reasons = [str(reason)] if row is None else list(check(row))
+        for problem in reasons:
             problems.add(f"{where}: {problem}")
-        yield where, None if found else row
+        yield where, None if reasons else row
     if empty:
         problems.add(f"{file}: empty")
 

@@ -170,16 +170,18 @@ class EnvServer:
     async def _run(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("task_data"), dict):
             raise InvalidRequest("`task_data` must be an object")
-        told, given = body.get("client") or {}, body.get("sampling") or {}
+        client, sampling = body.get("client") or {}, body.get("sampling") or {}
         endpoint = {
-            "base_url": told.get("base_url"),
+            "base_url": client.get("base_url"),
             "model": body.get("model"),
-            "headers": told.get("headers") or {},
+            "headers": client.get("headers") or {},
         }
-        if key := os.environ.get(str(told.get("api_key_var"))):
+        if key := os.environ.get(str(client.get("api_key_var"))):
             endpoint["api_key"] = key
-        params = {name: given[key] for key, name in _SAMPLING.items() if given.get(key) is not None}
-        further = {key: value for key, value in given.items() if key not in _SAMPLING and value is not None}
+        params = {name: sampling[key] for key, name in _SAMPLING.items() if sampling.get(key) is not None}
+        further = {
+            key: value for key, value in sampling.items() if key not in _SAMPLING and value is not None
+        }
         row = row_of(body["task_data"])
         if further:
             row["extra_body"] = {**(row.get("extra_body") or {}), **further}
@@ -199,9 +201,9 @@ class EnvServer:
 
 def _dispatched(data: JSON) -> JSON:
     """The task of a run, named as verifiers names it: by a hash of its data, without what is not set."""
-    known = {key: value for key, value in data.items() if value is not None}
-    given = {key: _set(value) if key in _MODELS else value for key, value in known.items()}
-    name = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+    present = {key: value for key, value in data.items() if value is not None}
+    settled = {key: _set(value) if key in _MODELS else value for key, value in present.items()}
+    name = hashlib.sha256(json.dumps(settled, sort_keys=True).encode()).hexdigest()
     return {"type": "Task", "data": data, "key": name, "hash": name}
 
 
@@ -229,12 +231,12 @@ def row_of(task: Mapping[str, Any]) -> JSON:
         InvalidRequest: it has no prompt.
     """
     row = task.get("row")
-    found = dict(row if isinstance(row, dict) else task)
-    if "responses_create_params" not in found and not found.get("prompt"):
+    fields = dict(row if isinstance(row, dict) else task)
+    if "responses_create_params" not in fields and not fields.get("prompt"):
         raise InvalidRequest(
             "`task_data` must be a row: it has neither `prompt` nor `responses_create_params`"
         )
-    return found
+    return fields
 
 
 def main() -> None:
@@ -246,10 +248,12 @@ def main() -> None:
         "--verifiers", choices=get_args(Version), default="0.4", help="the version that prime-rl has"
     )
     parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     async def serve() -> None:
-        server = EnvServer(given.graph, given.address, verifiers=given.verifiers, ray=not given.no_ray)
+        server = EnvServer(
+            arguments.graph, arguments.address, verifiers=arguments.verifiers, ray=not arguments.no_ray
+        )
         print(f"env server at {server.address}", flush=True)
         await server.serve()
 

@@ -125,8 +125,8 @@ class Episodes:
         Raises:
             OperatorError: a setting is wrong: a judge refuses its key, say.
         """
-        given = sampling or {}
-        params = {name: given[key] for key, name in _PARAMS.items() if given.get(key) is not None}
+        values = sampling or {}
+        params = {name: values[key] for key, name in _PARAMS.items() if values.get(key) is not None}
         numbered = [{**row, "_ng_task_index": next(self._tasks)} for row in rows]
         names = [str(row["_ng_task_index"]) for row in numbered]
         self._contexts.update(dict.fromkeys(names, context))
@@ -274,9 +274,9 @@ class Adapter:
             **settings: of the model; one that is None is left out.
         """
         if self._episodes is None:
-            given = {name: value for name, value in settings.items() if value is not None}
+            chosen = {name: value for name, value in settings.items() if value is not None}
             self._episodes = Episodes(
-                self._graph, tokenizer, generate, overrides=self._overrides, settings=given
+                self._graph, tokenizer, generate, overrides=self._overrides, settings=chosen
             )
         return self._episodes
 
@@ -324,9 +324,9 @@ def row_of(columns: Mapping[str, Any], prompt: Any = None, **keys: Any) -> JSON:
     if row is None:
         if prompt is None or not len(prompt):
             raise InvalidRequest("a sample needs a column `row`, or a prompt; it has neither")
-        given = {key: value for key, value in keys.items() if value is not None}
+        further = {key: value for key, value in keys.items() if value is not None}
         messages = prompt if isinstance(prompt, str) else list(prompt)
-        row = {**given, **columns, "responses_create_params": {"input": messages}}
+        row = {**further, **columns, "responses_create_params": {"input": messages}}
         row.pop("row", None)
         plain: JSON = orjson.loads(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
         return plain
@@ -365,14 +365,14 @@ def _model_with(tokenizer: Any) -> type[Server]:
 
 def policies_of(spec: GraphSpec) -> list[str]:
     """The models that agents name, those included that they name only ``if`` something is set."""
-    found: dict[str, None] = {}
+    models: dict[str, None] = {}
     for agent in spec.agents.values():
         parts = [agent, *(agent.get(key) for key in ("then", "else"))] if isinstance(agent, Mapping) else []
         for part in parts:
             name = part.get("model") if isinstance(part, Mapping) else None
             if isinstance(name, str) and name in spec.models:
-                found[name] = None
-    return list(found)
+                models[name] = None
+    return list(models)
 
 
 def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> JSON:
@@ -401,6 +401,6 @@ def endpoints_of(graph: Any, overrides: Mapping[str, Any], **settings: Any) -> J
 
 def settings_for(type_: str, model: Any) -> JSON:
     """The settings of a model of a graph that a model of another type takes as well: all but its tokens."""
-    given = model if isinstance(model, Mapping) else {}
-    known = find_class("model", type_).Config.model_fields.keys() - {"tokenizer", "return_token_ids"}
-    return {key: value for key, value in given.items() if key in known}
+    own = model if isinstance(model, Mapping) else {}
+    fields = find_class("model", type_).Config.model_fields.keys() - {"tokenizer", "return_token_ids"}
+    return {key: value for key, value in own.items() if key in fields}

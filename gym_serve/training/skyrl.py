@@ -118,22 +118,22 @@ class Generator(Adapter):
         return None if version is None else str(version)
 
 
-def output_of(made: Sequence[TrainingSample], rewards: Sequence[float]) -> JSON:
+def output_of(results: Sequence[TrainingSample], rewards: Sequence[float]) -> JSON:
     """A ``GeneratorOutput`` of one sample for each prompt, in their order, with its reward."""
-    failed = sum(sample.failure is not None for sample in made)
+    failed = sum(sample.failure is not None for sample in results)
     reasons = [
-        "length" if sample.truncated else "stop" if sample.failure is None else "error" for sample in made
+        "length" if sample.truncated else "stop" if sample.failure is None else "error" for sample in results
     ]
     unused = ("rollout_expert_indices", "is_last_step", "env_metrics", "pixel_values", "image_grid_thw")
     return {
-        "prompt_token_ids": [sample.prompt_ids for sample in made],
-        "response_ids": [sample.response_ids for sample in made],
+        "prompt_token_ids": [sample.prompt_ids for sample in results],
+        "response_ids": [sample.response_ids for sample in results],
         "rewards": list(rewards),
-        "loss_masks": [sample.loss_mask for sample in made],
+        "loss_masks": [sample.loss_mask for sample in results],
         "stop_reasons": reasons,
         "rollout_metrics": {
-            "generate/gym_failed": failed / len(made),
-            "generate/gym_truncated": sum(sample.truncated for sample in made) / len(made),
+            "generate/gym_failed": failed / len(results),
+            "generate/gym_truncated": sum(sample.truncated for sample in results) / len(results),
         },
         **dict.fromkeys(unused),
     }

@@ -69,8 +69,10 @@ def generator(graph: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
         if last.failure is not None:
             return filled(sample, last, await outcome.reward())
         kept = [each for each in outcome.samples if each.failure is None]
-        made = [filled(sample if each is last else copy.deepcopy(sample), each, each.reward) for each in kept]
-        return made[0] if len(made) == 1 else made
+        filled_samples = [
+            filled(sample if each is last else copy.deepcopy(sample), each, each.reward) for each in kept
+        ]
+        return filled_samples[0] if len(filled_samples) == 1 else filled_samples
 
     return generate
 
@@ -104,16 +106,16 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     for sample, reward in zip(samples, raw, strict=True):
         if not sample.remove_sample:
             groups.setdefault(sample.group_index, {})[sample.rollout_id] = reward
-    found = []
+    advantages = []
     for sample, reward in zip(samples, raw, strict=True):
         if sample.remove_sample:
-            found.append(0.0)
+            advantages.append(0.0)
             continue
         rewards = list(groups[sample.group_index].values())
         deviation = stdev(rewards) if len(rewards) > 1 else 0.0
         scale = deviation + 1e-6 if args.grpo_std_normalization else 1.0
-        found.append((reward - fmean(rewards)) / scale)
-    return raw, found
+        advantages.append((reward - fmean(rewards)) / scale)
+    return raw, advantages
 
 
 def filled(sample: Any, trained: TrainingSample, reward: float) -> Any:

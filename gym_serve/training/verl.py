@@ -140,10 +140,10 @@ class _Worker(Adapter):
 
     def fitting(self, rollout: Rollout) -> list[TrainingSample]:
         """The samples of a rollout, cut to verl's lengths."""
-        made = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
-        if any(sample.media for sample in made):
+        cut = [fitted(each, *self._limits) for each in samples(rollout, pad_token_id=self._pad)]
+        if any(sample.media for sample in cut):
             raise InvalidRequest(f"row {rollout.rollout_id}: verl's agent loop here takes text only")
-        return made
+        return cut
 
     async def _generate(self, request: PolicyRequest, sampling: Mapping[str, Any]) -> PolicyAnswer:
         longest = self._limits[1]

@@ -186,12 +186,12 @@ def top_level(line: bytes) -> dict[str, Any]:
         ValueError: it is no JSON object.
     """
     try:
-        found = orjson.loads(line)
+        value = orjson.loads(line)
     except orjson.JSONDecodeError:
-        found = _odd(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"a rollout must be a JSON object, got {_kind(found)}")
-    return found
+        value = _odd(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"a rollout must be a JSON object, got {_kind(value)}")
+    return value
 
 
 def is_own(key: str) -> bool:
@@ -203,16 +203,16 @@ def _top(line: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _TOP.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = top_level(line)
-    return _TOP.decode(orjson.dumps(found))
+        value = top_level(line)
+    return _TOP.decode(orjson.dumps(value))
 
 
 def _odd(line: bytes) -> Any:
     """JSON that orjson refuses: NaN, integers without end, half of a surrogate pair, broken UTF-8."""
     try:
         text = line.decode("utf-8-sig", errors="replace")
-        found = json.loads(text, parse_constant=lambda name: None, parse_int=_integer, parse_float=_float)
-        text = json.dumps(found, ensure_ascii=False).encode("utf-8", errors="replace").decode()
+        value = json.loads(text, parse_constant=lambda name: None, parse_int=_integer, parse_float=_float)
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", errors="replace").decode()
         return orjson.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -260,25 +260,27 @@ def _lenient(kind: Any, value: Any) -> Any:
             for stage, of in stages
             if isinstance(of, dict)
         }
-    made = kind()
+    struct = kind()
     for name in kind.__struct_fields__ if isinstance(value, dict) else ():
-        given = value.get(name)
+        inner_value = value.get(name)
         if name == "prompt_token_ids":
-            made.prompt_token_ids = msgspec.Raw(b"[..]" if given else b"")
+            struct.prompt_token_ids = msgspec.Raw(b"[..]" if inner_value else b"")
         elif name in ("content", "output", "input", "summary", "steps", "servers") and isinstance(
-            given, list
+            inner_value, list
         ):
             if kind is _Timeline:
-                made_of = [str(i) if name == "servers" else i if isinstance(i, list) else [] for i in given]
+                made_of = [
+                    str(i) if name == "servers" else i if isinstance(i, list) else [] for i in inner_value
+                ]
             else:
                 inner = _Item if kind is _Response or name == "input" else _Part
-                made_of = [_lenient(inner, i) for i in given]
-            setattr(made, name, made_of)
+                made_of = [_lenient(inner, i) for i in inner_value]
+            setattr(struct, name, made_of)
         elif name == "usage":
-            made.usage = _lenient(_Usage, given) if isinstance(given, dict) else None
-        elif _fits(kind, name, given):
-            setattr(made, name, given)
-    return made
+            struct.usage = _lenient(_Usage, inner_value) if isinstance(inner_value, dict) else None
+        elif _fits(kind, name, inner_value):
+            setattr(struct, name, inner_value)
+    return struct
 
 
 def _fits(kind: Any, name: str, value: Any) -> bool:
@@ -300,8 +302,8 @@ def _identify(facts: Facts, top: Mapping[str, msgspec.Raw]) -> None:
         facts.task = hashlib.blake2b(bytes(prompt), digest_size=8).hexdigest()
     attempt = _scalar(top.get("_ng_rollout_index"))
     facts.attempt = attempt if type(attempt) is int else None
-    given = _scalar(top.get("_ng_rollout_id"))
-    facts.id = _name(given) if isinstance(given, str) and given else f"{facts.task}-{facts.attempt or 0}"
+    id_ = _scalar(top.get("_ng_rollout_id"))
+    facts.id = _name(id_) if isinstance(id_, str) and id_ else f"{facts.task}-{facts.attempt or 0}"
 
 
 def _prompt_digest(params: msgspec.Raw | None) -> int | None:
@@ -371,18 +373,18 @@ def _take_step(facts: Facts, step: list[Any], servers: list[str]) -> None:
 
 def _converse(facts: Facts, top: Mapping[str, msgspec.Raw], params: _Params, response: _Response) -> None:
     texts: list[str] = []
-    given = params.input
-    if isinstance(given, str):
-        facts.prompt = given
-        texts.append(given)
+    items = params.input
+    if isinstance(items, str):
+        facts.prompt = items
+        texts.append(items)
     else:
-        for item in given or ():
+        for item in items or ():
             if item.role in ("system", "developer"):
                 continue
-            said = " ".join(_texts(item))
-            texts.append(said)
+            message = " ".join(_texts(item))
+            texts.append(message)
             if item.role == "user":
-                facts.prompt = said
+                facts.prompt = message
     facts.prompt = " ".join(facts.prompt[: 4 * PROMPT_LIMIT].split())[:PROMPT_LIMIT]
     tools: dict[str, None] = {}
     calls = 0
@@ -404,11 +406,11 @@ def _converse(facts: Facts, top: Mapping[str, msgspec.Raw], params: _Params, res
 
 
 def _texts(item: _Item) -> Iterator[str]:
-    for given in (item.content, item.summary, item.output):
-        if isinstance(given, str):
-            yield given
+    for content in (item.content, item.summary, item.output):
+        if isinstance(content, str):
+            yield content
         else:
-            for part in given or ():
+            for part in content or ():
                 yield part.text or part.refusal or ""
     if item.name:
         yield item.name
@@ -429,9 +431,9 @@ def _joined(texts: Iterable[str]) -> str:
 def _runs_of_the_assistant(output: Iterable[_Item]) -> int:
     runs, before = 0, False
     for item in output:
-        said = item.role == "assistant" or item.type in ("reasoning", "function_call")
-        runs += said and not before
-        before = said
+        is_assistants = item.role == "assistant" or item.type in ("reasoning", "function_call")
+        runs += is_assistants and not before
+        before = is_assistants
     return runs
 
 
@@ -441,8 +443,8 @@ def _own(top: Mapping[str, msgspec.Raw]) -> dict[str, float | int | str]:
     for key, raw in top.items():
         of = "fields" if key == "response" else of
         if is_own(key) and len(found[of]) < _MOST_FIELDS and (value := _scalar(raw)) is not None:
-            known = int(value) if isinstance(value, bool) else value
-            found[of][key[:NAME_LIMIT]] = known[:PROMPT_LIMIT] if isinstance(known, str) else known
+            scalar = int(value) if isinstance(value, bool) else value
+            found[of][key[:NAME_LIMIT]] = scalar[:PROMPT_LIMIT] if isinstance(scalar, str) else scalar
     return {f"{of}.{name}": value for of, values in found.items() for name, value in values.items()}
 
 

@@ -122,11 +122,11 @@ def reading_all(runs: Sequence[Run], *filters: str, sort: str | None = None) -> 
 
 def numeric_fields(readings: Iterable[Reading]) -> dict[str, bool]:
     """The verifier's fields, and whether each is a number wherever it is."""
-    found: dict[str, bool] = {}
+    numeric: dict[str, bool] = {}
     for reading in readings:
         for name in reading.fields:
-            found[name] = found.get(name, True) and f"fields.{name}" in reading.numeric
-    return found
+            numeric[name] = numeric.get(name, True) and f"fields.{name}" in reading.numeric
+    return numeric
 
 
 def shown_columns(readings: Iterable[Reading]) -> list[dict[str, str]]:
@@ -149,9 +149,9 @@ def each_rollout(runs: Sequence[Run], where: str = "", sort: str | None = None) 
     with reading_all(runs, where, sort=sort) as readings:
         for reading in readings:
             query = f"SELECT n FROM rollouts WHERE {reading.where(where)} ORDER BY {reading.order(sort)[1]}"
-            found = [n for (n,) in reading.sql(query)]
-            for at in range(0, len(found), MOST_ROWS):
-                yield from cast(Iterator[RolloutRow], _rows(reading, found[at : at + MOST_ROWS]))
+            rows = [n for (n,) in reading.sql(query)]
+            for at in range(0, len(rows), MOST_ROWS):
+                yield from cast(Iterator[RolloutRow], _rows(reading, rows[at : at + MOST_ROWS]))
 
 
 def _page(
@@ -167,12 +167,12 @@ def _page(
         streams.append([(_Key(k, down), place, n) for k, n in reading.sql(query, (offset + limit,))])
     merged = heapq.merge(*streams, key=lambda entry: entry[0]) if sort else (e for s in streams for e in s)
     chosen = [(place, n) for _, place, n in _slice(merged, offset, limit)]
-    made = {
+    rows = {
         (place, row["n"]): row
         for place, reading in enumerate(readings)
         for row in _rows(reading, [n for at, n in chosen if at == place])
     }
-    return [made[entry] for entry in chosen]
+    return [rows[entry] for entry in chosen]
 
 
 def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit: int) -> Sequence[int]:
@@ -181,11 +181,11 @@ def _numbers(reading: Reading, where: str, sort: str | None, offset: int, limit:
     if offset <= _FAR:
         return [n for (n,) in reading.sql(f"{query} LIMIT ? OFFSET ?", (limit, offset))]
     key = ("order", where, sort)
-    found: array[int] | None = reading.run.kept(key, reading.revision)
-    if found is None:
-        found = array("q", (n for (n,) in reading.sql(query)))
-        reading.run.keep(key, reading.revision, found)
-    return found[offset : offset + limit]
+    numbers: array[int] | None = reading.run.kept(key, reading.revision)
+    if numbers is None:
+        numbers = array("q", (n for (n,) in reading.sql(query)))
+        reading.run.keep(key, reading.revision, numbers)
+    return numbers[offset : offset + limit]
 
 
 def _slice(entries: Iterable[Any], offset: int, limit: int) -> list[Any]:
@@ -250,7 +250,7 @@ _Task = tuple[int | str, int, int, float | None, float | None, float | None, flo
 
 def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
     """Of each task what `_TASK_SORTS` says, in that order, and how many attempts have a score."""
-    found: dict[int | str, list[Any]] = {}
+    tasks: dict[int | str, list[Any]] = {}
     for reading in readings:
         key = ("tasks", where)
         rows = reading.run.kept(key, reading.revision)
@@ -262,9 +262,9 @@ def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
             )
             reading.run.keep(key, reading.revision, rows)
         for task, *numbers in rows:
-            known = found.get(task)
+            known = tasks.get(task)
             if known is None:
-                found[task] = numbers
+                tasks[task] = numbers
             else:
                 known[:4] = [a + b for a, b in zip(known[:4], numbers[:4], strict=True)]
                 known[4] = min((v for v in (known[4], numbers[4]) if v is not None), default=None)
@@ -281,7 +281,7 @@ def _tasks(readings: Sequence[Reading], where: str) -> dict[int | str, _Task]:
             solved / scored if scored else 0.0,
             scored,
         )
-        for task, (attempts, solved, scored, total, low, high, longest) in found.items()
+        for task, (attempts, solved, scored, total, low, high, longest) in tasks.items()
     }
 
 
@@ -336,15 +336,15 @@ def read_facets(reading: Reading, where: str) -> tuple[dict[str, dict[str, int]]
         f" (SELECT kind, count(*) AS count FROM rollouts WHERE {where} GROUP BY kind)"
         " JOIN kinds ON kinds.number = kind"
     )
-    found: dict[str, Counter[str]] = {
+    facets: dict[str, Counter[str]] = {
         name: Counter() for name in ("agent", "environment", "failure", "version", "last_version", "tool")
     }
     straddling = 0
     for *told, tools, count in rows:
         straddling += count if told[3] != told[4] else 0
-        for name, value in zip(found, told, strict=False):
+        for name, value in zip(facets, told, strict=False):
             if value is not None:
-                found[name][str(value)] += count
+                facets[name][str(value)] += count
         for tool in _names(tools):
-            found["tool"][tool] += count
-    return {name: dict(counts.most_common(MOST_FACETS)) for name, counts in found.items()}, straddling
+            facets["tool"][tool] += count
+    return {name: dict(counts.most_common(MOST_FACETS)) for name, counts in facets.items()}, straddling

@@ -96,11 +96,11 @@ class Run:
     def kept(self, key: Hashable, revision: int) -> Any:
         """A result that was kept; None if the index has changed since."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None or found[0] != revision:
+            entry = self._kept.get(key)
+            if entry is None or entry[0] != revision:
                 return None
             self._kept.move_to_end(key)
-            return found[1]
+            return entry[1]
 
     def keep(self, key: Hashable, revision: int, result: Any) -> None:
         """Keep a result for as long as the index does not change."""
@@ -205,8 +205,8 @@ class Reading:
         rows = self.sql("SELECT file, line, message FROM problems LIMIT 100")
         found = [{"line": line, "message": f"{file}: {message}"} for file, line, message in rows]
         if self.state.get("unfinished"):
-            told = f"the last line is not complete yet ({self.state['unfinished']:,} bytes)"
-            found.insert(0, {"line": None, "message": told})
+            message = f"the last line is not complete yet ({self.state['unfinished']:,} bytes)"
+            found.insert(0, {"line": None, "message": message})
         if self.state.get("error"):
             found.insert(0, {"line": None, "message": str(self.state["error"])})
         return found

@@ -40,15 +40,15 @@ def read_summary(runs: Sequence[Run], where: str = "", failures: Failures = "mas
         BadExpression: the filter cannot be understood.
     """
     with reading_all(runs, where) as readings:
-        told = [_kept(reading, where, failures) for reading in readings]
+        parts = [_kept(reading, where, failures) for reading in readings]
     joined: dict[str, dict[str, int]] = {}
-    for _, facets in told:
+    for _, facets in parts:
         for name, counts in facets.items():
             into = joined.setdefault(name, {})
             for value, count in counts.items():
                 into[value] = into.get(value, 0) + count
     tags = {tag: len(run.annotations.tagged(tag)) for run in runs for tag in run.annotations.all_tags()}
-    return {"runs": [summary for summary, _ in told], "facets": {**joined, "tag": tags}}
+    return {"runs": [summary for summary, _ in parts], "facets": {**joined, "tag": tags}}
 
 
 def _kept(
@@ -91,8 +91,8 @@ def _summary(figures: dict[str, Any], groups: _Groups) -> dict[str, Any]:
         costs["per_rollout"] = costs["total"] / figures["rollouts"] if figures["rollouts"] else None
         costs["per_solved_task"] = costs["total"] / groups.solved if groups.solved else None
     failures, versions = groups.facets["failure"], groups.facets["version"]
-    told = {"failures": failures, "versions": versions, "straddling": groups.straddling}
-    return {**figures, **groups.tasks, **told}
+    extra = {"failures": failures, "versions": versions, "straddling": groups.straddling}
+    return {**figures, **groups.tasks, **extra}
 
 
 def _figures(reading: Reading, where: str) -> dict[str, Any]:
@@ -105,7 +105,9 @@ def _figures(reading: Reading, where: str) -> dict[str, Any]:
         (MASKED, MASKED),
     )
     totals = totals or [(0, 0, 0, 0, 0.0, None, None, 0, 0, *[None] * 8, 0)]
-    count, scored, failed, masked, total, low, high, given, made, turns, seconds, *rest = totals[0]
+    count, scored, failed, masked, total, low, high, input_tokens, output_tokens, turns, seconds, *rest = (
+        totals[0]
+    )
     quickest, slowest, first, last, behind, most_behind, binary = rest
     p50, p90 = _quantiles(reading, where, (quickest, slowest))
     prices = {**recorded_prices(reading.run.files), **reading.run.prices}
@@ -120,7 +122,7 @@ def _figures(reading: Reading, where: str) -> dict[str, Any]:
         else _histogram(reading, where, low, high),
         "behind": None if behind is None else {"mean": behind, "most": most_behind},
         "cost": costs_of(reading, where, prices),
-        "tokens": {"input": int(given), "output": int(made)},
+        "tokens": {"input": int(input_tokens), "output": int(output_tokens)},
         "turns_mean": turns,
         "seconds": {"mean": seconds, "p50": p50, "p90": p90},
         "over_time": _over_time(reading, where, first, last),
@@ -138,12 +140,12 @@ def _groups(run: Run, expression: str, failures: Failures) -> _Groups:
         )
         lost = lost_rollouts(reading, where)
     sums = {task: (count, total) for count, total, _, _, task in rows}
-    asked = sum(row[0] for row in rows) + facets["failure"].get(MASKED, 0) + lost.total()
+    expected = sum(row[0] for row in rows) + facets["failure"].get(MASKED, 0) + lost.total()
     for task, count in lost.items() if failures == "zero" else ():
         scored, total = sums.get(task, (0, 0.0))
         sums[task] = scored + count, total
     over_tasks = _over_tasks(list(sums.values()), binary=all(row[0] == row[2] for row in rows))
-    return _Groups(facets, {**over_tasks, "asked": asked}, sum(row[3] for row in rows), straddling)
+    return _Groups(facets, {**over_tasks, "asked": expected}, sum(row[3] for row in rows), straddling)
 
 
 def lost_rollouts(reading: Reading, where: str) -> Counter[Any]:
@@ -178,11 +180,11 @@ def _over_tasks(sums: Sequence[tuple[int, float]], *, binary: bool) -> dict[str,
     mean = Figure(clusters, binary=binary)
     for position, (count, total) in enumerate(sums):
         mean.add(clusters.of(position), total / count, rollouts=count)
-    told = mean.confidence()
+    confidence = mean.confidence()
     return {
         "mean_reward": mean.value,
-        "interval": [told["low"], told["high"]] if "low" in told else None,
-        "interval_method": told.get("method"),
+        "interval": [confidence["low"], confidence["high"]] if "low" in confidence else None,
+        "interval_method": confidence.get("method"),
         "pass_at_k": _pass_at_k(sums) if binary else {},
     }
 
@@ -193,12 +195,12 @@ def _pass_at_k(sums: Sequence[tuple[int, float]]) -> dict[str, float]:
     curves: Counter[tuple[float, ...]] = Counter()
     for (count, ones), tasks in Counter((count, int(total)) for count, total in sums).items():
         curves[tuple(pass_curve([1.0] * ones + [0.0] * (count - ones)))] += tasks
-    found = {}
+    shares = {}
     for k in sorted({most, *(1 << power for power in range(11))}):
         if k <= most:
             passed = [(curve[k - 1] * tasks, tasks) for curve, tasks in curves.items() if k <= len(curve)]
-            found[str(k)] = math.fsum(value for value, _ in passed) / sum(tasks for _, tasks in passed)
-    return found
+            shares[str(k)] = math.fsum(value for value, _ in passed) / sum(tasks for _, tasks in passed)
+    return shares
 
 
 def _binary_histogram(zeros: int, ones: int) -> dict[str, Any]:
@@ -274,14 +276,14 @@ def _over_time(reading: Reading, where: str, first: float | None, last: float | 
         f" WHERE {condition} AND {where} GROUP BY 1 ORDER BY 1",
         bounds,
     )
-    found: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
     count, scored, total, failed = 0, 0, 0.0, 0
     for at, some, rewarded, sum_, lost in rows:
         count, scored, total, failed = count + some, scored + rewarded, total + sum_, failed + lost
         moment = first + (last - first) * min(at + 1, _MOMENTS) / _MOMENTS if timed else None  # type: ignore[operator]
         mean = total / scored if scored else None
-        found.append({"at": moment, "rollouts": count, "mean_reward": mean, "failed": failed})
-    return found
+        points.append({"at": moment, "rollouts": count, "mean_reward": mean, "failed": failed})
+    return points
 
 
 def compare_runs(
@@ -357,13 +359,13 @@ def _scores(reading: Reading, where: str, failures: Failures) -> tuple[list[Scor
         (MASKED,),
     )
     lost = lost_rollouts(reading, where)
-    found = []
+    scores = []
     for task, agent, prompt, scored, total, solved, _ in rows:
         count = scored + (lost[task] if failures == "zero" else 0)
         if count:
-            found.append(Scores(task, agent, prompt, Side(count, int(solved), total / count)))
+            scores.append(Scores(task, agent, prompt, Side(count, int(solved), total / count)))
     scored, masked = sum(row[3] for row in rows), sum(int(row[6]) for row in rows)
-    return found, Coverage(scored, scored + masked + lost.total())
+    return scores, Coverage(scored, scored + masked + lost.total())
 
 
 def _prompt(reading: Reading, task: Any) -> str:

@@ -97,8 +97,8 @@ class Tables:
 
     def _load_names(self) -> None:
         query = self._database.execute
-        found = query("SELECT name, number, numeric FROM fields ORDER BY number")
-        self._own = {name: (number, bool(numeric)) for name, number, numeric in found}
+        fields = query("SELECT name, number, numeric FROM fields ORDER BY number")
+        self._own = {name: (number, bool(numeric)) for name, number, numeric in fields}
         self._models = dict(query("SELECT name, number FROM models ORDER BY number"))
         self._kinds = {tuple(kind): number for number, *kind in query("SELECT * FROM kinds")}
         self.problems: int = self.state().get("problems", 0)
@@ -120,11 +120,11 @@ class Tables:
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """Let readers see what was added, and a new state; nothing happens if nothing has changed."""
-        known = self.state()
-        changed = {key: value for key, value in state.items() if known.get(key, 0) != value}
+        before = self.state()
+        changed = {key: value for key, value in state.items() if before.get(key, 0) != value}
         if changed or self._database.in_transaction:
             self._begin()
-            changed["revision"] = known.get("revision", 0) + 1
+            changed["revision"] = before.get("revision", 0) + 1
             self._database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", changed.items())
             self._database.execute("COMMIT")
 
@@ -177,15 +177,15 @@ class Tables:
 
     def _add_own(self, name: str, *, numeric: bool) -> None:
         """Make a column for a field of the verifier or a key of the row; it is a text if one value is."""
-        known = self._own.get(name)
-        if known is None and len(self._own) < MOST_OWN:
+        column = self._own.get(name)
+        if column is None and len(self._own) < MOST_OWN:
             number = len(self._own)
             self._database.execute(f"ALTER TABLE rollouts ADD COLUMN f{number}")
             self._database.execute("INSERT INTO fields VALUES (?, ?, ?)", (name, number, numeric))
             self._own[name] = (number, numeric)
-        elif known is not None and known[1] and not numeric:
+        elif column is not None and column[1] and not numeric:
             self._database.execute("UPDATE fields SET numeric = 0 WHERE name = ?", (name,))
-            self._own[name] = (known[0], False)
+            self._own[name] = (column[0], False)
 
     def _add_model(self, name: str) -> None:
         """Make columns for the usage of a model server."""

@@ -84,10 +84,10 @@ class View:
         Raises:
             NotFound: there is none.
         """
-        found = self._runs.get(id_)
-        if found is None:
+        run = self._runs.get(id_)
+        if run is None:
             raise NotFound(f"there is no run {id_[:40]!r}")
-        return found
+        return run
 
     def rollouts(self, where: str = "", sort: str | None = None) -> Iterator[RolloutRow]:
         """The rollouts that a filter selects, run by run.

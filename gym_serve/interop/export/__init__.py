@@ -58,14 +58,14 @@ class Exporter:
         parameters = inspect.signature(self.records).parameters
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
-    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of this format, converted to their types.
 
         Raises:
             InvalidRequest: there is no such option, or its value has another type.
         """
         types, checked = get_type_hints(self.records), {}
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in self.options:
                 hint = nearest(name, self.options)
                 raise InvalidRequest(f"the {self.name} format has no option {name!r}{hint}")

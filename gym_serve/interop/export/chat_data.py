@@ -95,18 +95,18 @@ def openrlhf_rollout(
     }
 
 
-def openrlhf_schema(seen: Seen, report: ExportReport) -> Any:
+def openrlhf_schema(contents: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
-    if "tools" in seen.filled:
+    if "tools" in contents.filled:
         report.notes.append(
             "the tools are not in the file: OpenRLHF renders its chat templates without tools; "
             "describe them in the row's instructions"
         )
-    types = {name: message_list(seen.keys[name]) for name in _MESSAGES}
+    types = {name: message_list(contents.keys[name]) for name in _MESSAGES}
     types |= {"reward": pa.float64(), "images": pa.list_(pa.string())}
-    absent = {"tools"} if "images" in seen.filled else {"tools", "images"}
-    return pa.schema({name: types.get(name, pa.string()) for name in seen.columns if name not in absent})
+    absent = {"tools"} if "images" in contents.filled else {"tools", "images"}
+    return pa.schema({name: types.get(name, pa.string()) for name in contents.columns if name not in absent})
 
 
 _JSON_LISTS = ("prompt", "completion", "tools")
@@ -118,19 +118,19 @@ def trl_completion(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> J
     rollout.require_trainable()
     chat = conversation(rollout, reasoning=reasoning, arguments="object")
     require_text(chat.messages)
-    made = {"prompt": chat.prompt, "completion": chat.completion, "tools": chat.tools or None}
-    return {**made, "reward": rollout.reward}
+    example = {"prompt": chat.prompt, "completion": chat.completion, "tools": chat.tools or None}
+    return {**example, "reward": rollout.reward}
 
 
 def trl_tokens(rollout: Rollout) -> JSON:
     """A rollout as a tokenized example; ``assistant_masks`` is 1 on what the model produced."""
     rollout.require_trainable()
     sample = sample_of(rollout)
-    given = len(sample.prompt_ids)
+    start = len(sample.prompt_ids)
     return {
         "input_ids": sample.input_ids,
-        "assistant_masks": [0] * given + sample.loss_mask,
-        "logprobs": [0.0] * given + sample.logprobs,
+        "assistant_masks": [0] * start + sample.loss_mask,
+        "logprobs": [0.0] * start + sample.logprobs,
         "reward": sample.reward,
     }
 
@@ -149,13 +149,13 @@ def trl_records(
         yield from map(_encoded, each(trl_completion)(rollouts, report, reasoning=reasoning))
 
 
-def trl_schema(seen: Seen, report: ExportReport) -> Any:
+def trl_schema(contents: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
     types = {name: pa.list_(pa.json_()) for name in _JSON_LISTS}
     types |= {"input_ids": pa.list_(pa.int32()), "assistant_masks": pa.list_(pa.int8())}
     types |= {"logprobs": pa.list_(pa.float64()), "reward": pa.float64()}
-    return pa.schema({name: types.get(name, pa.string()) for name in seen.columns or _COMPLETION})
+    return pa.schema({name: types.get(name, pa.string()) for name in contents.columns or _COMPLETION})
 
 
 def _encoded(record: JSON) -> JSON:

@@ -71,12 +71,12 @@ def conversation(
         completion.pop()
     if not completion:
         raise NotExportable("no_answer", "the model's answer is empty")
-    found = Conversation(prompt_messages(rollout, reasoning=reasoning), completion, tools_of(rollout))
+    chat = Conversation(prompt_messages(rollout, reasoning=reasoning), completion, tools_of(rollout))
     if arguments == "object":
-        for message in found.messages:
+        for message in chat.messages:
             for call in message.get("tool_calls", ()):
                 call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
-    return found
+    return chat
 
 
 def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> list[JSON]:
@@ -102,44 +102,46 @@ def steps(rollout: Rollout) -> list[Step]:
     Raises:
         NotExportable: an item that chat has no form for, or malformed tokens.
     """
-    found: list[Step] = []
+    all_steps: list[Step] = []
     turn: list[JSON] = []
 
     def close(bundle: Bundle | None = None) -> None:
-        found.extend(Step(message, bundle) for message in _chat({"input": turn}, "response.output", "field"))
+        all_steps.extend(
+            Step(message, bundle) for message in _chat({"input": turn}, "response.output", "field")
+        )
         turn.clear()
 
     for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
         if not _is_assistants(item):
             close()
-            found.extend(map(Step, _chat({"input": [item]}, f"response.output from item {i}", "field")))
+            all_steps.extend(map(Step, _chat({"input": [item]}, f"response.output from item {i}", "field")))
             continue
         turn.append(item)
         bundle = read_bundle(item, f"response.output[{i}]")
         if bundle is not None:
             close(bundle)
     close()
-    return _with_calls(found, rollout)
+    return _with_calls(all_steps, rollout)
 
 
-def _with_calls(found: list[Step], rollout: Rollout) -> list[Step]:
+def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
     """The steps with their calls of the timeline, if these can only belong to them.
 
     They cannot be told apart in a rollout with several conversations, nor where calls without tokens follow
     one another, whose answers are one message.
     """
-    turns = [i for i, step in enumerate(found) if step.message["role"] == "assistant"]
+    turns = [i for i, step in enumerate(all_steps) if step.message["role"] == "assistant"]
     calls = model_calls(rollout)
     if len(calls) == len(turns) and not (rollout.branch or rollout.raw.get("branches")):
         for i, call in zip(turns, calls, strict=True):
-            found[i] = replace(found[i], call=call)
-    return found
+            all_steps[i] = replace(all_steps[i], call=call)
+    return all_steps
 
 
 def model_calls(rollout: Rollout) -> list[timeline.Step]:
     """The calls of the policy that were answered, in their order."""
-    given = rollout.timeline
-    made = [] if given is None else given.steps
+    recorded = rollout.timeline
+    made = [] if recorded is None else recorded.steps
     return [step for step in made if step.kind == "model" and step.stage is None and step.status < 400]
 
 
@@ -181,9 +183,9 @@ def _finite(text: str) -> float:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> JSON:
-    if len(found := dict(pairs)) < len(pairs):
+    if len(mapping := dict(pairs)) < len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return mapping
 
 
 def _chat(params: JSON, what: str, reasoning: ReasoningForm) -> list[JSON]:
@@ -234,23 +236,23 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
     """
     images: list[str] = []
     texts: list[JSON] = []
-    said: list[str] = []
+    sayings: list[str] = []
     for message in messages:
         content = message["content"]
         parts = content if isinstance(content, list) else []
         pieces = [] if isinstance(content, list) else [content or ""]
-        said += pieces
+        sayings += pieces
         for part in parts:
             if part["type"] == "image_url":
                 images.append(part["image_url"]["url"])
                 pieces.append("<image>")
             elif part["type"] == "text":
                 pieces.append(part["text"])
-                said.append(part["text"])
+                sayings.append(part["text"])
             else:
                 raise NotExportable("media", f"this format has no form for a part of type {part['type']!r}")
         texts.append({**message, "content": "".join(pieces) if parts else content})
-    if (images or strict) and any(mark in text for text in said for mark in _PLACEHOLDERS):
+    if (images or strict) and any(mark in text for text in sayings for mark in _PLACEHOLDERS):
         raise NotExportable("placeholder", f"a text spells {' or '.join(_PLACEHOLDERS)}: images would shift")
     return texts, images
 

@@ -196,17 +196,17 @@ def parquet(schema: Callable[[Seen, ExportReport], Any]) -> Sink:
     @contextmanager
     def table(path: Path, report: ExportReport) -> Iterator[Write]:
         pyarrow()  # say that it is missing before any work is done
-        seen = Seen()
+        contents = Seen()
         with replacing(path) as partial, tempfile.TemporaryFile(dir=path.parent) as spool:
 
             def write(record: JSON) -> None:
-                seen.observe(record)
+                contents.observe(record)
                 spool.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
                 report.records += 1
 
             yield write
             spool.seek(0)
-            _write_table(partial, schema(seen, report), spool)
+            _write_table(partial, schema(contents, report), spool)
 
     return Sink(".parquet", table)
 

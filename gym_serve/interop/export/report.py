@@ -65,8 +65,8 @@ class ExportReport:
             try:
                 yield Rollout.read(raw)
             except NotExportable as error:
-                given = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
-                self.drop(error.reason, str(given or f"#{self.read}")[:100], error.message)
+                id_ = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
+                self.drop(error.reason, str(id_ or f"#{self.read}")[:100], error.message)
 
     def attempt(self, convert: Callable[..., T], rollout: Rollout, **options: Any) -> T | None:
         """``convert(rollout)``, or None if it is not exportable, which is counted."""
@@ -96,14 +96,14 @@ def each(convert: Callable[..., JSON]) -> Records:
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:
         for rollout in rollouts:
-            found: list[JSON] = []
+            converted: list[JSON] = []
             failures: list[tuple[str, NotExportable]] = []
             for conversation in rollout.conversations():
                 try:
-                    found.append(convert(conversation, **options))
+                    converted.append(convert(conversation, **options))
                 except NotExportable as error:
                     failures.append((conversation.id, error))
-            if not found:
+            if not converted:
                 first = failures[0][1]
                 report.drop(first.reason, rollout.id, first.message)
                 continue
@@ -111,7 +111,7 @@ def each(convert: Callable[..., JSON]) -> Records:
             report.masked += rollout.masked
             for name, failure in failures:
                 _count(report.dropped_branches, failure.reason, name, failure.message)
-            yield from found
+            yield from converted
 
     return records
 

@@ -169,8 +169,8 @@ def verl_rollout(rollout: Rollout, *, reasoning: ReasoningForm = "field", **task
 def _metrics(rollout: Rollout) -> JSON:
     """verl's `AgentLoopMetrics`: seconds that an episode spent in its stages; zeros without a timeline."""
     spent = dict.fromkeys(_STAGES.values(), 0.0)
-    given = rollout.timeline
-    for step in [] if given is None else given.steps:
+    recorded = rollout.timeline
+    for step in [] if recorded is None else recorded.steps:
         if step.stage is None and (name := _STAGES.get(step.kind)):
             spent[name] += step.duration
     return spent
@@ -213,31 +213,31 @@ def verl_records(
     return each(verl_rollout)(rollouts, report, reasoning=reasoning, **options)
 
 
-def verl_schema(seen: Seen, report: ExportReport) -> Any:
+def verl_schema(contents: Seen, report: ExportReport) -> Any:
     """The Arrow schema for the columns that the records have."""
     pa = pyarrow()
     columns: dict[str, Any] = {
         "data_source": pa.string(),
-        "prompt": message_list(seen.keys["prompt"]),
+        "prompt": message_list(contents.keys["prompt"]),
         "ability": pa.string(),
         "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
         "extra_info": pa.struct(
             {"split": pa.string(), "index": pa.int64(), "branch": pa.int64(), "row": pa.string()}
         ),
     }
-    if "images" in seen.filled:
+    if "images" in contents.filled:
         columns["images"] = pa.list_(pa.string())
-    if "messages" in seen.filled:
-        columns["messages"] = message_list(seen.keys["messages"])
+    if "messages" in contents.filled:
+        columns["messages"] = message_list(contents.keys["messages"])
         columns["reward"] = pa.float64()
-    if "rollout" in seen.filled:
+    if "rollout" in contents.filled:
         ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float64())
         tokens = {"prompt_ids": ids, "response_ids": ids, "response_mask": ids, "response_logprobs": logprobs}
         seconds = pa.struct(dict.fromkeys(_STAGES.values(), pa.float64()))
         further = {"reward_score": pa.float64(), "num_turns": pa.int32(), "metrics": seconds}
         columns["rollout"] = pa.struct({**tokens, **further})
-    if "tools" in seen.filled:
-        tools = exact_type(seen.tools) if seen.tools is not None else None
+    if "tools" in contents.filled:
+        tools = exact_type(contents.tools) if contents.tools is not None else None
         if tools is None:
             report.notes.append(
                 "the column tools is left out: the tools' schemas differ, and Parquet would fill each with "

@@ -55,9 +55,11 @@ def atif_trajectory(rollout: Rollout) -> JSON:
     """
     began = rollout.timeline.began if rollout.timeline else None
     # Harbor keeps steps of the prompt apart from the agent's own: they are not to be trained on.
-    given = [_copied(made) for made in _steps([Step(message) for message in prompt_messages(rollout)], began)]
-    made = given + _steps(steps(rollout), began)
-    numbered = [{"step_id": number, **step} for number, step in enumerate(made, 1)]
+    prompt_steps = [
+        _copied(step) for step in _steps([Step(message) for message in prompt_messages(rollout)], began)
+    ]
+    all_steps = prompt_steps + _steps(steps(rollout), began)
+    numbered = [{"step_id": number, **step} for number, step in enumerate(all_steps, 1)]
     agent = {"name": rollout.agent, "version": "unknown", "model_name": rollout.model}
     trajectory = {
         "schema_version": _VERSION,
@@ -74,58 +76,58 @@ def atif_trajectory(rollout: Rollout) -> JSON:
 
 
 def _steps(messages: list[Step], began: float | None) -> list[JSON]:
-    made: list[JSON] = []
+    atif_steps: list[JSON] = []
     for step in messages:
         if step.message["role"] != "tool":
-            made.append(_step(step, began))
+            atif_steps.append(_step(step, began))
             continue
         # Results belong to the step that made the calls; an orphan's step is the system's.
-        if not made or (made[-1]["source"] != "agent" and "observation" not in made[-1]):
-            made.append({"source": "system", "message": ""})
-        results = made[-1].setdefault("observation", {"results": []})["results"]
-        results.append(_result(step.message, made[-1]))
-    return made
+        if not atif_steps or (atif_steps[-1]["source"] != "agent" and "observation" not in atif_steps[-1]):
+            atif_steps.append({"source": "system", "message": ""})
+        results = atif_steps[-1].setdefault("observation", {"results": []})["results"]
+        results.append(_result(step.message, atif_steps[-1]))
+    return atif_steps
 
 
 def _step(step: Step, began: float | None) -> JSON:
     message = step.message
     content, media = _content(message["content"])
-    made: JSON = {"source": _SOURCES[message["role"]], "message": content}
+    atif_step: JSON = {"source": _SOURCES[message["role"]], "message": content}
     if began is not None and (step.call or message["role"] != "assistant"):
-        made["timestamp"] = _timestamp(began + (step.call.end if step.call else 0.0))
+        atif_step["timestamp"] = _timestamp(began + (step.call.end if step.call else 0.0))
     if message.get("reasoning_content"):
-        made["reasoning_content"] = message["reasoning_content"]
+        atif_step["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
-        made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+        atif_step["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     if step.tokens is not None or step.call is not None:
-        made["llm_call_count"] = 1
-        made["metrics"] = _step_metrics(step)
+        atif_step["llm_call_count"] = 1
+        atif_step["metrics"] = _step_metrics(step)
     if media:
-        made["extra"] = {"media": media}
-    return made
+        atif_step["extra"] = {"media": media}
+    return atif_step
 
 
 def _step_metrics(step: Step) -> JSON:
     """The tokens of a model call, and in ``extra`` what else its timeline tells."""
-    made: JSON = {}
+    metrics: JSON = {}
     if (call := step.call) is not None:
-        made = _present(
+        metrics = _present(
             {
                 "prompt_tokens": call.input_tokens,
                 "completion_tokens": call.output_tokens,
                 "cached_tokens": call.cached_tokens,
             }
         )
-        made["extra"] = _present({name: getattr(call, name) for name in _OF_CALL})
+        metrics["extra"] = _present({name: getattr(call, name) for name in _OF_CALL})
     if step.tokens is not None:
-        made |= {
+        metrics |= {
             "prompt_tokens": len(step.tokens.prompt),
             "completion_tokens": len(step.tokens.generation),
             "prompt_token_ids": step.tokens.prompt,
             "completion_token_ids": step.tokens.generation,
             "logprobs": step.tokens.logprobs,
         }
-    return made
+    return metrics
 
 
 def _timestamp(moment: float) -> str:
@@ -139,22 +141,22 @@ def _copied(step: JSON) -> JSON:
 def _call(call: JSON) -> JSON:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     decoded = decoded_arguments(arguments)
-    made: JSON = {"tool_call_id": call["id"], "function_name": name}
+    atif_call: JSON = {"tool_call_id": call["id"], "function_name": name}
     if isinstance(decoded, dict):
-        return {**made, "arguments": decoded}
-    return {**made, "arguments": {}, "extra": {"raw_arguments": arguments}}
+        return {**atif_call, "arguments": decoded}
+    return {**atif_call, "arguments": {}, "extra": {"raw_arguments": arguments}}
 
 
 def _result(message: JSON, step: JSON) -> JSON:
     content, media = _content(message["content"])
-    made: JSON = {"content": content}
+    result: JSON = {"content": content}
     extra: JSON = {"media": media} if media else {}
     call_id = message["tool_call_id"]
     if any(call["tool_call_id"] == call_id for call in step.get("tool_calls", ())):
-        made["source_call_id"] = call_id
+        result["source_call_id"] = call_id
     else:
         extra["tool_call_id"] = call_id
-    return {**made, "extra": extra} if extra else made
+    return {**result, "extra": extra} if extra else result
 
 
 def _content(content: Any) -> tuple[Any, list[JSON]]:
@@ -374,15 +376,15 @@ def _message(message: JSON, names: dict[str, str]) -> JSON:
     if role == "assistant":
         calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
         names.update((call["id"], call["name"]) for call in calls)
-        made = {"role": role, "content": content, "reasoning_content": message.get("reasoning_content")}
-        made["tool_calls"] = calls or None
-        return {key: value for key, value in made.items() if value is not None}
+        fields = {"role": role, "content": content, "reasoning_content": message.get("reasoning_content")}
+        fields["tool_calls"] = calls or None
+        return {key: value for key, value in fields.items() if value is not None}
     parts = [_part(part) for part in content] if isinstance(content, list) else content
     if role != "tool":
         return {"role": "user" if role == "user" else "system", "content": parts}
-    made = {"role": role, "tool_call_id": message["tool_call_id"], "content": parts}
+    fields = {"role": role, "tool_call_id": message["tool_call_id"], "content": parts}
     name = names.get(message["tool_call_id"])
-    return {**made, "name": name} if name is not None else made
+    return {**fields, "name": name} if name is not None else fields
 
 
 def _part(part: JSON) -> JSON:
@@ -410,8 +412,10 @@ def _rewards(rollout: Rollout) -> JSON:
     components = rollout.raw.get("reward_components")
     if isinstance(components, dict) and components:
         scores = {name: number(score) for name, score in components.items()}
-        known = [score for score in scores.values() if score is not None]
-        if len(known) == len(scores) and math.isclose(sum(known), rollout.reward, rel_tol=1e-5, abs_tol=1e-6):
+        numbers = [score for score in scores.values() if score is not None]
+        if len(numbers) == len(scores) and math.isclose(
+            sum(numbers), rollout.reward, rel_tol=1e-5, abs_tol=1e-6
+        ):
             return {name: {"score": score} for name, score in scores.items()}
     return {"reward": {"score": rollout.reward}}
 
