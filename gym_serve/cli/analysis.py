@@ -25,7 +25,7 @@ from gym_serve.metrics.summary import interval_text
 from gym_serve.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gym_serve.cli.report import FailureClass
+    from gym_serve.cli.run_report import FailureClass
     from gym_serve.judging import Calibration
     from gym_serve.rollouts.analysis import Asked, Estimate, RewardProfile, TaskDifference, TaskProfile
     from gym_serve.rollouts.analysis.comparison import ComparisonSummary
@@ -73,7 +73,7 @@ def profile(
     if output is not None and (key != "_ng_task_index" or len(rollouts) > 1):
         raise typer.BadParameter("--output needs a single run, without --key")
     # Imported here, so that --help starts fast.
-    from gym_serve.cli.report import failures_of
+    from gym_serve.cli.run_report import failures_of
     from gym_serve.rollouts.analysis import RewardProfile, TaskKey, read_asked, read_rollouts
     from gym_serve.rollouts.rows import Problems
 
@@ -151,7 +151,7 @@ def _print_profile(
     asked: Asked,
     failed: list[FailureClass],
 ) -> None:
-    from gym_serve.cli.report import FAILURE_COLUMNS
+    from gym_serve.cli.run_report import FAILURE_COLUMNS
     from gym_serve.metrics import SUMMARY_COLUMNS
     from gym_serve.rollouts.analysis import prompts_of_tasks
 

@@ -62,7 +62,7 @@ def merge(
     Example: gym-serve merge part1.jsonl part2.jsonl -o out.jsonl
     """
     # Imported here, so that --help starts fast.
-    from gym_serve.cli.report import print_report
+    from gym_serve.cli.run_report import print_report
     from gym_serve.rollouts import Outputs
     from gym_serve.rollouts import merge as merge_runs
 

@@ -26,7 +26,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from gym_serve.cli.printing import echo, is_quiet, new_console, packed, shortened
-from gym_serve.cli.report import print_report
+from gym_serve.cli.run_report import print_report
 from gym_serve.metrics import Failures
 from gym_serve.servers.runner import tune_process
 

@@ -10,8 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from gym_serve.cli.report import print_report, report_json
 from gym_serve.cli.run_collection import report_and_exit
+from gym_serve.cli.run_report import print_report, report_json
 from gym_serve.rollouts import Outputs, Progress, Report, Spent
 
 COUNTS = {"calls": 2, "unreported": 0, "input_tokens": 1500, "cached_tokens": 400, "output_tokens": 30}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.export_cases import WEATHER_TOOL, call, episode, episodes, reasoning, returned, rollout, said
 
 from gym_serve.interop.export import NotExportable, Rollout, export
-from gym_serve.interop.export.conversation import conversation, decoded_arguments, prompt_messages, steps
+from gym_serve.interop.export.chat_messages import conversation, decoded_arguments, prompt_messages, steps
 from gym_serve.types.errors import InvalidRequest
 
 

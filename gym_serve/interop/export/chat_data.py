@@ -40,7 +40,8 @@ from typing import Any, Literal
 
 import orjson
 
-from gym_serve.interop.export.conversation import (
+from gym_serve.interop.export.accounting import ExportReport, each
+from gym_serve.interop.export.chat_messages import (
     ArgumentsForm,
     answer_of,
     conversation,
@@ -48,7 +49,6 @@ from gym_serve.interop.export.conversation import (
     with_placeholders,
 )
 from gym_serve.interop.export.files import Seen, message_list, pyarrow
-from gym_serve.interop.export.report import ExportReport, each
 from gym_serve.training.rollout import NotExportable, Rollout
 from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import ReasoningForm

@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-from gym_serve.interop.export.report import ExportReport
+from gym_serve.interop.export.accounting import ExportReport
 from gym_serve.rollouts.files import check_folder
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON

@@ -28,7 +28,7 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from gym_serve.interop.export.conversation import (
+from gym_serve.interop.export.chat_messages import (
     Step,
     decoded_arguments,
     prompt_messages,
