@@ -102,6 +102,7 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' $(WITH)
+	if $(BIN)/python -c 'import grafana_foundation_sdk' 2>/dev/null; then $(BIN)/python docs/boards.py; fi  # not for Python 3.10
 	touch $@ $(VENV)/.run
 
 # The pins and hashes are in static/vendor; `npm audit` there says whether one of them is known to be unsafe.
@@ -109,7 +110,8 @@ vendor:
 	$(PYTHON) gym_serve/view/vendor.py
 
 # The sdist is packed again, as setuptools writes the time of the build into it.
-dist: $(DIST)/.tools
+dist: $(DIST)/.tools $(VENV)/.test
+	$(BIN)/python docs/boards.py  # the wheel has Grafana's boards, the repository makes them
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$(EPOCH) $(DIST)/bin/python -m build --outdir dist . >$(DIST)/build.log 2>&1 || (cat $(DIST)/build.log; false)
 	cd dist && sdist=$$(basename *.tar.gz .tar.gz) && tar -xzf $$sdist.tar.gz && \

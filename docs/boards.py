@@ -2,8 +2,8 @@
 
     python docs/boards.py
 
-It needs Grafana's Foundation SDK (in the extra ``test``); users of the boards do not. A test
-fails if a committed board is out of date. `docs/board_pictures.py` draws them.
+It needs Grafana's Foundation SDK (in the extra ``test``); users of the boards do not. `make dist` puts them
+into the wheel; the repository has none. `docs/board_pictures.py` draws them.
 """
 
 from __future__ import annotations

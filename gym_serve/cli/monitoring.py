@@ -50,6 +50,8 @@ def monitoring(
         return
     echo(f"prometheus --config.file={folder}/prometheus.yml")
     echo(f"GF_PATHS_PROVISIONING={folder}/grafana grafana server")
+    if not any(folder.glob("boards/*.json")):
+        echo("This checkout has no boards: `python docs/boards.py` makes those that the wheel has.", err=True)
     if discovery is None:
         echo(
             "Prometheus will ask the nodes of now: this machine has no list of Ray's that follows them. "
