@@ -4,7 +4,7 @@ from support.export_cases import CLOCK_TOOL, WEATHER_TOOL, call, episode, return
 
 import gym_serve.interop.export.files as parquet_module
 from gym_serve.interop.export import export
-from gym_serve.interop.export.conversation import with_placeholders
+from gym_serve.interop.export.chat_messages import with_placeholders
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pip install 'gym-serve[export]'")
 
