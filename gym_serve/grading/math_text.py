@@ -165,7 +165,7 @@ _BOUND = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(
-    r"(?:\s?[A-Za-z]{1,12})?[^\w.]*\s(?:or|to|maybe|perhaps|possibly)\b[\w\s,]{0,30}[^\w]{0,4}(?=\d)",
+    r"(?:[^\w.]*\sto|(?:\s?[A-Za-z]{1,12})?[^\w.]*\s(?:or|maybe|perhaps|possibly))\b[\w\s,]{0,30}[^\w]{0,4}(?=\d)",
     re.IGNORECASE,
 )
 _RANGE = re.compile(r"\bbetween\s\S{1,40}\s{1,9}and\s{1,9}\W{0,4}$", re.IGNORECASE)
@@ -370,7 +370,7 @@ _NUMBER_END = re.compile(r"\d$|\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}$")
 _COMPOUND = re.compile(rf"{_AMOUNT}(?:,?\s(?:and\s)?{_AMOUNT}){{1,4}}")
 _QUANTITY = re.compile(
     rf"(?<![^\s(*])(?<![-+*/^]\s)-?(?:{_COMPOUND.pattern}|\d{{1,20}}(?:\.\d{{1,20}})?\s?[A-Za-z]{{3,12}}\b"
-    r"|\d{1,2}(?::\d\d)?\s?[AaPp]\.?\s?[Mm]\b)"
+    r"|\d{1,2}(?::\d\d)?\s?[AaPp]\.?\s?[Mm]\b)(?!\s?[/^]|\s(?:per|squared|cubed|an?|each|every)\b)"
 )
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")

@@ -374,6 +374,12 @@ TEXTS: list[tuple[str, str, bool]] = [
     ("30", "It takes 2 hours 30 minutes.", False),
     ("3:00 p.m.", "The train arrives at 3 p.m.", True),
     ("3:00 p.m.", "The train arrives at 3 a.m.", False),
+    ("12", "The answer is 12 apples to share among 4 children.", True),
+    ("5 m/s", "The speed is 5 meters per second.", True),
+    ("12 ft^2", "The area is 12 square feet.", True),
+    ("12 ft^2", "The area is 12 feet squared.", True),
+    ("5 m", "The length is 5 miles.", False),
+    ("3", "She has 3 feet of rope.", True),
     # Hedges
     ("2.5 hours", "It is not 2 hours 30 minutes.", False),
     ("5", "There are 6 cards or 5 cards.", False),
