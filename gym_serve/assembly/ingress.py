@@ -19,8 +19,8 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from gym_serve.assembly.episodes import GONE, answer_here
 from gym_serve.assembly.node import states_of
+from gym_serve.assembly.own_episodes import GONE, answer_here
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.gateway.health import reached
 from gym_serve.graph.spec import Graph

@@ -32,7 +32,7 @@ from gym_serve.cluster.publishing import RayPublisher
 from gym_serve.cluster.replica import transport_to
 from gym_serve.cluster.reports import reports_of
 from gym_serve.cluster.routing.failover import FailoverTransport
-from gym_serve.cluster.routing.replica import ReplicaTransport
+from gym_serve.cluster.routing.replica_transport import ReplicaTransport
 from gym_serve.cluster.running import reconfigure, start, the_running
 from gym_serve.cluster.serve_compat import (
     dashboard_url,

@@ -20,14 +20,14 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gym_serve.assembly.episodes import answer_here
 from gym_serve.assembly.node import client_of, constructed, remote_transport
+from gym_serve.assembly.own_episodes import answer_here
 from gym_serve.cluster.autoscaling import CALLS, SESSIONS
 from gym_serve.cluster.publishing import RayPublisher
 from gym_serve.cluster.reports import report
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.failover import FailoverTransport
-from gym_serve.cluster.routing.replica import ReplicaTransport
+from gym_serve.cluster.routing.replica_transport import ReplicaTransport
 from gym_serve.cluster.routing.rpc import Directory, Listener
 from gym_serve.cluster.serve_compat import (
     is_being_deleted,
@@ -39,7 +39,7 @@ from gym_serve.cluster.serve_compat import (
 )
 from gym_serve.cluster.serve_metrics import serve_metrics
 from gym_serve.cluster.weights import CurrentWeights
-from gym_serve.gateway.episodes import LIST, LOOK, STOP
+from gym_serve.gateway.live_episodes import LIST, LOOK, STOP
 from gym_serve.gateway.pressure import PRESSURE
 from gym_serve.gateway.stats import STATS, counts
 from gym_serve.graph.spec import LogOptions, Node

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from gym_serve.assembly.episodes import GONE
+from gym_serve.assembly.own_episodes import GONE
 from gym_serve.cluster.autoscaling import CALLS, SESSIONS
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.rpc import (

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from gym_serve.gateway.batch import NDJSON, ROLLOUTS, BatchBody
-from gym_serve.gateway.episodes import EPISODES, LIST, LOOK, STOP
 from gym_serve.gateway.html_pages import KINDS
+from gym_serve.gateway.live_episodes import EPISODES, LIST, LOOK, STOP
 from gym_serve.gateway.pages import Page
 from gym_serve.gateway.policy_routes import BODIES
 from gym_serve.gateway.wire import SESSION_COOKIE

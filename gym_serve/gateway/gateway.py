@@ -25,8 +25,8 @@ from starlette.responses import Response
 from gym_serve.gateway import api_docs, html_pages, sign_in, wire
 from gym_serve.gateway.access import Access
 from gym_serve.gateway.batch import ROLLOUTS, Batches
-from gym_serve.gateway.episodes import EPISODES, LiveEpisodesOfGraph
 from gym_serve.gateway.host import Host
+from gym_serve.gateway.live_episodes import EPISODES, LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
 from gym_serve.gateway.pressure import PRESSURE, pressure

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_serve.gateway.episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
 from gym_serve.graph.spec import Node
 
 _GROUP = "gym_serve.pages"

@@ -22,7 +22,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from gym_serve.gateway.episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
 from gym_serve.gateway.pages import Site
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import BadRequest, NotFound

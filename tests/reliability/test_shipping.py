@@ -2,7 +2,7 @@
 
 `up` brings new versions of it too, under load.
 
-Slow: it takes two minutes, and what it covers changes seldom. The fast part is tests/graph/test_code.py.
+Slow: it takes two minutes, and what it covers changes seldom. The fast part is tests/cluster/test_code.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from support.local_site import ROOT, local_site
 from support.watched import Held
 from view.hostile import hostile
 
-from gym_serve.gateway.episodes import LiveEpisodesOfGraph
+from gym_serve.gateway.live_episodes import LiveEpisodesOfGraph
 from gym_serve.view.facts import top_level
 from gym_serve.view.security import CONTENT_POLICY
 

@@ -1,4 +1,4 @@
-"""The episodes of the servers in this process, for ``/episodes`` (`gym_serve.gateway.episodes`)."""
+"""The episodes of the servers in this process, for ``/episodes`` (`gym_serve.gateway.live_episodes`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from gym_serve.gateway.episodes import LIST, MOST, STOP
+from gym_serve.gateway.live_episodes import LIST, MOST, STOP
 from gym_serve.servers.agent import AgentServer
 from gym_serve.servers.live import EndedEpisode, identity
 from gym_serve.servers.protocols import PROTOCOLS

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from gym_serve.cluster.routing.admission import Admission
 from gym_serve.cluster.routing.balancing import members_of
-from gym_serve.cluster.routing.replica import ReplicaTransport
+from gym_serve.cluster.routing.replica_transport import ReplicaTransport
 from gym_serve.cluster.routing.rpc import Address, Channel, Listener, QueueFullError
 from gym_serve.servers.transport import Call, Reply
 from gym_serve.types.errors import Overloaded
