@@ -30,7 +30,7 @@ from gym_serve.servers.context import CallContext, closing, stream_in, time_limi
 from gym_serve.types.errors import DeadlineExceeded, Unavailable
 from gym_serve.types.exact import foreign_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint
-from gym_serve.types.protocols import ContextFull, refusal, refusal_within
+from gym_serve.types.protocols import refusal, says_full
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and may stand in any message
@@ -287,14 +287,9 @@ class Connections:
         Raises:
             GymError: it is another error.
         """
-        try:
-            error = refusal_within(url, said, self._secrets_of(endpoint))
-        except ContextFull:
-            return True
-        if error is not None:
-            raise error
-        endpoint.answered = True
-        return False
+        full = says_full(url, said, self._secrets_of(endpoint))
+        endpoint.answered |= not full
+        return full
 
     def _secrets_of(self, endpoint: Endpoint) -> Iterable[str]:
         return endpoint.named.secrets if endpoint.named else self._secrets

@@ -19,7 +19,7 @@ from gym_serve.deployments.upstream import without_limit
 from gym_serve.servers.context import closing
 from gym_serve.servers.transport import encode
 from gym_serve.types.errors import Unavailable
-from gym_serve.types.protocols import ContextFull, refusal, refusal_within
+from gym_serve.types.protocols import refusal, says_full
 
 
 class InProcess:
@@ -60,7 +60,7 @@ class InProcess:
             if is_event_stream(exchange.headers):
                 async with closing(read_events(path, exchange.body())) as events:
                     async for event in events:
-                        if not _is_refused(path, event):
+                        if not says_full(f"vLLM's {path}", event):
                             yield event
                             continue
                         yield Whole(None)
@@ -137,26 +137,11 @@ def _answer(path: str, exchange: _Exchange, content: bytes) -> Any:
     """What was answered; None if the prompt does not fit. Errors are read as those of a vLLM elsewhere."""
     if exchange.status < 400:
         said = _decoded(content)
-        return None if _is_refused(path, said) else said
+        return None if says_full(f"vLLM's {path}", said) else said
     refused = refusal(f"vLLM's {path}", exchange.status, exchange.headers, content.decode("utf-8", "replace"))
     if refused is not None:
         raise refused
     return None
-
-
-def _is_refused(path: str, said: Any) -> bool:
-    """Whether what was said with status 200 is that the prompt does not fit.
-
-    Raises:
-        GymError: it is another error.
-    """
-    try:
-        error = refusal_within(f"vLLM's {path}", said)
-    except ContextFull:
-        return True
-    if error is not None:
-        raise error
-    return False
 
 
 def _scope(path: str) -> dict[str, Any]:

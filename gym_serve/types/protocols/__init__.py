@@ -40,9 +40,8 @@ from gym_serve.types.protocols.messages import (
     response_to_message,
 )
 from gym_serve.types.protocols.refusals import (
-    ContextFull,
     refusal,
-    refusal_within,
+    says_full,
     wait_of,
 )
 from gym_serve.types.protocols.requests import (
@@ -76,7 +75,6 @@ __all__ = [
     "TOKEN_KEYS",
     "ChunkJoiner",
     "CompletionStream",
-    "ContextFull",
     "MessageStream",
     "ReasoningForm",
     "ResponseStream",
@@ -106,13 +104,13 @@ __all__ = [
     "new_id",
     "read_events",
     "refusal",
-    "refusal_within",
     "response_events",
     "response_to_chat",
     "response_to_message",
     "responses_sse",
     "responses_to_chat",
     "responses_usage",
+    "says_full",
     "split_think",
     "tokens_of",
     "usage_sum",

@@ -273,8 +273,8 @@ def refusal(
     return kind(f"{who}: {said}{advice}", retry_after=wait if retried else None)
 
 
-def refusal_within(who: str, said: Any, secrets: Iterable[str] = ()) -> GymError | None:
-    """The error that an answer with status 200, or an event of a stream, is; None if it is none.
+def says_full(who: str, said: Any, secrets: Iterable[str] = ()) -> bool:
+    """Whether an answer with status 200, or an event of a stream, says that the prompt does not fit.
 
     Args:
         who: answered: a URL.
@@ -282,19 +282,14 @@ def refusal_within(who: str, said: Any, secrets: Iterable[str] = ()) -> GymError
         secrets: as in `refusal`.
 
     Raises:
-        ContextFull: the error is that the prompt does not fit.
+        GymError: what else it says went wrong.
     """
     if not isinstance(said, dict) or (error := _error_in(said)) is None:
-        return None
-    text = orjson.dumps({"error": error}).decode()
-    made = refusal(who, 200, {}, text, secrets)
-    if made is None:
-        raise ContextFull
-    return made
-
-
-class ContextFull(Exception):
-    """The prompt does not fit the model's context."""
+        return False
+    refused = refusal(who, 200, {}, orjson.dumps({"error": error}).decode(), secrets)
+    if refused is not None:
+        raise refused
+    return True
 
 
 def _error_in(said: Mapping[str, Any]) -> Any:
