@@ -32,10 +32,10 @@ def constructed(
         tracing: see `Graph.tracing`.
         replica: name of the replica that it is a part of, if it is.
         lasting: whether its sessions may outlive this process, on another replica.
-        settings: further ones of the server.
+        settings: take the place of those of the node.
     """
     assert node.cls is not None  # a remote server runs elsewhere
-    settings |= node.connected(client)
+    settings = {**node.connected(client), **settings}
     if replica is not None and issubclass(node.cls, ResourcesServer | ModelServer):
         settings["replica"] = replica
     server = node.cls(name=node.name, **settings)
