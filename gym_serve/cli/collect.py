@@ -79,7 +79,8 @@ def collect(
         typer.Argument(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
-            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment.",
+            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; harbor:FOLDER for "
+            "a folder of tasks, by default with the graph `workspace`.",
             autocompletion=graph_then_rows,
         ),
     ],
@@ -158,13 +159,16 @@ def collect(
     """
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    without_rows = len(paths) == 1 and attach is None and url is None
+    tasks = str(paths[-1]).partition("harbor:")[2]
+    without_rows = len(paths) == 1 and attach is None and url is None and not tasks
     if without_rows and not shipped.is_graph(paths[0]):
         raise typer.BadParameter(
             f"{paths[0]} is no graph{nearest(paths[0], shipped.names())}\nIf it has rows, say which graph "
             "makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
         )
     rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
+    if tasks and len(paths) == 1 and attach is None and url is None:
+        graph = shipped.graph_file("workspace")
     target = Target(
         graph,
         attach,
@@ -192,6 +196,7 @@ def collect(
         "skip_invalid": skip_invalid,
     }
     # Imported here, so that --help and usage errors start fast.
+    from gym_serve.cli.examples import rows_of_tasks
     from gym_serve.cli.printing import echo, is_quiet
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
@@ -201,7 +206,7 @@ def collect(
     if track is not None:
         check_tracker(track)
     budget = Budget(max_cost, max_tokens)
-    with regular(rows) as rows:
+    with regular(rows) if not tasks else rows_of_tasks(Path(tasks)) as rows:
         _check(target, rows, output, options, budget, resume=resume or retry_failed)
         with target.open() as gym:
             if dashboard:

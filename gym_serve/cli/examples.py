@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +51,22 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
     if not path.is_file():
         raise InvalidRequest(f"{missing} is missing: {cls.__name__} has no examples at {path}")
     return path
+
+
+@contextmanager
+def rows_of_tasks(folder: Path) -> Iterator[Path]:
+    """A file with a row for each task in a folder, in Harbor's format; it is removed at the end.
+
+    Raises:
+        InvalidRequest: there is no task.
+    """
+    from gym_serve.environments.workspace.tasks import harbor_rows
+
+    rows = list(harbor_rows(folder))
+    with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
+        path = Path(place, "tasks.jsonl")
+        path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+        yield path
 
 
 def row_of(text: str) -> JSON:

@@ -142,8 +142,11 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def put(self, path: str, archive: bytes) -> None:
-        """Replace the content of a folder by that of a tar archive.
+    async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
+        """Unpack a tar archive into a folder, which is made if it is missing.
+
+        Args:
+            clear: remove what the folder has first.
 
         Raises:
             SandboxRefused: the archive or the folder is no such thing.

@@ -251,9 +251,9 @@ class BubblewrapBox:
         """See `Sandbox.get`."""
         return await self._file("get", path, limit=limit)
 
-    async def put(self, path: str, archive: bytes) -> None:
+    async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
         """See `Sandbox.put`."""
-        await self._file("put", path, archive)
+        await self._file("put", path, archive, clear=clear)
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
@@ -265,11 +265,10 @@ class BubblewrapBox:
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 
     async def _file(
-        self, op: str, path: str, data: bytes = b"", *, limit: int = 1 << 12, mode: int = 0
-    ) -> bytes:
+        self, op: str, path: str, data: bytes = b"", *, limit: int = 1 << 12, mode: int = 0, clear: bool = False) -> bytes:
         if "\0" in path:
             raise SandboxRefused("a path has no NUL character")
-        request = {"op": op, "path": path, "mode": mode, "cwd": None, "env": {}, "user": 0}
+        request = {"op": op, "path": path, "mode": mode, "clear": clear, "cwd": None, "env": {}, "user": 0}
         done = await self._ask(request, data, _FILE_SECONDS, limit)
         if done.cut:
             raise SandboxRefused(f"{path} has more than {limit} bytes")

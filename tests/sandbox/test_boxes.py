@@ -170,7 +170,7 @@ async def test_files(create: Create) -> None:
     archive = await box.get("/app")
     other = await create()
     await other.exec("mkdir -p old/er; echo old > old/er/file", timeout=LONG)
-    await other.put("/app", archive)
+    await other.put("/app", archive, clear=True)
     listing = (await other.exec("find . | sort; stat -c %a deep/er/file", timeout=LONG)).stdout
     assert listing == b".\n./deep\n./deep/er\n./deep/er/file\n./link\n755\n"
 

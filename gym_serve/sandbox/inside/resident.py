@@ -455,9 +455,10 @@ def _filter(program: bytes) -> None:
 def _files(request: dict[str, Any]) -> None:
     path = request["path"]
     if request["op"] == "read":
+        out = Bounded(request["limit"])
         with open(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                _write(1, chunk)
+                out.write(chunk)
     elif request["op"] == "write":
         # Not through a link that the agent left: what is written is a new file.
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -470,17 +471,38 @@ def _files(request: dict[str, Any]) -> None:
         import tarfile
 
         if request["op"] == "get":
-            with tarfile.open(fileobj=open(1, "wb"), mode="w|") as archive:
+            with tarfile.open(fileobj=Bounded(request["limit"]), mode="w|") as archive:
                 archive.add(path, arcname=".", filter=lambda member: None if member.isdev() else member)
         else:
-            for name in os.listdir(path) if os.path.isdir(path) else ():
-                _remove(os.path.join(path, name))
+            if request["clear"]:
+                _clear(path)
             os.makedirs(path, exist_ok=True)
             with tarfile.open(fileobj=open(0, "rb"), mode="r|") as archive:
-                archive.extraction_filter = getattr(
-                    tarfile, "fully_trusted_filter", None
-                )  # it is of a box, as this is
+                # The archive is of a box, as this process is.
+                archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
                 archive.extractall(path)
+
+
+def _clear(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        for name in os.listdir(path):
+            _remove(os.path.join(path, name))
+    else:
+        _remove(path)
+
+
+class Bounded:
+    """Standard output, for so many bytes and a few more, by which the other side sees that it is too much."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def write(self, data: bytes) -> int:
+        if self._left < 0:
+            os._exit(1)
+        _write(1, data)
+        self._left -= len(data)
+        return len(data)
 
 
 def _remove(path: str) -> None:
