@@ -1,4 +1,4 @@
-"""`oracle` and `nop`: agents without a model, which test a benchmark: its solution scores 1, and nothing 0."""
+"""`oracle` and `nop`: agents without a model, which test a benchmark: a solution scores 1, nothing 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class OracleAgent(AgentServer):
     async def act(self, episode: Episode) -> None:
         """Have the environment run the solution; what it wrote is the rollout's field ``solution``."""
         solve: Any = self.config.resources.fetch
-        episode.fields["solution"] = await episode.stage("solve", lambda: solve("solve", {}, session=episode.session))
+        episode.fields["solution"] = await episode.stage(
+            "solve", lambda: solve("solve", {}, session=episode.session)
+        )
         episode.stop("oracle")
 
     def _episode(self, row: JSON) -> Episode:

@@ -1,11 +1,12 @@
 """`Workspace`: a task in a box: a shell, files, and hidden tests on a fresh copy of what the agent left.
 
-The session owns the agent's box. When the agent has ended, the files of its work folder are taken out as bytes
-and its box is closed, with every process in it. Then a fresh box gets these files and the tests: nothing else that
-the agent did, to programs, settings or the machine, is there. The reward is the exit status of the tests, which the
-kernel reports, or what a task of Harbor wrote in a folder that was empty before, read when no other process is left.
+The session owns the agent's box. When the agent has ended, the files of its work folder are taken out as
+bytes and its box is closed, with every process in it. Then a fresh box gets these files and the tests:
+nothing else that the agent did, to programs, settings or the machine, is there. The reward is the exit status
+of the tests, which the kernel reports, or what a task of Harbor wrote in a folder that was empty before, read
+when no other process is left.
 
-What an agent leaves decides about its score only: files that are too many, or tests that do not end, are a zero.
+What an agent leaves decides about its score only: files that are too many, or tests that do not end, are a 0.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ import asyncio
 import json
 import logging
 import math
-import shlex
-import uuid
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
@@ -35,7 +33,7 @@ from gym_serve.sandbox import (
 from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
 from gym_serve.servers.context import current
 from gym_serve.servers.transport import Reply
-from gym_serve.types.errors import Forbidden, InvalidRequest, PolicyDeadline, ToolFailed
+from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
 
 logger = logging.getLogger("gym_serve")
 
@@ -44,7 +42,13 @@ _REWARDS = 1 << 16
 _STATE = "/run/shell"
 _SHELL = f"""
 [ -f {_STATE} ] && . {_STATE} 2>/dev/null
-trap '{{ declare -p | grep -v "^declare -[a-zA-Z]*r"; declare -f; alias; printf "cd %q\\n" "$PWD"; }} > {_STATE} 2>/dev/null' EXIT
+_keep() {{
+  declare -p | grep -v "^declare -[a-zA-Z]*r"
+  declare -f
+  alias
+  printf "cd %q\\n" "$PWD"
+}}
+trap '_keep > {_STATE} 2>/dev/null' EXIT
 eval "$1"
 """
 _ANSWERS = ("reward.json", "reward.txt")
@@ -87,12 +91,12 @@ class Workspace(ResourcesServer):
         max_output_bytes: PositiveInt = 30_000
         """Bytes of a command's output, and of a file, that a tool returns."""
         max_carried_mb: PositiveInt = 64
-        """Size of the files that go from the agent's box to that of the tests, in MiB; more are a reward of 0."""
+        """Size of the files that the tests see, in MiB; more are a reward of 0."""
         test_timeout: PositiveFloat = 240.0
-        """Seconds that the tests of a row may take; less than the agent's ``verify_timeout``. A task of Harbor
-        has its own, and is held to this one as well."""
+        """Seconds that the tests may take, those of Harbor's tasks included, which have a limit of their own;
+        with ``must_fail`` twice, and less than the agent's ``verify_timeout``."""
         max_boxes: int = Field(64, ge=2)
-        """Boxes that are live at the same time in a replica; further sessions wait. Read at the start only."""
+        """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
 
     class Session:
         """The box of an episode."""
@@ -102,6 +106,7 @@ class Workspace(ResourcesServer):
             self.box: Sandbox | None = None
             self.spec = SandboxSpec()
             self.oracle = False
+            self.left: dict[str, bytes] | None = None  # archives of its folders, once the agent has ended
             self.lock = asyncio.Lock()
 
     config: Config
@@ -172,8 +177,8 @@ class Workspace(ResourcesServer):
 
     @tool
     async def bash(self, command: str, session: Session) -> CommandOutput:
-        """Run a command in the shell of the work folder. Directory, variables and functions are kept for later
-        commands, and processes in the background go on.
+        """Run a command in a shell, first in the work folder. Directory, variables and functions are kept for
+        later commands, and processes in the background go on.
 
         Args:
             command: The command, for bash.
@@ -256,7 +261,7 @@ class Workspace(ResourcesServer):
             await box.put(SOLUTION, task.solution)
             script = f"{SOLUTION}/solve.sh"
             done = await box.exec(
-                f"chmod +x {script}; head -c 2 {script} | grep -q '#!' && exec {script} || exec bash {script}",
+                f"chmod +x {script}; head -c 2 {script} | grep -q '#!' || exec bash {script}; exec {script}",
                 timeout=current().timeout() or 600.0,
                 env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
             )
@@ -271,15 +276,17 @@ class Workspace(ResourcesServer):
 
     async def verify(self, session: Session) -> WorkspaceVerdict:
         """Run the tests in a fresh box, on what the agent left."""
-        task, box = session.task, _box_of(session)
-        assert task is not None
-        paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
-        try:
-            files = await self._left(box, paths)
-        except SandboxRefused as error:
-            return WorkspaceVerdict(reward=0.0, reason=f"what the agent left cannot be taken over: {error}")
-        finally:
-            await self.close(session)
+        task, files = session.task, session.left
+        if task is None:
+            raise InvalidRequest("the session was not seeded, so there is nothing to test")
+        if files is None:
+            paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
+            try:
+                files = session.left = await self._left(_box_of(session), paths)
+            except SandboxRefused as error:
+                return _not_taken_over(error)
+            finally:
+                await self.close(session)
         verdict = await self._tested(task, session.spec, files, task.tests)
         if verdict.reward > 0 and task.must_fail is not None:
             forged = await self._tested(task, session.spec, files, task.tests, task.must_fail)
@@ -308,7 +315,7 @@ class Workspace(ResourcesServer):
                 for path, archive in files.items():
                     await box.put(path, archive, clear=True)
             except SandboxRefused as error:
-                return WorkspaceVerdict(reward=0.0, reason=f"what the agent left cannot be taken over: {error}")
+                return _not_taken_over(error)
             for archive in filter(None, tests):
                 await box.put(TESTS, archive)
             try:
@@ -325,7 +332,7 @@ class Workspace(ResourcesServer):
             await self._end(box)
 
     async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
-        told = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
+        told: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
         if done.ended != "exit":
             return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **told)
         if not task.reads_reward:
@@ -347,6 +354,10 @@ def _box_of(session: Workspace.Session) -> Sandbox:
     if session.box is None:
         raise InvalidRequest("the session has no box: it was not seeded, or its episode is over")
     return session.box
+
+
+def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:
+    return WorkspaceVerdict(reward=0.0, reason=f"what the agent left cannot be taken over: {error}")
 
 
 def _rewards(name: str, data: bytes) -> dict[str, float]:

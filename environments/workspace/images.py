@@ -1,8 +1,8 @@
 """`Images`: from a folder with a Dockerfile to a layer and settings of a box, without a container engine.
 
-``FROM`` is replaced by the provider's own root: the system of the task is that of this machine. ``RUN``, ``COPY``
-and ``ADD`` of local files happen once, in a box whose changes are kept; all boxes of the task share them. What
-the instructions cannot do here is an error that says so, never left out in silence.
+``FROM`` is replaced by the provider's own root: the system of the task is that of this machine. ``RUN``,
+``COPY`` and ``ADD`` of local files happen once, in a box whose changes are kept; all boxes of the task share
+them. What the instructions cannot do here is an error that says so, never left out in silence.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ logger = logging.getLogger("gym_serve")
 DOCKERFILE = "Dockerfile"
 _IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "STOPSIGNAL", "VOLUME"}
 _DOES = {"RUN", "COPY", "ADD"}
+_BUILDS = SandboxSpec(network="full", memory_mb=8192)
 _SHOWN = 2000  # characters of what a step wrote
 
 
@@ -79,34 +80,43 @@ class Images:
         layer = self._cache / key
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            if not layer.exists():
-                await self._build(folder, steps, spec, layer, timeout)
+            if not await asyncio.to_thread(layer.exists):
+                await self._build(folder, steps, layer, timeout)
         return settings.model_copy(update={"layers": (layer,)})
 
-    async def _build(
-        self, folder: Path, steps: list[tuple[str, str]], spec: SandboxSpec, layer: Path, timeout: float
-    ) -> None:
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with open(f"{layer}.lock", "w") as file:
-            await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)  # another process may build it
-            if layer.exists():
+    async def _build(self, folder: Path, steps: list[tuple[str, str]], layer: Path, timeout: float) -> None:
+        lock = await asyncio.to_thread(_locked, layer)  # another process may build it
+        begun = Path(f"{layer}.begun")
+        try:
+            if not await asyncio.to_thread(_begin, layer, begun):
                 return
-            begun = Path(f"{layer}.begun")
-            shutil.rmtree(begun, ignore_errors=True)  # of a process that was killed
-            begun.mkdir()
-            box = await self._provider.create(
-                spec.model_copy(update={"network": "full", "workdir": "/", "user": None}), layer=begun
-            )
+            box = await self._provider.create(_BUILDS, layer=begun)
             try:
                 for number, (name, text) in enumerate(steps):
                     if name in _DOES:
-                        await _Step(folder, _settings(steps[:number], spec), timeout).do(box, name, text)
-            except BaseException:
+                        await _Step(folder, _settings(steps[:number], _BUILDS), timeout).do(box, name, text)
+            finally:
                 await box.close()
-                shutil.rmtree(begun, ignore_errors=True)
-                raise
-            await box.close()
-            begun.rename(layer)
+            await asyncio.to_thread(begun.rename, layer)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, begun, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(layer: Path) -> int:
+    layer.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(f"{layer}.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def _begin(layer: Path, begun: Path) -> bool:
+    """Make an empty folder for a layer; False if the layer is there by now."""
+    shutil.rmtree(begun, ignore_errors=True)  # of a process that was killed
+    if layer.exists():
+        return False
+    begun.mkdir()
+    return True
 
 
 class _Step:
@@ -140,24 +150,31 @@ class _Step:
         flags = [word for word in words if word.startswith("--")]
         *sources, place = [_expanded(word, self._settings.env) for word in words if not word.startswith("--")]
         if flags or not sources or any("://" in source for source in sources):
-            raise SandboxRefused(f"{name} with flags, from an image or a URL is not supported by this provider")
+            raise SandboxRefused(
+                f"{name} with flags, from an image or a URL is not supported by this provider"
+            )
         target = os.path.join(self._settings.workdir, place)
         into = place.endswith("/") or len(sources) > 1 or place in (".", "..")
         for source in sources:
-            for path in sorted(self._found(source)):
-                if path.is_dir():
-                    await box.put(target, archive_of(path))
+            for file, data, mode in await asyncio.to_thread(self._found, source):
+                if mode is None:
+                    await box.put(target, data)
                 else:
-                    at = os.path.join(target, path.name) if into else target
-                    await box.write(os.path.normpath(at), path.read_bytes(), mode=path.stat().st_mode & 0o777)
+                    await box.write(f"{target}/{file}" if into else target, data, mode=mode)
 
-    def _found(self, source: str) -> list[Path]:
+    def _found(self, source: str) -> list[tuple[str, bytes, int | None]]:
+        """Name, content and mode of files; of a folder an archive, and no mode."""
         context = self._folder.resolve()
-        found = [context] if source.strip("/") in ("", ".") else list(context.glob(source.lstrip("/")))
+        found = [context] if source.strip("/") in ("", ".") else sorted(context.glob(source.lstrip("/")))
         inside = [path for path in found if path.resolve().is_relative_to(context)]
         if not inside:
             raise SandboxRefused(f"there is no {source} in {context}")
-        return inside
+        return [
+            (path.name, archive_of(path), None)
+            if path.is_dir()
+            else (path.name, path.read_bytes(), path.stat().st_mode & 0o777)
+            for path in inside
+        ]
 
 
 @cache

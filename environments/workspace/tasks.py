@@ -118,6 +118,10 @@ def task_of(row: WorkspaceRow) -> Task:
     )
 
 
+_Nothing = Annotated[list[Any], Field(max_length=0)]
+_Path = Annotated[str, Field(pattern=r"^/")]
+
+
 class _Phase(BaseModel):
     timeout_sec: PositiveFloat | None = None
     user: str | int | None = None
@@ -156,13 +160,13 @@ class _Verifier(_Phase):
     timeout_sec: PositiveFloat = 600.0
     environment_mode: str | None = None
     environment: _Environment | None = None
-    collect: list[Any] = Field([], max_length=0)
+    collect: _Nothing = []
 
 
 class _Artifact(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    source: Annotated[str, Field(pattern=r"^/")]
+    source: _Path
     destination: str | None = None
     """A place on the machine that collects it, which is not of interest here."""
 
@@ -174,8 +178,8 @@ class _Config(BaseModel):
     agent: _Phase = _Phase()
     verifier: _Verifier = _Verifier()
     solution: _Phase = _Phase()
-    artifacts: list[str | _Artifact] = []
-    steps: list[Any] = Field([], max_length=0)
+    artifacts: list[_Path | _Artifact] = []
+    steps: _Nothing = []
 
 
 def _of_folder(folder: Path) -> Task:
@@ -219,9 +223,13 @@ def harbor_rows(folder: Path) -> Iterator[JSON]:
     Raises:
         InvalidRequest: there is none.
     """
-    found = [path.parent for path in (folder / "task.toml", *sorted(folder.glob("*/task.toml"))) if path.is_file()]
+    found = [
+        path.parent for path in (folder / "task.toml", *sorted(folder.glob("*/task.toml"))) if path.is_file()
+    ]
     if not found:
-        raise InvalidRequest(f"{folder} has no task of Harbor's format: no task.toml in it or in a folder of it")
+        raise InvalidRequest(
+            f"{folder} has no task of Harbor's format: no task.toml in it or in a folder of it"
+        )
     for task in found:
         instruction = task / "instruction.md"
         text = instruction.read_text("utf-8") if instruction.is_file() else ""

@@ -79,8 +79,8 @@ def collect(
         typer.Argument(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
-            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; harbor:FOLDER for "
-            "a folder of tasks, by default with the graph `workspace`.",
+            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; or "
+            "harbor:FOLDER, a folder of tasks, by default with the graph workspace.",
             autocompletion=graph_then_rows,
         ),
     ],

@@ -50,7 +50,7 @@ class SandboxSpec(BaseModel):
     """Memory of all its processes together, in MiB; the largest one is killed if they take more."""
     disk_mb: PositiveInt = 1024
     """Size of all files that it writes, in MiB; they are in memory."""
-    pids: int = Field(512, ge=320)
+    pids: Annotated[int, Field(ge=320)] = 512
     """Maximum number of processes and threads."""
 
 

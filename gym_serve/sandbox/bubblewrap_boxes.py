@@ -265,7 +265,15 @@ class BubblewrapBox:
             await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
 
     async def _file(
-        self, op: str, path: str, data: bytes = b"", *, limit: int = 1 << 12, mode: int = 0, clear: bool = False) -> bytes:
+        self,
+        op: str,
+        path: str,
+        data: bytes = b"",
+        *,
+        limit: int = 1 << 12,
+        mode: int = 0,
+        clear: bool = False,
+    ) -> bytes:
         if "\0" in path:
             raise SandboxRefused("a path has no NUL character")
         request = {"op": op, "path": path, "mode": mode, "clear": clear, "cwd": None, "env": {}, "user": 0}

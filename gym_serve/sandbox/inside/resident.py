@@ -455,10 +455,10 @@ def _filter(program: bytes) -> None:
 def _files(request: dict[str, Any]) -> None:
     path = request["path"]
     if request["op"] == "read":
-        out = Bounded(request["limit"])
+        bounded = Bounded(request["limit"])
         with open(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                out.write(chunk)
+                bounded.write(chunk)
     elif request["op"] == "write":
         # Not through a link that the agent left: what is written is a new file.
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -471,7 +471,8 @@ def _files(request: dict[str, Any]) -> None:
         import tarfile
 
         if request["op"] == "get":
-            with tarfile.open(fileobj=Bounded(request["limit"]), mode="w|") as archive:
+            out: Any = Bounded(request["limit"])
+            with tarfile.open(fileobj=out, mode="w|") as archive:
                 archive.add(path, arcname=".", filter=lambda member: None if member.isdev() else member)
         else:
             if request["clear"]:
