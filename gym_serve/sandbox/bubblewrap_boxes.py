@@ -29,11 +29,11 @@ from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, Sandbox
 from gym_serve.sandbox.confined import ConfinedProcess
 from gym_serve.sandbox.inside import resident
 from gym_serve.sandbox.inside.confinement import box_filter
-from gym_serve.sandbox.providers import Bubblewrap, find_sandbox, sandbox_problems
-from gym_serve.types.errors import SessionLost, Unavailable
+from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
+from gym_serve.types.errors import GraphError, SessionLost, Unavailable
 
 _START_SECONDS = 60.0
-_FILE_SECONDS = 120.0
+_FILE_SECONDS = 60.0
 _ENDED: dict[int, Literal["exit", "timeout", "memory"]] = {
     resident.EXITED: "exit",
     resident.OUT_OF_TIME: "timeout",
@@ -61,18 +61,26 @@ class BubblewrapBoxes:
 
     def problems(self) -> list[str]:
         """See `SandboxProvider.problems`."""
-        return sandbox_problems("bubblewrap")
+        try:
+            self._confinement()
+        except GraphError as error:
+            return error.problems
+        return []
+
+    def _confinement(self) -> Bubblewrap:
+        if self._bubblewrap is None:
+            found = find_sandbox("bubblewrap")
+            assert isinstance(found, Bubblewrap)
+            self._bubblewrap = found
+        return self._bubblewrap
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
         """See `SandboxProvider.create`."""
-        if self._bubblewrap is None:
-            found = await asyncio.to_thread(find_sandbox, "bubblewrap")
-            assert isinstance(found, Bubblewrap)
-            self._bubblewrap = found
-        plan = _Plan(spec, self._bubblewrap, layer)
+        bubblewrap = self._bubblewrap or await asyncio.to_thread(self._confinement)
+        plan = _Plan(spec, bubblewrap, layer)
         try:
             process = await ConfinedProcess.start(
-                self._bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus
+                bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus
             )
         except OSError as error:
             raise Unavailable(f"a box does not start: {error}") from error

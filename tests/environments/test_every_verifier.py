@@ -375,6 +375,7 @@ STATEFUL = {
     "session_counter": "test_session_counter.py",
     "simple_weather": "test_simple_weather.py",
     "workplace_assistant": "test_workplace_assistant.py",
+    "workspace": "test_workspace_cheats.py",
 }
 """Environments whose reward is for what the tools did in the session."""
 
