@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.harness.reports import machine, save
 from gym_serve import Gym
-from gym_serve.environments.workspace.tasks import harbor_rows
+from gym_serve.environments.workspace.tasks import HarborRows
 from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxSpec, find_provider
 
 JSON = dict[str, Any]
@@ -109,7 +109,7 @@ def task(folder: Path) -> None:
 async def episodes(count: int) -> JSON:
     with tempfile.TemporaryDirectory() as place:
         task(Path(place))
-        rows = list(harbor_rows(Path(place)))
+        rows = list(HarborRows().rows(Path(place)))
         with Gym.from_graph("workspace", ray=False) as gym:
             begun, scores = time.perf_counter(), []
             async for rollout in gym.rollouts(rows, agent="oracle", repeats=count, concurrency=AT_ONCE):

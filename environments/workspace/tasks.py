@@ -217,23 +217,29 @@ def _of_folder(folder: Path) -> Task:
     )
 
 
-def harbor_rows(folder: Path) -> Iterator[JSON]:
-    """Rows of the tasks in a folder: of itself, or of the folders in it that have a ``task.toml``.
+class HarborRows:
+    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``.
 
-    Raises:
-        InvalidRequest: there is none.
+    Attributes:
+        graph: the graph of a command that names none.
     """
-    found = [
-        path.parent for path in (folder / "task.toml", *sorted(folder.glob("*/task.toml"))) if path.is_file()
-    ]
-    if not found:
-        raise InvalidRequest(
-            f"{folder} has no task of Harbor's format: no task.toml in it or in a folder of it"
-        )
-    for task in found:
-        instruction = task / "instruction.md"
-        text = instruction.read_text("utf-8") if instruction.is_file() else ""
-        yield {
-            "responses_create_params": {"input": [{"role": "user", "content": text}]},
-            "task": str(task.resolve()),
-        }
+
+    graph = "workspace"
+
+    def rows(self, folder: Path) -> Iterator[JSON]:
+        """Rows of the task that a folder is, or of the tasks that it has.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
+        found = [file.parent for file in files if file.is_file()]
+        if not found:
+            raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
+        for task in found:
+            instruction = task / "instruction.md"
+            text = instruction.read_text("utf-8") if instruction.is_file() else ""
+            yield {
+                "responses_create_params": {"input": [{"role": "user", "content": text}]},
+                "task": str(task.resolve()),
+            }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gym_serve.cli.completion import agents, graph_then_rows
-from gym_serve.cli.examples import default_agent, example_rows
+from gym_serve.cli.examples import default_agent, example_rows, file_of_rows, row_source
 from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
@@ -159,16 +159,16 @@ def collect(
     """
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    tasks = str(paths[-1]).partition("harbor:")[2]
-    without_rows = len(paths) == 1 and attach is None and url is None and not tasks
+    source = row_source(paths[-1])
+    without_rows = len(paths) == 1 and attach is None and url is None and source is None
     if without_rows and not shipped.is_graph(paths[0]):
         raise typer.BadParameter(
             f"{paths[0]} is no graph{nearest(paths[0], shipped.names())}\nIf it has rows, say which graph "
             "makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
         )
     rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
-    if tasks and len(paths) == 1 and attach is None and url is None:
-        graph = shipped.graph_file("workspace")
+    if source is not None and len(paths) == 1 and attach is None and url is None:
+        graph = shipped.graph_file(source[0].graph)
     target = Target(
         graph,
         attach,
@@ -196,7 +196,6 @@ def collect(
         "skip_invalid": skip_invalid,
     }
     # Imported here, so that --help and usage errors start fast.
-    from gym_serve.cli.examples import rows_of_tasks
     from gym_serve.cli.printing import echo, is_quiet
     from gym_serve.cli.run_collection import report_and_exit, run_collection
     from gym_serve.rollouts import Budget
@@ -206,7 +205,7 @@ def collect(
     if track is not None:
         check_tracker(track)
     budget = Budget(max_cost, max_tokens)
-    with regular(rows) if not tasks else rows_of_tasks(Path(tasks)) as rows:
+    with regular(rows) if source is None else file_of_rows(*source) as rows:
         _check(target, rows, output, options, budget, resume=resume or retry_failed)
         with target.open() as gym:
             if dashboard:

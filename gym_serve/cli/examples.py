@@ -7,9 +7,10 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -18,6 +19,10 @@ from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
+
+
+SOURCES = "gym_serve.rows"
+"""The entry points of `RowSource`."""
 
 
 def default_agent(graph: Graph) -> str:
@@ -53,18 +58,44 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
     return path
 
 
+class RowSource(Protocol):
+    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`.
+
+    Attributes:
+        graph: a graph that comes with gym_serve, for a command without one.
+    """
+
+    graph: str
+
+    def rows(self, folder: Path) -> Iterator[JSON]:
+        """The rows of a folder.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        ...
+
+
+def row_source(path: Path) -> tuple[RowSource, Path] | None:
+    """The source and the folder of ``NAME:FOLDER``; None if a path is no such thing."""
+    name, colon, folder = str(path).partition(":")
+    if not colon or path.exists():
+        return None
+    for entry in entry_points(group=SOURCES, name=name):
+        return entry.load()(), Path(folder)
+    return None
+
+
 @contextmanager
-def rows_of_tasks(folder: Path) -> Iterator[Path]:
-    """A file with a row for each task in a folder, in Harbor's format; it is removed at the end.
+def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
+    """A file with the rows of a source, which is removed at the end.
 
     Raises:
-        InvalidRequest: there is no task.
+        InvalidRequest: there is no row.
     """
-    from gym_serve.environments.workspace.tasks import harbor_rows
-
-    rows = list(harbor_rows(folder))
+    rows = list(source.rows(folder))
     with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
-        path = Path(place, "tasks.jsonl")
+        path = Path(place, "rows.jsonl")
         path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
         yield path
 

@@ -76,7 +76,7 @@ class BubblewrapBoxes:
 
     async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
         """See `SandboxProvider.create`."""
-        bubblewrap = self._bubblewrap or await asyncio.to_thread(self._confinement)
+        bubblewrap = await asyncio.to_thread(self._confinement)
         plan = _Plan(spec, bubblewrap, layer)
         try:
             process = await ConfinedProcess.start(

@@ -15,7 +15,7 @@ from support.waiting import until
 from gym_serve import Gym
 from gym_serve.environments.workspace import Workspace
 from gym_serve.environments.workspace.images import _settings, instructions
-from gym_serve.environments.workspace.tasks import WorkspaceRow, harbor_rows, task_of
+from gym_serve.environments.workspace.tasks import HarborRows, WorkspaceRow, task_of
 from gym_serve.sandbox import SandboxSpec
 from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
 
@@ -205,11 +205,11 @@ def test_settings_of_a_dockerfile(tmp_path: Path) -> None:
 def test_rows_of_harbor(tmp_path: Path) -> None:
     for name in ("b", "a"):
         shutil.copytree(HARBOR, tmp_path / name)
-    assert [row["task"] for row in harbor_rows(tmp_path)] == [str(tmp_path / "a"), str(tmp_path / "b")]
-    (row,) = harbor_rows(HARBOR)
+    assert [row["task"] for row in HarborRows().rows(tmp_path)] == [str(tmp_path / "a"), str(tmp_path / "b")]
+    (row,) = HarborRows().rows(HARBOR)
     assert row["responses_create_params"]["input"][0]["content"].startswith("Write")
     with pytest.raises(InvalidRequest, match=r"no task\.toml"):
-        list(harbor_rows(tmp_path / "a" / "tests"))
+        list(HarborRows().rows(tmp_path / "a" / "tests"))
 
 
 CONFIG = """
@@ -263,7 +263,7 @@ def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: st
 @needs_bubblewrap
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
 async def test_a_folder_of_harbor_through_a_graph(agent: str, reward: float) -> None:
-    (row,) = harbor_rows(HARBOR)
+    (row,) = HarborRows().rows(HARBOR)
     before = children()
     with Gym.from_graph("workspace", ray=False) as gym:
         rollouts = [rollout async for rollout in gym.rollouts([row], agent=agent, repeats=4)]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -236,15 +237,7 @@ async def test_processes_are_limited(create: Create, what: str) -> None:
     }
     box = await create(pids=320)
     await box.exec(["/bin/bash", "-c", bombs[what]], timeout=1.0)
-    for _ in range(100):
-        try:
-            done = await box.exec("kill -9 -1; echo goes on", timeout=LONG)
-        except SandboxRefused:  # there is no room for it
-            await asyncio.sleep(0.05)
-            continue
-        if done.ended == "exit":
-            return
-    raise AssertionError("the box does not recover")
+    assert (await box.exec("echo goes on", timeout=LONG)).stdout == b"goes on\n"
 
 
 async def test_memory_is_limited(create: Create) -> None:
@@ -329,7 +322,8 @@ async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
     waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
     await asyncio.sleep(0.2)
     for child in children() - before:
-        psutil.Process(child).kill()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(child).kill()
     with pytest.raises(SessionLost, match="its first process ended"):
         await waiting
 

@@ -47,7 +47,6 @@ _KEPT = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 8, 10, 31))
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _EMPTY = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sched_debug")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_SIGKILL = 9
 _LOOK_SECONDS = 0.1
 _MOST_FILES = 1 << 16
 _CHUNK = 1 << 16
@@ -252,6 +251,8 @@ class Box:
                     command.until = 0.0
             return
         command = Command(request)
+        if request["op"] in ("get", "put"):
+            import tarfile  # noqa: F401 - once, for all children
         try:
             self._start(command, request)
         except OSError as error:
@@ -263,7 +264,7 @@ class Box:
         ours = [ends["in"][1], ends["out"][0], ends["err"][0], ends["go"][0]]
         process = 0
         try:
-            process = os.fork()
+            process = self._fork()
             if process == 0:
                 _run(request, self._config, theirs)
         finally:
@@ -287,6 +288,16 @@ class Box:
         watched = os.pidfd_open(process)
         self._files[watched] = (command, "end")
         self._poll.register(watched, select.EPOLLIN)
+
+    def _fork(self) -> int:
+        for _ in range(100):
+            try:
+                return os.fork()
+            except BlockingIOError:  # the box has as many processes as it may: a fork bomb, mostly
+                os.kill(-1, _signal.SIGKILL)
+                time.sleep(0.01)
+                self._reap()
+        return os.fork()
 
     def _move(self, file: int, command: Command, name: str) -> None:
         if name == "end":
@@ -355,13 +366,13 @@ class Box:
                 continue
             sizes[process] = (int(resident) - int(shared)) * _PAGE
         if len(sizes) > self._config["pids"]:
-            os.kill(-1, _SIGKILL)
+            os.kill(-1, _signal.SIGKILL)
         elif sum(sizes.values()) > self._config["memory"]:
             largest = max(sizes, key=sizes.__getitem__)
             session = _session(largest)
             if session in self._running:
                 self._running[session].ended = OUT_OF_MEMORY
-            _kill(largest)
+            _signal_to(largest, _signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], config: dict[str, Any], ends: list[int]) -> NoReturn:
@@ -532,18 +543,19 @@ def _session(process: int) -> int:
 
 
 def _kill_session(session: int) -> None:
-    """Kill the processes of a session, all its groups, until none is left that could start others."""
-    for _ in range(10):
-        found = [process for process in _processes() if _session(process) == session]
-        for process in found:
-            _kill(process)
-        if found in ([], [session]):
-            return
+    """Kill the processes of a session, in all its groups; once they stand still, none starts others."""
+    still: set[int] = set()
+    while new := {process for process in _processes() if _session(process) == session} - still:
+        for process in new:
+            _signal_to(process, _signal.SIGSTOP)
+        still |= new
+    for process in still:
+        _signal_to(process, _signal.SIGKILL)
 
 
-def _kill(process: int) -> None:
+def _signal_to(process: int, signal: int) -> None:
     try:  # noqa: SIM105 - `contextlib` takes milliseconds to import
-        os.kill(process, _SIGKILL)
+        os.kill(process, signal)
     except ProcessLookupError:
         pass
 
