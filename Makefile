@@ -162,6 +162,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.idle
 	$(BIN)/python -m benchmarks.trainer_process
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.boxes
 
 # One thread of OpenMP: two on two busy cores are ten times slower.
 test-vllm: $(VLLM)/.done

@@ -25,7 +25,7 @@ from gym_serve.environments.reasoning_gym.families import (
 from gym_serve.environments.reasoning_gym.scoring import Scored, ScoringPool
 from gym_serve.grading import excerpt, last_box_text, replace_surrogates
 from gym_serve.metrics import Breakdown, MetricSpec, Score
-from gym_serve.sandbox import Limits, PlainProcess, Sandbox, SandboxName, find_sandbox, sandbox_problems
+from gym_serve.sandbox import Confinement, Limits, PlainProcess, SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.types.errors import GraphError, InvalidRequest
 
@@ -169,7 +169,7 @@ _FULL = 1.0 - 1e-6
 """Parts of 1 that some verifiers add up."""
 
 
-def _sandbox_of(name: SandboxName | None) -> Sandbox:
+def _sandbox_of(name: SandboxName | None) -> Confinement:
     """The sandbox of a name; of None, the better one of those that work here.
 
     Raises:

@@ -16,7 +16,7 @@ import math
 from typing import Any, NamedTuple
 
 from gym_serve.environments.reasoning_gym.families import LITERALS
-from gym_serve.sandbox import Limits, ProgramRun, Sandbox, SandboxDied, SandboxedPython
+from gym_serve.sandbox import Confinement, Limits, ProgramRun, SandboxDied, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 
 PRELUDE = (
@@ -116,7 +116,7 @@ class ScoringPool:
         size: how many there are, each using one core while it works.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, *, size: int) -> None:
+    def __init__(self, sandbox: Confinement, limits: Limits, *, size: int) -> None:
         self._processes = [SandboxedPython(sandbox, limits, PRELUDE) for _ in range(size)]
         self._free: asyncio.Queue[SandboxedPython] = asyncio.Queue()
 

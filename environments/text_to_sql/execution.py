@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gym_serve.grading import pair_up
-from gym_serve.sandbox import Limits, Sandbox, SandboxedPython, SandboxPool
+from gym_serve.sandbox import Confinement, Limits, SandboxedPython, SandboxPool
 from gym_serve.types.errors import VerifierFailed
 from gym_serve.types.requests import JSON
 
@@ -57,7 +57,7 @@ class SqlRunner(SandboxPool):
         size: queries checked at the same time.
     """
 
-    def __init__(self, sandbox: Sandbox, *, memory_bytes: int, timeout: float, size: int) -> None:
+    def __init__(self, sandbox: Confinement, *, memory_bytes: int, timeout: float, size: int) -> None:
         limits = Limits(
             memory_bytes=memory_bytes,
             file_bytes=2 * _OUTPUT_LIMIT,  # more than the limit, so that a result that is cut is seen to be

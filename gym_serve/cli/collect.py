@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gym_serve.cli.examples import default_agent, example_rows
+from gym_serve.cli.examples import default_agent, example_rows, file_of_rows, row_source
 from gym_serve.cli.options import (
     AddressOption,
     ApplicationOption,
@@ -78,7 +78,8 @@ def collect(
         typer.Argument(
             metavar="[GRAPH] [ROWS]",
             help="Graph to deploy (not with --attach or --url): a file, or a name of gym-serve list graph. "
-            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment.",
+            "Rows: .jsonl[.gz or .zst], by default the example rows of the graph's environment; or "
+            "harbor:FOLDER, a folder of tasks, by default with the graph workspace.",
         ),
     ],
     *,
@@ -156,13 +157,16 @@ def collect(
     """
     if len(paths) > 2:
         raise typer.BadParameter(f"expected at most a graph file and a file of rows, got {len(paths)} files")
-    without_rows = len(paths) == 1 and attach is None and url is None
+    source = row_source(paths[-1])
+    without_rows = len(paths) == 1 and attach is None and url is None and source is None
     if without_rows and not shipped.is_graph(paths[0]):
         raise typer.BadParameter(
             f"{paths[0]} is no graph{nearest(paths[0], shipped.names())}\nIf it has rows, say which graph "
             "makes rollouts of them: a graph file before it, --attach NAME, or --url URL"
         )
     rows, graph = paths[-1], paths[0] if len(paths) == 2 or without_rows else None
+    if source is not None and len(paths) == 1 and attach is None and url is None:
+        graph = shipped.graph_file(source[0].graph)
     target = Target(
         graph,
         attach,
@@ -199,7 +203,7 @@ def collect(
     if track is not None:
         check_tracker(track)
     budget = Budget(max_cost, max_tokens)
-    with regular(rows) as rows:
+    with regular(rows) if source is None else file_of_rows(*source) as rows:
         _check(target, rows, output, options, budget, resume=resume or retry_failed)
         with target.open() as gym:
             if dashboard:

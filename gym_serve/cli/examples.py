@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -15,6 +19,10 @@ from gym_serve.types.requests import JSON
 
 if TYPE_CHECKING:
     from gym_serve.graph.spec import Graph
+
+
+SOURCES = "gym_serve.rows"
+"""The entry points of `RowSource`."""
 
 
 def default_agent(graph: Graph) -> str:
@@ -48,6 +56,48 @@ def example_rows(graph: Graph, agent: str, missing: str) -> Path:
     if not path.is_file():
         raise InvalidRequest(f"{missing} is missing: {cls.__name__} has no examples at {path}")
     return path
+
+
+class RowSource(Protocol):
+    """What ``NAME:FOLDER`` stands for in the place of a file of rows: an entry point of `SOURCES`.
+
+    Attributes:
+        graph: a graph that comes with gym_serve, for a command without one.
+    """
+
+    graph: str
+
+    def rows(self, folder: Path) -> Iterator[JSON]:
+        """The rows of a folder.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        ...
+
+
+def row_source(path: Path) -> tuple[RowSource, Path] | None:
+    """The source and the folder of ``NAME:FOLDER``; None if a path is no such thing."""
+    name, colon, folder = str(path).partition(":")
+    if not colon or path.exists():
+        return None
+    for entry in entry_points(group=SOURCES, name=name):
+        return entry.load()(), Path(folder)
+    return None
+
+
+@contextmanager
+def file_of_rows(source: RowSource, folder: Path) -> Iterator[Path]:
+    """A file with the rows of a source, which is removed at the end.
+
+    Raises:
+        InvalidRequest: there is no row.
+    """
+    rows = list(source.rows(folder))
+    with tempfile.TemporaryDirectory(prefix="gym-serve-rows-") as place:
+        path = Path(place, "rows.jsonl")
+        path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+        yield path
 
 
 def row_of(text: str) -> JSON:

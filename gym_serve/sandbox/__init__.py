@@ -1,7 +1,11 @@
-"""Running untrusted code: a sandbox, Python processes in it, and a pool of warm ones.
+"""Running untrusted code: boxes for whole tasks, and Python processes for single programs.
 
-    sandbox = find_sandbox("bubblewrap")
-    pool = SandboxPool(sandbox, Limits(), size=2)
+    provider = find_provider("bubblewrap")
+    box = await provider.create(SandboxSpec(workdir="/app"))
+    print((await box.exec("make test", timeout=60)).text)
+    await box.close()
+
+    pool = SandboxPool(find_sandbox("bubblewrap"), Limits(), size=2)
     await pool.start()
     python = await pool.take()
     print(await python.execute("1 + 1", timeout=10, output_limit=10_000))
@@ -11,12 +15,21 @@ It is a library below the servers, because every environment and agent that runs
 in the sandbox and uses the standard library alone.
 """
 
+from gym_serve.sandbox.boxes import (
+    ExecResult,
+    Sandbox,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    find_provider,
+    provider_problems,
+)
 from gym_serve.sandbox.process import Execution, ProgramRun, SandboxDied, SandboxedPython, SandboxPool
 from gym_serve.sandbox.providers import (
     Bubblewrap,
+    Confinement,
     Limits,
     PlainProcess,
-    Sandbox,
     SandboxName,
     find_sandbox,
     sandbox_problems,
@@ -24,6 +37,8 @@ from gym_serve.sandbox.providers import (
 
 __all__ = [
     "Bubblewrap",
+    "Confinement",
+    "ExecResult",
     "Execution",
     "Limits",
     "PlainProcess",
@@ -32,7 +47,12 @@ __all__ = [
     "SandboxDied",
     "SandboxName",
     "SandboxPool",
+    "SandboxProvider",
+    "SandboxRefused",
+    "SandboxSpec",
     "SandboxedPython",
+    "find_provider",
     "find_sandbox",
+    "provider_problems",
     "sandbox_problems",
 ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 logger = logging.getLogger("gym_serve")
 
-_PROCESSOR = "100000 100000"  # of each 100 ms, 100 ms: one processor
+_PERIOD = 100_000  # microseconds
 _TASKS = "512"
 _REMOVE_SECONDS = 2.0
 _PREFIX = "gym-serve-"
@@ -62,8 +62,11 @@ class ControlGroups:
                 return controls
         return None
 
-    def create(self) -> Path:
+    def create(self, cpus: float = 1.0) -> Path:
         """A new group for one sandbox; a process joins it by writing ``0`` to its ``cgroup.procs``.
+
+        Args:
+            cpus: processors that it may use.
 
         Raises:
             OSError: it cannot be made.
@@ -71,7 +74,7 @@ class ControlGroups:
         group = self._parent / f"{_PREFIX}{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
         try:
-            (group / "cpu.max").write_text(_PROCESSOR)
+            (group / "cpu.max").write_text(f"{round(cpus * _PERIOD)} {_PERIOD}")
             if "pids" in _controllers(self._parent):
                 (group / "pids.max").write_text(_TASKS)
         except OSError:

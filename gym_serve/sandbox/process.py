@@ -13,23 +13,16 @@ import asyncio
 import heapq
 import itertools
 import json
-import os
-import shlex
-import shutil
-import sys
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gym_serve.observe.catalogue import SANDBOX_RUNNING
-from gym_serve.sandbox.providers import VARIABLES, Limits, Sandbox, configuration
+from gym_serve.sandbox.confined import ConfinedProcess
+from gym_serve.sandbox.providers import Confinement, Limits, configuration
 from gym_serve.types.errors import GymError, Unavailable, VerifierFailed
-from gym_serve.workers.process import ChildProcess
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -86,12 +79,6 @@ _Form = TypeVar("_Form", Execution, ProgramRun)
 _T = TypeVar("_T")
 
 
-class _Live(NamedTuple):
-    process: ChildProcess
-    folder: str | None
-    group: Path | None
-
-
 class _Reply(NamedTuple):
     message: dict[str, Any]
     texts: list[bytes]
@@ -106,11 +93,11 @@ class SandboxedPython:
         prelude: trusted code that runs first; all code can use its names.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, prelude: str = "") -> None:
+    def __init__(self, sandbox: Confinement, limits: Limits, prelude: str = "") -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._prelude = prelude
-        self._live: _Live | None = None
+        self._live: ConfinedProcess | None = None
 
     @property
     def running(self) -> bool:
@@ -228,14 +215,9 @@ class SandboxedPython:
         """
         if self._live is None:
             return "no process"
-        process, folder, group = self._live
-        end = await process.end(grace)
-        await asyncio.to_thread(self._remove, folder, group)
-        if self._live is not None:  # not before: a `stop` that is cancelled can be repeated
-            self._live = None
-            SANDBOX_RUNNING.add(value=-1)
-        # bwrap ends with 128 + n when the process in it was ended by signal n.
-        return f"signal {end.status - 128}" if self._sandbox.confines and end.status > 128 else str(end)
+        end = await self._live.stop(grace)
+        self._live = None  # not before: a `stop` that is cancelled can be repeated
+        return end
 
     async def _ask(self, request: dict[str, Any], timeout: float, text: bytes = b"") -> _Reply:
         try:
@@ -257,7 +239,7 @@ class SandboxedPython:
     async def _exchange(self, request: dict[str, Any], text: bytes = b"", *, limit: int = 0) -> _Reply:
         if self._live is None:
             raise SandboxDied("the process was not started, or has ended")
-        reader, writer = self._live.process.reader, self._live.process.writer
+        reader, writer = self._live.reader, self._live.writer
         try:
             writer.write(json.dumps({**request, "sizes": [len(text)]}).encode() + b"\n")
             writer.write(text)
@@ -279,41 +261,8 @@ class SandboxedPython:
             raise SandboxDied("the process sent an unexpected message") from None
 
     async def _connect(self) -> None:
-        groups = self._sandbox.groups
-        folder = None if self._sandbox.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
-        group = None if groups is None else groups.create()
-        variables = {**VARIABLES, "HOME": folder or "/"}
-        try:
-            command = _prepared(self._sandbox.command(self._limits), group)
-            process = await ChildProcess.start(
-                command, variables, max_line=_MAX_MESSAGE, folder=folder or "/"
-            )
-        except BaseException:
-            self._remove(folder, group)
-            raise
-        self._live = _Live(process, folder, group)
-        SANDBOX_RUNNING.add(value=1)
-
-    def _remove(self, folder: str | None, group: Path | None) -> None:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if group is not None and self._sandbox.groups is not None:
-            self._sandbox.groups.remove(group)
-
-
-def _prepared(command: list[str], group: Path | None) -> list[str]:
-    """A command that joins a control group, and that the system kills first if memory is short.
-
-    Raises:
-        OSError: the program does not exist.
-    """
-    os.stat(command[0])  # else the exit status of the shell would look like the program's
-    if sys.platform != "linux":
-        return command
-    steps = ["echo 1000 > /proc/self/oom_score_adj", 'exec "$@"']
-    if group is not None:
-        steps.insert(1, f"echo 0 > {shlex.quote(str(group))}/cgroup.procs")
-    return ["/bin/sh", "-c", " && ".join(steps), "sh", *command]
+        command = self._sandbox.command(self._limits)
+        self._live = await ConfinedProcess.start(self._sandbox, command, max_line=_MAX_MESSAGE)
 
 
 def _message(line: bytes) -> dict[str, Any]:
@@ -397,7 +346,7 @@ class SandboxPool:
         prelude: trusted code that each runs first.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, *, size: int, prelude: str = "") -> None:
+    def __init__(self, sandbox: Confinement, limits: Limits, *, size: int, prelude: str = "") -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._size = size

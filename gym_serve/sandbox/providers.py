@@ -1,4 +1,4 @@
-"""`Sandbox`: a way to confine a process, and the two that there are.
+"""`Confinement`: a way to confine a process, and the two that there are.
 
 `Bubblewrap` confines: the code sees no network, no process but its own and its supervisor, and no files but
 an empty folder and a read-only Python with the system's libraries and the packages that it was given: not
@@ -44,9 +44,20 @@ SandboxName = Literal["bubblewrap", "process"]
 """Names of the sandboxes in a graph file."""
 
 _CHECK_SECONDS = 30.0
+_SHARED_MEMORY = 64 << 20  # bytes of a box's /dev/shm
+_RIGHTS_OF_RESIDENT = (
+    *("SYS_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("NET_BIND_SERVICE", "SETFCAP"),
+)
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _NOBODY = 65534
 _INSIDE = Path(inside.__file__).parent
+_RESIDENT = (
+    "import os, marshal; size = int.from_bytes(os.read(0, 8), 'little'); code = b''\n"
+    "while len(code) < size: code += os.read(0, size - len(code))\n"
+    "exec(marshal.loads(code), {'__name__': 'resident'})"
+)
+"""Runs code that comes compiled: Python would compile it each time where nothing may be written."""
 _START = ("-c", "import sys; sys.path.append(sys.argv.pop()); from inside.main import main; main()")
 
 _NEXT_STEP = (
@@ -159,7 +170,7 @@ def _entries(name: str) -> Iterator[str]:
             yield path
 
 
-class Sandbox(Protocol):
+class Confinement(Protocol):
     """How a Python process is confined.
 
     Attributes:
@@ -225,14 +236,43 @@ class Bubblewrap:
         """``bwrap`` with its arguments, then Python."""
         return [*self._arguments(limits), "--", *_python(), *_START, "/sandbox"]
 
+    def resident(self, arguments: Sequence[str], *, network: bool) -> list[str]:
+        """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`).
+
+        It is root in its namespaces until it has made the box's root.
+
+        Args:
+            arguments: what it shows of the machine, further arguments of ``bwrap``.
+            network: whether it stays in the network of the machine.
+        """
+        rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
+        who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]
+        return [
+            *self._first((*who, *_unshared(network=network), "--cap-drop", "ALL", *rights)),
+            *self._files,
+            # Of an ordinary user, the kernel demands one that is whole for each further one.
+            *("--proc", "/proc"),
+            *("--dev", "/dev", "--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+            *arguments,
+            *_variables(),
+            "--",
+            *_python(),
+            *("-c", _RESIDENT),
+        ]
+
+    def _first(self, rights: Iterable[str]) -> list[str]:
+        return [
+            *(self.program, *rights, "--die-with-parent", "--new-session", "--as-pid-1"),
+            *("--hostname", "sandbox", "--clearenv"),
+        ]
+
     def _arguments(self, limits: Limits) -> list[str]:
         return [
-            *(self.program, *self._rights(), "--die-with-parent", "--new-session", "--as-pid-1"),
-            *("--hostname", "sandbox", "--clearenv"),
+            *self._first(self._rights()),
+            *_shown(str(_INSIDE), "/sandbox/inside"),
             # Before the files: Python may lie below /tmp.
             *("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
             *self._files,
-            *("--ro-bind", str(_INSIDE), "/sandbox/inside"),
             # The kernel's settings twice: behind an empty folder, and read-only like all of /proc.
             *("--proc", "/proc", "--tmpfs", "/proc/sys"),
             *("--remount-ro", "/proc/sys", "--remount-ro", "/proc"),
@@ -243,9 +283,8 @@ class Bubblewrap:
     def _rights(self) -> list[str]:
         if self.user is None:
             return ["--unshare-all", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
-        namespaces = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
-        rights = ["SETUID", "SETGID", "KILL", "SYS_NICE"]  # to become another user, and to supervise that
-        return [*namespaces, "--cap-drop", "ALL", *(w for r in rights for w in ("--cap-add", f"CAP_{r}"))]
+        # To become another user, and to supervise that.
+        return [*_unshared(), "--cap-drop", "ALL", *_capabilities(("SETUID", "SETGID", "KILL", "SYS_NICE"))]
 
     def problem(self) -> str | None:
         """Why it does not confine on this machine; None if it does."""
@@ -289,7 +328,7 @@ class Bubblewrap:
         return f"it does not confine: {'; '.join(problems)}" if problems else None
 
 
-def configuration(sandbox: Sandbox, limits: Limits) -> dict[str, Any]:
+def configuration(sandbox: Confinement, limits: Limits) -> dict[str, Any]:
     """The configuration of the supervisor, without the prelude."""
     return {
         "path": sandbox.path,
@@ -301,7 +340,7 @@ def configuration(sandbox: Sandbox, limits: Limits) -> dict[str, Any]:
     }
 
 
-def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Sandbox:
+def find_sandbox(name: SandboxName, packages: Iterable[str] = ()) -> Confinement:
     """The sandbox of a name, ready to use on this machine.
 
     Args:
@@ -348,6 +387,15 @@ def _exists(user: int) -> bool:
         if first <= user < first + count:
             return True
     return False
+
+
+def _unshared(*, network: bool = False) -> list[str]:
+    names = ("ipc", "pid", "uts", "cgroup-try", *(() if network else ("net",)))
+    return [f"--unshare-{name}" for name in names]
+
+
+def _capabilities(names: Iterable[str]) -> list[str]:
+    return [word for name in names for word in ("--cap-add", f"CAP_{name}")]
 
 
 def _python() -> list[str]:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import orjson
 import pytest
+from support.sandboxes import needs_bubblewrap
 
 import benchmarks
 from benchmarks.harness.uncounted import uncounted
@@ -43,6 +44,12 @@ def test_help_says_how_to_run_it(name: str, run: Run, capsys: pytest.CaptureFixt
     assert exit.value.code == 0
     assert f"python -m benchmarks.{name}" in (module.__doc__ or "")
     assert (module.__doc__ or "").splitlines()[0] in capsys.readouterr().out
+
+
+@needs_bubblewrap
+def test_boxes(run: Run) -> None:
+    shown = orjson.loads(run("boxes", "--boxes", 8, "--commands", 5, "--live", 2, "--episodes", 2))
+    assert shown["oracle"]["scored_1"] == 2
 
 
 def test_long_episodes(run: Run, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ _IFEVAL: dict[str, JSON] = {
 }
 
 CASES: dict[str, Case] = {
+    # What is scored is the box: two are made for each answer.
+    "workspace": Case(rows=[{"test_command": "true"}], num_examples=0, calls=False),
     "code_gen": Case(
         {"sandbox": AVAILABLE, "unit_test_timeout_secs": 0.5, "memory_mb": 512}, num_examples=1, calls=False
     ),
@@ -305,6 +307,8 @@ async def complaints(host: ServerRunner, work: list[tuple[str, JSON, list[Any]]]
 
 @pytest.mark.parametrize("entry", ENVIRONMENTS, ids=lambda entry: entry.name)
 async def test_no_answer_is_a_failure_or_expensive(entry: EntryPoint) -> None:
+    if entry.name == "workspace" and AVAILABLE != "bubblewrap":
+        pytest.skip("its boxes need bubblewrap")
     environment = entry.load()
     case = CASES.get(entry.name, Case())
     host = ServerRunner(started(environment, case.settings))
@@ -375,6 +379,7 @@ STATEFUL = {
     "multi_step_synonyms": "test_multi_step_synonyms.py",
     "session_counter": "test_session_counter.py",
     "simple_weather": "test_simple_weather.py",
+    "workspace": "test_workspace_cheats.py",
 }
 """Environments whose reward is for what the tools did in the session."""
 

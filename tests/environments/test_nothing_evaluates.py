@@ -61,6 +61,8 @@ ALLOWED = {
         "gym_serve/interop/nemo_gym/nemo_rl.py",
         "run_path",
     ): "a trainer's own script, named on its command line",
+    ("gym_serve/sandbox/bubblewrap_boxes.py", "compile"): "this package's own file, for a box",
+    ("gym_serve/sandbox/inside/resident.py", "marshal.loads"): "requests of the process that made the box",
     ("gym_serve/sandbox/inside/main.py", "compile"): "an environment's prelude, inside a sandbox",
     ("gym_serve/sandbox/inside/main.py", "exec"): "an environment's prelude, inside a sandbox",
     ("gym_serve/sandbox/inside/program.py", "compile"): "a model's program, inside a sandbox",

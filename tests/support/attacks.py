@@ -27,7 +27,7 @@ from gym_serve.environments.code_gen.running import (
     UnitTests,
     run_tests,
 )
-from gym_serve.sandbox import Limits, Sandbox, SandboxDied, SandboxedPython, find_sandbox
+from gym_serve.sandbox import Confinement, Limits, SandboxDied, SandboxedPython, find_sandbox
 from gym_serve.types.errors import GymError
 
 __all__ = ["ATTACKS", "CATALOGUE", "Attack", "outcomes"]
@@ -86,7 +86,7 @@ ATTACKS = [attack for attack in CATALOGUE if attack.machine in (None, os.uname()
 """Those for this machine's numbers of system calls."""
 
 
-async def outcomes(sandbox: Sandbox, attacks: list[Attack]) -> dict[str, str]:
+async def outcomes(sandbox: Confinement, attacks: list[Attack]) -> dict[str, str]:
     """What each attack gets; several share a sandbox, which must survive them all.
 
     Returns:

@@ -64,8 +64,8 @@ _FIRST_TURN = {
 
 
 def shipped() -> set[str]:
-    """The folders of all environments."""
-    return {path.parents[1].name for path in ROOT.glob("*/data/example.jsonl")}
+    """The folders of all environments, without those that need bubblewrap."""
+    return {path.parents[1].name for path in ROOT.glob("*/data/example.jsonl")} - {"workspace"}
 
 
 def rows(name: str, count: int) -> list[JSON]:

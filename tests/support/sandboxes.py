@@ -8,14 +8,14 @@ from typing import Any
 import psutil
 import pytest
 
-from gym_serve.sandbox import Sandbox, SandboxName, find_sandbox
+from gym_serve.sandbox import Confinement, SandboxName, find_sandbox
 from gym_serve.types.errors import GraphError
 
 __all__ = ["AVAILABLE", "BOTH", "children", "needs_bubblewrap", "sandbox_of"]
 
 
 @cache
-def sandbox_of(name: SandboxName) -> Sandbox:
+def sandbox_of(name: SandboxName) -> Confinement:
     """`find_sandbox`, which tries bubblewrap out, once per name; with NumPy in it."""
     return find_sandbox(name, ("numpy",))
 

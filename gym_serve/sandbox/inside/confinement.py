@@ -34,10 +34,14 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24)  # offsets in struct seccomp
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
 _CLONE_THREAD = 0x00010000
+_CLONE_NAMESPACES = (
+    0x7E020080  # CLONE_NEW*: of mounts, cgroups, names, messages, users, processes, networks, time
+)
 _NEWEST = 462  # mseal, of Linux 6.10; from 424 on, the numbers are the same on all machines
 
 _SIGNALS_OF_FILES = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to anybody when a file is ready
-_SIGNALS_OF_SOCKETS = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP; TIOCSTI types into a terminal
+_TYPES_INTO_TERMINAL = 0x5412  # TIOCSTI
+_SIGNALS_OF_SOCKETS = (0x8901, 0x8902, _TYPES_INTO_TERMINAL)  # FIOSETOWN, SIOCSPGRP
 _SHARED_CORE = (62,)  # PR_SCHED_CORE takes another process along
 
 _EVERYWHERE = {
@@ -47,6 +51,44 @@ _EVERYWHERE = {
     "memfd_secret": 447, "process_mrelease": 448,
 }  # fmt: skip
 _CLONE3 = 435
+
+_NOT_IN_BOXES = frozenset(
+    {
+        "socket",
+        "fork",
+        "vfork",
+        "execve",
+        "execveat",
+        "kill",
+        "tkill",
+        "rt_sigqueueinfo",
+        "rt_tgsigqueueinfo",
+        "get_robust_list",
+        "setpriority",
+        "ioprio_set",
+        "membarrier",
+        "sync",
+        "syncfs",
+        "ptrace",
+        "process_vm_readv",
+        "process_vm_writev",
+        "memfd_create",
+        "shmget",
+        "semget",
+        "msgget",
+        "mq_open",
+        "chroot",
+        "name_to_handle_at",
+        "mknod",
+        "mknodat",
+        "pidfd_send_signal",
+        "pidfd_open",
+        "pidfd_getfd",
+        "process_madvise",
+        "process_mrelease",
+    }
+)
+"""What a program is refused, and a box is not: it has several processes, which may reach each other."""
 
 _Instruction = tuple[int, int, int, int]
 
@@ -128,7 +170,26 @@ def filter_program(machine: str, process: int) -> bytes:
     return _packed(_before(numbers)) + _packed(program) + _after(machine)
 
 
-def _before(numbers: _Machine) -> list[_Instruction]:
+def box_filter(machine: str) -> bytes:
+    """The filter for the commands of a box: no new namespaces, no mounts, and nothing of the machine's.
+
+    Args:
+        machine: as ``os.uname().machine`` names it, one of `MACHINES`.
+    """
+    numbers = MACHINES[machine]
+    refused = {**_EVERYWHERE, **numbers.refused}
+    return _packed(
+        [
+            *_before(numbers, _CLONE_NAMESPACES, met=_EPERM, otherwise=_ALLOW),
+            *_by_argument(numbers.ioctl, 1, (_TYPES_INTO_TERMINAL,), met=_EPERM, otherwise=_ALLOW),
+            *_refused(number for name, number in refused.items() if name not in _NOT_IN_BOXES),
+        ]
+    )
+
+
+def _before(
+    numbers: _Machine, flags: int = _CLONE_THREAD, *, met: int = _ALLOW, otherwise: int = _EPERM
+) -> list[_Instruction]:
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, numbers.architecture),
@@ -140,10 +201,15 @@ def _before(numbers: _Machine) -> list[_Instruction]:
         (_RETURN, 0, 0, _ENOSYS),  # its flags are behind a pointer; the C library falls back to clone
         (_EQUAL, 0, 4, numbers.clone),
         (_LOAD, 0, 0, _ARGUMENTS[0]),
-        (_ANY_BIT, 1, 0, _CLONE_THREAD),
-        (_RETURN, 0, 0, _EPERM),
-        (_RETURN, 0, 0, _ALLOW),
+        (_ANY_BIT, 1, 0, flags),
+        (_RETURN, 0, 0, otherwise),
+        (_RETURN, 0, 0, met),
     ]
+
+
+def _refused(calls: Iterable[int]) -> list[_Instruction]:
+    program = [step for number in sorted(calls) for step in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM))]
+    return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
 @cache
@@ -154,10 +220,7 @@ def _after(machine: str) -> bytes:
         *_by_argument(numbers.ioctl, 1, _SIGNALS_OF_SOCKETS, met=_EPERM, otherwise=_ALLOW),
         *_by_argument(numbers.prctl, 0, _SHARED_CORE, met=_EPERM, otherwise=_ALLOW),
     ]
-    for number in sorted({**_EVERYWHERE, **numbers.refused}.values()):
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
-    program.append((_RETURN, 0, 0, _ALLOW))
-    return _packed(program)
+    return _packed([*program, *_refused({**_EVERYWHERE, **numbers.refused}.values())])
 
 
 def _by_argument(

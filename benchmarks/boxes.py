@@ -1,0 +1,155 @@
+"""How fast boxes start, execute and end, how much memory one takes, and what is left of a killed owner.
+
+    python -m benchmarks.boxes [--boxes 400] [--commands 500] [--live 64] [--episodes 200] [--output FILE]
+
+No Ray and no model. Boxes of bubblewrap, over this machine's own root:
+
+- one after the other: seconds from the call to a box that has answered its first command;
+- eight at a time: boxes created and closed per second;
+- a live box: seconds of ``true``, and of ``echo`` by a shell;
+- many live boxes: memory of all their processes (PSS), per box;
+- `oracle` on a task of Harbor's format, end to end through a graph in this process: episodes per second.
+
+Prints one JSON object, and exits with status 1 if an episode did not score 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from benchmarks.harness.reports import machine, save
+from gym_serve import Gym
+from gym_serve.environments.workspace.tasks import HarborRows
+from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxSpec, find_provider
+
+JSON = dict[str, Any]
+
+SPEC = SandboxSpec(workdir="/app")
+LONG = 60.0
+AT_ONCE = 8
+
+
+def percentiles(seconds: list[float]) -> JSON:
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {"p50_ms": round(1000 * cuts[49], 2), "p99_ms": round(1000 * cuts[98], 2)}
+
+
+async def first_commands(provider: SandboxProvider, count: int) -> JSON:
+    created, first = [], []
+    for _ in range(count):
+        begun = time.perf_counter()
+        box = await provider.create(SPEC)
+        created.append(time.perf_counter() - begun)
+        assert (await box.exec(["true"], timeout=LONG)).ok
+        first.append(time.perf_counter() - begun)
+        await box.close()
+    return {"create": percentiles(created), "create_to_first_command": percentiles(first)}
+
+
+async def throughput(provider: SandboxProvider, count: int) -> JSON:
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for _ in left:
+            await (await provider.create(SPEC)).close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return {"boxes_per_second": round(count / (time.perf_counter() - begun), 1), "at_once": AT_ONCE}
+
+
+async def commands(provider: SandboxProvider, count: int) -> JSON:
+    box = await provider.create(SPEC)
+    measured: JSON = {}
+    for name, command in (("true", ["true"]), ("shell_echo", "echo a")):
+        seconds = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            assert (await box.exec(command, timeout=LONG)).ok
+            seconds.append(time.perf_counter() - begun)
+        measured[name] = percentiles(seconds)
+    await box.close()
+    return measured
+
+
+async def memory(provider: SandboxProvider, count: int) -> JSON:
+    boxes: list[Sandbox] = []
+    for _ in range(count):
+        boxes.append(await provider.create(SPEC))
+        assert (await boxes[-1].exec("echo a > file", timeout=LONG)).ok
+    processes = psutil.Process().children(recursive=True)
+    pss = sum(process.memory_full_info().pss for process in processes)
+    await asyncio.gather(*(box.close() for box in boxes))
+    return {"live": count, "mb_per_box": round(pss / count / 1e6, 2)}
+
+
+def task(folder: Path) -> None:
+    files = {
+        "task.toml": 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\n',
+        "instruction.md": "Write a to the file b.",
+        "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\n",
+        "solution/solve.sh": "#!/bin/sh\necho a > b\n",
+        "tests/test.sh": '#!/bin/sh\n[ "$(cat b)" = a ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n',
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+async def episodes(count: int) -> JSON:
+    with tempfile.TemporaryDirectory() as place:
+        task(Path(place))
+        rows = list(HarborRows().rows(Path(place)))
+        with Gym.from_graph("workspace", ray=False) as gym:
+            begun, scores = time.perf_counter(), []
+            async for rollout in gym.rollouts(rows, agent="oracle", repeats=count, concurrency=AT_ONCE):
+                scores.append(rollout.get("reward") if "failure" not in rollout else None)
+            seconds = time.perf_counter() - begun
+    return {
+        "episodes_per_second": round(count / seconds, 1),
+        "episodes": len(scores),
+        "scored_1": scores.count(1.0),
+    }
+
+
+async def measure(arguments: argparse.Namespace) -> JSON:
+    provider = find_provider("bubblewrap")
+    await (await provider.create(SPEC)).close()
+    return {
+        "machine": machine(),
+        "one_after_the_other": await first_commands(provider, max(20, arguments.boxes // 4)),
+        "at_once": await throughput(provider, arguments.boxes),
+        "commands": await commands(provider, arguments.commands),
+        "memory": await memory(provider, arguments.live),
+        "oracle": await episodes(arguments.episodes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (("boxes", 400), ("commands", 500), ("live", 64), ("episodes", 200)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--output", type=Path, help="where the result is saved")
+    arguments = parser.parse_args()
+    report = asyncio.run(measure(arguments))
+    print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+    if arguments.output is not None:
+        save(arguments.output, report)
+    if report["oracle"]["scored_1"] != arguments.episodes:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

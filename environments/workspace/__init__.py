@@ -1,0 +1,375 @@
+"""`Workspace`: a task in a box: a shell, files, and hidden tests on a fresh copy of what the agent left.
+
+The session owns the agent's box. When the agent has ended, the files of its work folder are taken out as
+bytes and its box is closed, with every process in it. Then a fresh box gets these files and the tests:
+nothing else that the agent did, to programs, settings or the machine, is there. The reward is the exit status
+of the tests, which the kernel reports, or what a task of Harbor wrote in a folder that was empty before, read
+when no other process is left.
+
+What an agent leaves decides about its score only: files that are too many, or tests that do not end, are a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+
+from gym_serve.environments.workspace.images import Images, cache_folder
+from gym_serve.environments.workspace.tasks import LOGS, SOLUTION, TESTS, Task, WorkspaceRow, task_of
+from gym_serve.sandbox import (
+    ExecResult,
+    Sandbox,
+    SandboxRefused,
+    SandboxSpec,
+    find_provider,
+    provider_problems,
+)
+from gym_serve.servers import Operation, ResourcesServer, Verdict, tool
+from gym_serve.servers.context import current
+from gym_serve.servers.transport import Reply
+from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
+
+logger = logging.getLogger("gym_serve")
+
+_SHOWN = 4000
+_REWARDS = 1 << 16
+_STATE = "/run/shell"
+_SHELL = f"""
+[ -f {_STATE} ] && . {_STATE} 2>/dev/null
+_keep() {{
+  declare -p | grep -v "^declare -[a-zA-Z]*r"
+  declare -f
+  alias
+  printf "cd %q\\n" "$PWD"
+}}
+trap '_keep > {_STATE} 2>/dev/null' EXIT
+eval "$1"
+"""
+_ANSWERS = ("reward.json", "reward.txt")
+
+
+class CommandOutput(BaseModel):
+    """What `Workspace.bash` answers."""
+
+    output: str
+    """What the command wrote; of a long text, the start and the end."""
+    exit_status: int
+    note: str | None = None
+    """What became of it, if it did not end by itself."""
+
+
+class WorkspaceVerdict(Verdict):
+    """The reward and what it was given for."""
+
+    rewards: dict[str, float] | None = None
+    """All rewards that a task of Harbor wrote."""
+    exit_status: int | None = None
+    """Exit status of the tests; None if they did not run."""
+    test_output: str = ""
+    """The end of what they wrote."""
+
+
+class Workspace(ResourcesServer):
+    """A task in a box: reward 1.0 if its hidden tests succeed on what the agent left, else 0.0."""
+
+    reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
+    Row = WorkspaceRow
+
+    class Config(ResourcesServer.Config):
+        """Settings of the environment."""
+
+        sandbox: str = "bubblewrap"
+        """Provider of the boxes."""
+        command_timeout: PositiveFloat = 100.0
+        """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
+        max_output_bytes: PositiveInt = 30_000
+        """Bytes of a command's output, and of a file, that a tool returns."""
+        max_carried_mb: PositiveInt = 64
+        """Size of the files that the tests see, in MiB; more are a reward of 0."""
+        test_timeout: PositiveFloat = 240.0
+        """Seconds that the tests may take, those of Harbor's tasks included, which have a limit of their own;
+        with ``must_fail`` twice, and less than the agent's ``verify_timeout``."""
+        max_boxes: int = Field(64, ge=2)
+        """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
+
+    class Session:
+        """The box of an episode."""
+
+        def __init__(self) -> None:
+            self.task: Task | None = None
+            self.box: Sandbox | None = None
+            self.spec = SandboxSpec()
+            self.oracle = False
+            self.left: dict[str, bytes] | None = None  # archives of its folders, once the agent has ended
+            self.lock = asyncio.Lock()
+
+    config: Config
+
+    @classmethod
+    def preflight(cls, config: Config) -> Iterable[str]:
+        """See `Server.preflight`: whether there are boxes."""
+        yield from super().preflight(config)
+        yield from provider_problems(config.sandbox)
+
+    async def start(self) -> None:
+        """Find the provider.
+
+        Raises:
+            GraphError: it does not work on this machine.
+        """
+        self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
+        self._images = Images(self._provider, cache_folder())
+        self._places = asyncio.Semaphore(self.config.max_boxes)
+        await super().start()
+
+    def operations(self) -> dict[str, Operation]:
+        solve = Operation(self._solve, "Run the row's own solution", None, {"type": "object"})
+        return {**super().operations(), "solve": solve}
+
+    async def seed(self, row: WorkspaceRow, session: Session) -> None:
+        """Make the box, once its image is built.
+
+        Raises:
+            InvalidRequest: the task cannot be run here.
+            Unavailable: no box starts.
+        """
+        session.task = task = await asyncio.to_thread(task_of, row)
+        session.oracle = row.oracle
+        session.spec = await self._images.spec(task.image, task.spec, task.build_timeout)
+        session.box = await self._box(session.spec, task)
+
+    async def _box(self, spec: SandboxSpec, task: Task) -> Sandbox:
+        await self._places.acquire()
+        try:
+            box = await self._provider.create(spec)
+        except BaseException:
+            self._places.release()
+            raise
+        try:
+            folders = [f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"]
+            await box.exec(["mkdir", "-p", *folders], timeout=60, user=0, cwd="/")
+            if task.files is not None:
+                await box.put(spec.workdir, task.files)
+        except BaseException:
+            await self._end(box)
+            raise
+        return box
+
+    async def _end(self, box: Sandbox) -> None:
+        try:
+            await box.close()
+        finally:
+            self._places.release()
+
+    async def close(self, session: Session) -> None:
+        """End the box."""
+        box, session.box = session.box, None
+        if box is not None:
+            await self._end(box)
+
+    # Tools
+
+    @tool
+    async def bash(self, command: str, session: Session) -> CommandOutput:
+        """Run a command in a shell, first in the work folder. Directory, variables and functions are kept for
+        later commands, and processes in the background go on.
+
+        Args:
+            command: The command, for bash.
+        """
+        box, limit = _box_of(session), self.config.command_timeout
+        async with session.lock:
+            try:
+                done = await box.exec(
+                    ["/bin/bash", "-c", _SHELL, "bash", command],
+                    timeout=limit,
+                    output_limit=self.config.max_output_bytes,
+                )
+            except SandboxRefused as error:
+                raise ToolFailed(str(error)) from None
+        note = {
+            "timeout": f"killed after {limit:g} s; directory and variables are those of before",
+            "memory": "killed: it took more memory than there is",
+        }.get(done.ended)
+        return CommandOutput(output=done.text, exit_status=done.status, note=note)
+
+    @tool
+    async def read_file(self, path: str, session: Session) -> str:
+        """Read a text file.
+
+        Args:
+            path: Its path, from the work folder.
+        """
+        try:
+            data = await _box_of(session).read(path, limit=self.config.max_output_bytes)
+        except SandboxRefused as error:
+            raise ToolFailed(str(error)) from None
+        return data.decode("utf-8", "replace")
+
+    @tool
+    async def write_file(self, path: str, content: str, session: Session) -> str:
+        """Write a text file; folders are made, and a file of this name is replaced.
+
+        Args:
+            path: Its path, from the work folder.
+            content: The whole text.
+        """
+        try:
+            await _box_of(session).write(path, content.encode("utf-8", "surrogatepass"))
+        except SandboxRefused as error:
+            raise ToolFailed(str(error)) from None
+        return f"wrote {path}"
+
+    @tool
+    async def edit(self, path: str, old: str, new: str, session: Session) -> str:
+        """Replace a text that occurs once in a file.
+
+        Args:
+            path: Its path, from the work folder.
+            old: The text, with enough around it to be there once.
+            new: What takes its place.
+        """
+        box = _box_of(session)
+        async with session.lock:
+            try:
+                text = (await box.read(path)).decode("utf-8", "surrogateescape")
+                if (count := text.count(old)) != 1 or not old:
+                    raise ToolFailed(f"`old` must occur once in {path}, and occurs {count} times")
+                mode = (await box.exec(["stat", "-c", "%a", path], timeout=60)).stdout
+                changed = text.replace(old, new).encode("utf-8", "surrogateescape")
+                await box.write(path, changed, mode=int(mode or b"644", 8))
+            except SandboxRefused as error:
+                raise ToolFailed(str(error)) from None
+        return f"edited {path}"
+
+    # The solution
+
+    async def _solve(self, body: Any) -> Reply:
+        async def solve(call: Any) -> Reply:
+            session: Workspace.Session = call.session.state
+            box, task = _box_of(session), session.task
+            if not session.oracle:
+                raise Forbidden("only the session of an oracle may run the solution")
+            if task is None or task.solution is None:
+                raise InvalidRequest("the row has no solution")
+            await box.put(SOLUTION, task.solution)
+            script = f"{SOLUTION}/solve.sh"
+            done = await box.exec(
+                f"chmod +x {script}; head -c 2 {script} | grep -q '#!' || exec bash {script}; exec {script}",
+                timeout=current().timeout() or 600.0,
+                env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
+            )
+            return Reply.of({"exit_status": done.status, "output": done.text[-_SHOWN:], "ended": done.ended})
+
+        session = current().session
+        if session is None:
+            raise InvalidRequest("a solution is run in a session")
+        return await self.in_session(session, solve)
+
+    # The tests
+
+    async def verify(self, session: Session) -> WorkspaceVerdict:
+        """Run the tests in a fresh box, on what the agent left."""
+        task, files = session.task, session.left
+        if task is None:
+            raise InvalidRequest("the session was not seeded, so there is nothing to test")
+        if files is None:
+            paths = [*([session.spec.workdir] if task.carries_workdir else []), *task.carried]
+            try:
+                files = session.left = await self._left(_box_of(session), paths)
+            except SandboxRefused as error:
+                return _not_taken_over(error)
+            finally:
+                await self.close(session)
+        verdict = await self._tested(task, session.spec, files, task.tests)
+        if verdict.reward > 0 and task.must_fail is not None:
+            forged = await self._tested(task, session.spec, files, task.tests, task.must_fail)
+            if forged.exit_status == 0:
+                reason = "tests that must fail succeed as well: the agent's code forges their outcome"
+                return verdict.model_copy(update={"reward": 0.0, "reason": reason})
+        return verdict
+
+    async def _left(self, box: Sandbox, paths: list[str]) -> dict[str, bytes]:
+        limit = self.config.max_carried_mb << 20
+        left: dict[str, bytes] = {}
+        for path in paths:
+            there = await box.exec(["test", "-d", path], timeout=60, cwd="/", user=0)
+            if there.ok or path == paths[0]:
+                left[path] = await box.get(path, limit=limit - sum(map(len, left.values())))
+        return left
+
+    async def _tested(
+        self, task: Task, spec: SandboxSpec, files: dict[str, bytes], *tests: bytes | None
+    ) -> WorkspaceVerdict:
+        if task.test_spec is not None:
+            spec = await self._images.spec(task.test_image, task.test_spec, task.build_timeout)
+        box = await self._box(spec, task)
+        try:
+            try:
+                for path, archive in files.items():
+                    await box.put(path, archive, clear=True)
+            except SandboxRefused as error:
+                return _not_taken_over(error)
+            for archive in filter(None, tests):
+                await box.put(TESTS, archive)
+            try:
+                done = await box.exec(
+                    task.test_command,
+                    timeout=min(task.test_timeout, self.config.test_timeout),
+                    env=task.test_env,
+                    user=task.test_user,
+                )
+            except SandboxRefused as error:
+                return WorkspaceVerdict(reward=0.0, reason=f"the tests do not start: {error}")
+            return await self._verdict(task, box, done)
+        finally:
+            await self._end(box)
+
+    async def _verdict(self, task: Task, box: Sandbox, done: ExecResult) -> WorkspaceVerdict:
+        told: Any = {"exit_status": done.status, "test_output": done.text[-_SHOWN:]}
+        if done.ended != "exit":
+            return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **told)
+        if not task.reads_reward:
+            reason = None if done.ok else f"the tests ended with status {done.status}"
+            return WorkspaceVerdict(reward=float(done.ok), reason=reason, **told)
+        await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
+        for name in _ANSWERS:
+            try:
+                rewards = _rewards(name, await box.read(f"{LOGS}/verifier/{name}", limit=_REWARDS))
+            except SandboxRefused:
+                continue
+            except ValueError as error:
+                return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **told)
+            return WorkspaceVerdict(reward=_reward(rewards), rewards=rewards, **told)
+        return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **told)
+
+
+def _box_of(session: Workspace.Session) -> Sandbox:
+    if session.box is None:
+        raise InvalidRequest("the session has no box: it was not seeded, or its episode is over")
+    return session.box
+
+
+def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:
+    return WorkspaceVerdict(reward=0.0, reason=f"what the agent left cannot be taken over: {error}")
+
+
+def _rewards(name: str, data: bytes) -> dict[str, float]:
+    """Raises ValueError if they are none."""
+    value = json.loads(data) if name.endswith(".json") else float(data)
+    rewards = value if isinstance(value, dict) else {"reward": value}
+    if not rewards or any(
+        type(each) not in (int, float) or not math.isfinite(each) for each in rewards.values()
+    ):
+        raise ValueError("it must be finite numbers")
+    return {str(key): float(each) for key, each in rewards.items()}
+
+
+def _reward(rewards: dict[str, float]) -> float:
+    return rewards.get("reward", sum(rewards.values()) / len(rewards))

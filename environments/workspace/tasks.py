@@ -1,0 +1,245 @@
+"""`Task`: what an episode of `Workspace` needs, from a row or from a folder in Harbor's format (1.4).
+
+Tests and solution are bytes of this process: they enter a box when it is their turn, and not before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from typing_extensions import Self
+
+from gym_serve.environments.workspace.images import DOCKERFILE, archive_of
+from gym_serve.sandbox import SandboxSpec
+from gym_serve.types.errors import InvalidRequest
+from gym_serve.types.requests import JSON
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
+PUBLISHED = f"{LOGS}/artifacts"
+"""Folder whose files go to the tests of every task of Harbor."""
+
+Texts = dict[str, str]
+
+
+class WorkspaceRow(BaseModel):
+    """The row's own keys: a task of its own, or the folder of one."""
+
+    task: str | None = None
+    """Folder of a task in Harbor's format, on the machine of the environment; all other keys are its then."""
+    files: Texts = {}
+    """Files of the work folder at the beginning, by name."""
+    image: str | None = None
+    """Folder with a Dockerfile, on the machine of the environment."""
+    workdir: Annotated[str, Field(pattern=r"^/.")] = "/app"
+    """The work folder. All that is in it at the end is there when the tests run, and nothing else."""
+    tests: Texts = {}
+    """Hidden files of the folder ``/tests``, by name."""
+    test_command: str | None = None
+    """Runs in the work folder of a fresh box; exit status 0 is a reward of 1."""
+    must_fail: Texts = {}
+    """Further hidden tests that fail whatever the agent wrote: if the command succeeds with them too, the
+    agent's code has forged its status, and the reward is 0."""
+    solution: str | None = None
+    """A script for `OracleAgent`, run in the work folder; the policy never sees it."""
+    oracle: bool = False
+    """Set by `OracleAgent`: the session may run the solution."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.task is None) == (self.test_command is None):
+            raise ValueError("set task, or test_command (with tests), one of the two")
+        return self
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        spec: the agent's box, under what its image says.
+        image, test_image: folders with a Dockerfile, of the agent's box and of that of the tests.
+        build_timeout: seconds of each step of an image.
+        files: archive of the work folder.
+        carried: folders of the agent's box that the tests see, beside the work folder.
+        carries_workdir: whether they see that as well.
+        tests: archive of ``/tests``; None if the image of the tests has them.
+        test_command: for the shell, in the work folder.
+        reads_reward: whether it writes a reward; else its exit status is one.
+        must_fail: archive of further tests.
+        solution: archive of ``/solution``, with ``solve.sh``.
+    """
+
+    spec: SandboxSpec
+    test_command: str
+    tests: bytes | None = None
+    reads_reward: bool = False
+    must_fail: bytes | None = None
+    image: Path | None = None
+    test_image: Path | None = None
+    build_timeout: float = 600.0
+    files: bytes | None = None
+    carried: tuple[str, ...] = ()
+    carries_workdir: bool = True
+    test_spec: SandboxSpec | None = None
+    test_env: dict[str, str] = field(default_factory=dict)
+    test_user: str | int | None = None
+    test_timeout: float = 600.0
+    solution: bytes | None = None
+    solution_env: dict[str, str] = field(default_factory=dict)
+
+
+def task_of(row: WorkspaceRow) -> Task:
+    """The task of a row.
+
+    Raises:
+        InvalidRequest: its folder is no task, or asks for what is not supported.
+    """
+    if row.task is not None:
+        return _of_folder(Path(row.task))
+    assert row.test_command is not None
+    return Task(
+        spec=SandboxSpec(workdir=row.workdir),
+        image=None if row.image is None else Path(row.image),
+        files=archive_of(row.files) if row.files else None,
+        tests=archive_of(row.tests),
+        test_command=row.test_command,
+        must_fail=archive_of(row.must_fail) if row.must_fail else None,
+        solution=None if row.solution is None else archive_of({"solve.sh": row.solution}),
+    )
+
+
+_Nothing = Annotated[list[Any], Field(max_length=0)]
+_Path = Annotated[str, Field(pattern=r"^/")]
+
+
+class _Phase(BaseModel):
+    timeout_sec: PositiveFloat | None = None
+    user: str | int | None = None
+    env: dict[str, str] = {}
+    network_mode: str | None = None
+
+
+class _Environment(BaseModel):
+    build_timeout_sec: PositiveFloat = 600.0
+    network_mode: str = "public"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int | None = None
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    os: str = "linux"
+    docker_image: str | None = None
+
+    def spec(self) -> SandboxSpec:
+        """The box that it asks for. Of a network, there is all or nothing."""
+        if self.gpus or self.os.lower() != "linux" or self.network_mode == "allowlist":
+            raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
+        given: JSON = {
+            "network": "none" if self.network_mode == "no-network" else "full",
+            "env": self.env,
+            "workdir": self.workdir,
+            "cpus": None if self.cpus is None else max(1, round(self.cpus)),
+            "memory_mb": self.memory_mb,
+            "disk_mb": self.storage_mb,
+        }
+        return SandboxSpec(**{key: value for key, value in given.items() if value is not None})
+
+
+class _Verifier(_Phase):
+    timeout_sec: PositiveFloat = 600.0
+    environment_mode: str | None = None
+    environment: _Environment | None = None
+    collect: _Nothing = []
+
+
+class _Artifact(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    source: _Path
+    destination: str | None = None
+    """A place on the machine that collects it, which is not of interest here."""
+
+
+class _Config(BaseModel):
+    """``task.toml``, as far as it is read."""
+
+    environment: _Environment = _Environment()
+    agent: _Phase = _Phase()
+    verifier: _Verifier = _Verifier()
+    solution: _Phase = _Phase()
+    artifacts: list[_Path | _Artifact] = []
+    steps: _Nothing = []
+
+
+def _of_folder(folder: Path) -> Task:
+    try:
+        config = _Config.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+        spec = config.environment.spec()
+        verifier = config.verifier
+        separate = verifier.environment_mode == "separate" or verifier.environment is not None
+        test_spec = verifier.environment.spec() if verifier.environment is not None else spec
+    except (OSError, ValueError, ValidationError) as error:
+        raise InvalidRequest(f"{folder} is no task that can be run here: {error}") from None
+    tests, environment = folder / "tests", folder / "environment"
+    if not (tests / "test.sh").is_file():
+        raise InvalidRequest(f"{folder} is no task that can be run here: it has no tests/test.sh")
+    own = separate and (tests / DOCKERFILE).is_file()
+    solved = folder / "solution" / "solve.sh"
+    sources = [entry if isinstance(entry, str) else entry.source for entry in config.artifacts]
+    image = environment if (environment / DOCKERFILE).is_file() else None
+    return Task(
+        spec=spec.model_copy(update={"user": config.agent.user}),
+        image=image,
+        test_image=tests if own else image,
+        build_timeout=config.environment.build_timeout_sec,
+        carried=tuple(dict.fromkeys([PUBLISHED, *sources])),
+        carries_workdir=not separate,
+        tests=None if own else archive_of(tests),
+        test_command=f"chmod +x {TESTS}/test.sh; {TESTS}/test.sh",
+        reads_reward=True,
+        test_spec=test_spec,
+        test_env=verifier.env,
+        test_user=verifier.user,
+        test_timeout=verifier.timeout_sec,
+        solution=archive_of(solved.parent) if solved.is_file() else None,
+        solution_env=config.solution.env,
+    )
+
+
+class HarborRows:
+    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``.
+
+    Attributes:
+        graph: the graph of a command that names none.
+    """
+
+    graph = "workspace"
+
+    def rows(self, folder: Path) -> Iterator[JSON]:
+        """Rows of the task that a folder is, or of the tasks that it has.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
+        found = [file.parent for file in files if file.is_file()]
+        if not found:
+            raise InvalidRequest(f"{folder} has no task.toml, nor has a folder in it")
+        for task in found:
+            instruction = task / "instruction.md"
+            text = instruction.read_text("utf-8") if instruction.is_file() else ""
+            yield {
+                "responses_create_params": {"input": [{"role": "user", "content": text}]},
+                "task": str(task.resolve()),
+            }

@@ -1,0 +1,202 @@
+"""`SandboxProvider` makes boxes, and a `Sandbox` is one: a small machine of its own, for one episode.
+
+    provider = find_provider("bubblewrap")
+    box = await provider.create(SandboxSpec(workdir="/app"))
+    print((await box.exec("echo $PWD")).stdout)
+    await box.close()
+
+What a box contains is hostile: an agent works in it. So all of its output is bounded, and its files come as
+bytes, never as files of this machine. A command that fails is a result, not an exception; an exception says
+that the box is gone (`SessionLost`), or cannot do what was asked (`SandboxRefused`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
+
+from gym_serve.types.errors import GraphError
+
+GROUP = "gym_serve.sandboxes"
+"""The entry points of providers."""
+
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")]
+
+
+class SandboxSpec(BaseModel):
+    """What a box is made of, and what it may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: Path | None = None
+    """A folder with the files of a system, which stays as it is; None for a view of this machine's own."""
+    layers: tuple[Path, ...] = ()
+    """Layers on top of it, the last one first, as `SandboxProvider.create` makes them."""
+    workdir: AbsolutePath = "/"
+    """Where commands run that do not say; made if it is missing."""
+    env: dict[str, str] = {}
+    """Environment variables of all commands."""
+    user: str | int | None = None
+    """User of commands that do not say, by name or number; None for root."""
+    network: Literal["none", "full"] = "none"
+    """``full`` is the network of this machine, its own services included."""
+    cpus: PositiveInt = 1
+    """Processors that its commands may use."""
+    memory_mb: PositiveInt = 2048
+    """Memory of all its processes together, in MiB; the largest one is killed if they take more."""
+    disk_mb: PositiveInt = 1024
+    """Size of all files that it writes, in MiB; they are in memory."""
+    pids: Annotated[int, Field(ge=320)] = 512
+    """Maximum number of processes and threads."""
+
+
+class ExecResult(BaseModel):
+    """How a command ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: int
+    """Exit status; the signal that ended it, negated."""
+    stdout: bytes
+    """What it wrote: the start and the end, where that was more than the limit."""
+    stderr: bytes
+    ended: Literal["exit", "timeout", "memory"]
+    """``timeout``: its whole session was killed at its time limit. ``memory``: the box had too little."""
+    cut: bool
+    """Whether a part of the output is missing."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself, with status 0."""
+        return self.ended == "exit" and self.status == 0
+
+    @property
+    def text(self) -> str:
+        """Output and errors, for people and models."""
+        return (self.stdout + self.stderr).decode("utf-8", "replace")
+
+
+class SandboxRefused(Exception):
+    """The box goes on, but cannot do this: there is no such program, folder, user or file, or it is too long.
+
+    The message says what it is."""
+
+
+class Sandbox(Protocol):
+    """A box that lives until it is closed, or the process that made it ends."""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: PositiveFloat,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes = b"",
+        output_limit: int = 1 << 20,
+    ) -> ExecResult:
+        """Execute a command. Several may run at the same time; processes that one leaves behind go on.
+
+        Args:
+            command: a program with its arguments, or a text for the shell.
+            timeout: seconds after which the command is killed with all that it started in its session.
+            cwd, user: those of the box by default.
+            env: further environment variables.
+            output_limit: bytes of each output that are returned.
+
+        Raises:
+            SandboxRefused: there is no such program, folder or user.
+            SessionLost: the box is gone.
+        """
+        ...
+
+    async def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
+        """The content of a file.
+
+        Raises:
+            SandboxRefused: it cannot be read, or has more bytes than ``limit``.
+            SessionLost: the box is gone.
+        """
+        ...
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Make a file; one that is there is removed first, so that no link is followed.
+
+        Raises:
+            SandboxRefused: it cannot be written.
+            SessionLost: the box is gone.
+        """
+        ...
+
+    async def get(self, path: str, *, limit: int = 1 << 26) -> bytes:
+        """A folder as a tar archive, whose names are relative to it.
+
+        Raises:
+            SandboxRefused: it cannot be read, or the archive has more bytes than ``limit``.
+            SessionLost: the box is gone.
+        """
+        ...
+
+    async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
+        """Unpack a tar archive into a folder, which is made if it is missing.
+
+        Args:
+            clear: remove what the folder has first.
+
+        Raises:
+            SandboxRefused: the archive or the folder is no such thing.
+            SessionLost: the box is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End all of its processes and remove its files. Safe to call again."""
+        ...
+
+
+class SandboxProvider(Protocol):
+    """Makes boxes."""
+
+    def problems(self) -> list[str]:
+        """Why it makes none on this machine; an empty list if it does."""
+        ...
+
+    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> Sandbox:
+        """Make a box.
+
+        Args:
+            layer: a folder that is there and empty, to keep what the box changes, for `SandboxSpec.layers`.
+
+        Raises:
+            Unavailable: it does not start.
+        """
+        ...
+
+
+def find_provider(name: str) -> SandboxProvider:
+    """The provider of a name, ready to use on this machine.
+
+    Raises:
+        GraphError: there is none, or it does not work here; gives the reason and the next step.
+    """
+    found = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    if name not in found:
+        raise GraphError(f"sandbox: there is no provider {name!r}, only {', '.join(sorted(found))}")
+    provider: SandboxProvider = found[name].load()()
+    if problems := provider.problems():
+        raise GraphError(problems)
+    return provider
+
+
+def provider_problems(name: str) -> list[str]:
+    """The problems for which `find_provider` would raise."""
+    try:
+        find_provider(name)
+    except GraphError as error:
+        return error.problems
+    return []

@@ -1,0 +1,357 @@
+"""`BubblewrapBoxes`: boxes without a daemon, an image or a right that an ordinary user lacks.
+
+The root of a box is a copy-on-write view, an overlay in memory, of a folder or of this machine: of the
+system's folders, not of homes, data and services, and without the files that not every user may read.
+``bwrap`` makes the namespaces and starts the box's first process (`inside.resident`), which makes the root
+and executes commands.
+
+Nothing is to be swept: processes, mounts and files exist in the box's namespaces alone, which end with its
+first process. That ends with the socket to this process, whatever ends this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import marshal
+import os
+import random
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+from gym_serve.sandbox.boxes import ExecResult, Sandbox, SandboxRefused, SandboxSpec
+from gym_serve.sandbox.confined import ConfinedProcess
+from gym_serve.sandbox.inside import resident
+from gym_serve.sandbox.inside.confinement import box_filter
+from gym_serve.sandbox.providers import Bubblewrap, find_sandbox
+from gym_serve.types.errors import GraphError, SessionLost, Unavailable
+
+_START_SECONDS = 60.0
+_FILE_SECONDS = 60.0
+_ENDED: dict[int, Literal["exit", "timeout", "memory"]] = {
+    resident.EXITED: "exit",
+    resident.OUT_OF_TIME: "timeout",
+    resident.OUT_OF_MEMORY: "memory",
+}
+_NOTES = 1 << 10  # bytes that a text may have beside what was asked for: how much is left out
+
+_MACHINE = ("etc", "usr", "var/lib/apt", "var/lib/dpkg")
+_FOLDERS = {
+    **dict.fromkeys(("home", "mnt", "opt", "run", "srv", "var/cache", "var/lib", "var/log"), 0o755),
+    **{"root": 0o700, "tmp": 0o1777, "var/tmp": 0o1777},
+}
+_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+}
+_RESOLVER = Path("/etc/resolv.conf")
+
+
+class BubblewrapBoxes:
+    """Makes boxes with ``bwrap``; see the module."""
+
+    def __init__(self) -> None:
+        self._bubblewrap: Bubblewrap | None = None
+
+    def problems(self) -> list[str]:
+        """See `SandboxProvider.problems`."""
+        try:
+            self._confinement()
+        except GraphError as error:
+            return error.problems
+        return []
+
+    def _confinement(self) -> Bubblewrap:
+        if self._bubblewrap is None:
+            found = find_sandbox("bubblewrap")
+            assert isinstance(found, Bubblewrap)
+            self._bubblewrap = found
+        return self._bubblewrap
+
+    async def create(self, spec: SandboxSpec, *, layer: Path | None = None) -> BubblewrapBox:
+        """See `SandboxProvider.create`."""
+        bubblewrap = await asyncio.to_thread(self._confinement)
+        plan = _Plan(spec, bubblewrap, layer)
+        try:
+            process = await ConfinedProcess.start(
+                bubblewrap, plan.command(), max_line=1 << 16, cpus=spec.cpus
+            )
+        except OSError as error:
+            raise Unavailable(f"a box does not start: {error}") from error
+        box = BubblewrapBox(process, layer)
+        try:
+            await box.begin(plan.config())
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+
+class _Plan:
+    """What ``bwrap`` is asked for, and what the first process is told.
+
+    Args:
+        layer: folder on disk for what the box writes; None for memory.
+    """
+
+    def __init__(self, spec: SandboxSpec, bubblewrap: Bubblewrap, layer: Path | None) -> None:
+        self._spec = spec
+        self._bubblewrap = bubblewrap
+        self._layer = layer
+        self._shown: list[str] = []
+        self._overlays = list(self._roots())
+
+    def _roots(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Of each overlay: its place in the box, its key, and where its lower folders are shown."""
+        root = self._spec.root
+        bases = {
+            "": None if root is None else str(root),
+            **({} if root else {name: f"/{name}" for name in _MACHINE}),
+        }
+        for name, base in bases.items():
+            key = name.replace("/", "-") or "root"
+            lowers = [str(layer / "upper" / key) for layer in self._spec.layers]
+            places = [f"/lower/{number}-{key}" for number, _ in enumerate(lowers)]
+            shown = [pair for pair in zip(lowers, places, strict=True) if os.path.isdir(pair[0])]
+            shown += [] if base is None else [(base, f"/lower/{key}")]
+            self._shown += [word for source, place in shown for word in ("--ro-bind", source, place)]
+            yield (
+                f"/{name}",
+                key,
+                [*(place for _, place in shown), *(["/lower/root"] if base is None else [])],
+            )
+
+    def command(self) -> list[str]:
+        """The command line."""
+        spec = self._spec
+        if self._layer is None:
+            written = ["--size", str(spec.disk_mb << 20), "--tmpfs", "/rw"]
+        else:
+            written = ["--bind", str(self._layer), "/rw"]
+        return self._bubblewrap.resident([*written, *self._shown], network=spec.network == "full")
+
+    def config(self) -> dict[str, Any]:
+        """What `inside.resident` reads first."""
+        spec, machine = self._spec, self._spec.root is None
+        cores = sorted(os.sched_getaffinity(0))
+        return {
+            "overlays": self._overlays,
+            "options": "" if self._bubblewrap.user is not None else ",userxattr",
+            "folders": sorted(_FOLDERS.items()) if machine else [],
+            "links": _links() if machine else [],
+            "mounts": ["tmp"],
+            "workdir": spec.workdir,
+            "covered": [
+                *(_hidden() if machine else ()),
+                *_files(machine=machine, network=spec.network == "full"),
+            ],
+            "pids": spec.pids,
+            "memory": spec.memory_mb << 20,
+            "env": {**_VARIABLES, **spec.env},
+            "user": spec.user,
+            "cores": random.sample(cores, spec.cpus) if spec.cpus < len(cores) else [],
+            "filter": box_filter(os.uname().machine),
+        }
+
+
+@cache
+def _resident() -> CodeType:
+    return compile(Path(resident.__file__).read_bytes(), "<resident>", "exec", dont_inherit=True)
+
+
+@cache
+def _links() -> list[tuple[str, str]]:
+    """The links in the root folder of this machine: ``bin`` to ``usr/bin``."""
+    names = [name for name in os.listdir("/") if os.path.islink(f"/{name}")]
+    return [(name, os.readlink(f"/{name}")) for name in names]
+
+
+@cache
+def _hidden() -> list[tuple[str, str, None]]:
+    """Files and folders of ``/etc`` that not every user may read."""
+    hidden: list[str] = []
+    for folder, folders, files in os.walk("/etc"):
+        hidden += [path for name in (*folders, *files) if not _public(path := os.path.join(folder, name))]
+        folders[:] = [name for name in folders if os.path.join(folder, name) not in hidden]
+    return [("etc", os.path.relpath(path, "/etc"), None) for path in hidden]
+
+
+def _public(path: str) -> bool:
+    mode = os.lstat(path).st_mode
+    needed = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
+    return stat.S_ISLNK(mode) or mode & needed == needed
+
+
+def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
+    names = [("hostname", b"sandbox\n"), ("hosts", b"127.0.0.1 localhost sandbox\n::1 localhost\n")]
+    if network and _RESOLVER.exists():
+        names.append(("resolv.conf", _RESOLVER.read_bytes()))
+    return [("etc", name, data) if machine else ("root", f"etc/{name}", data) for name, data in names]
+
+
+class BubblewrapBox:
+    """A box with its own first process; see `Sandbox`.
+
+    Args:
+        process: ``bwrap``.
+        layer: folder that keeps what is written.
+    """
+
+    def __init__(self, process: ConfinedProcess, layer: Path | None) -> None:
+        self._process = process
+        self._layer = layer
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[asyncio.Future[tuple[int, int, bytes, bytes]], int]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()
+        self._over: str | None = None
+
+    async def begin(self, config: Mapping[str, Any]) -> None:
+        """Have the first process make the root.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        reply = self._expect(0, _NOTES)
+        self._reading = asyncio.create_task(self._read())
+        self._write(_resident())
+        await self._send(config)
+        try:
+            ended, _, _, errors = await asyncio.wait_for(reply, _START_SECONDS)
+        except (SessionLost, asyncio.TimeoutError) as error:
+            raise Unavailable(f"a box does not start: {error or 'not in time'}") from error
+        if ended != resident.EXITED:
+            raise Unavailable(f"a box does not start: {errors.decode('utf-8', 'replace')}")
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes = b"",
+        output_limit: int = 1 << 20,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        if not argv or any("\0" in word for word in argv):
+            raise SandboxRefused("a command must have words, and none with a NUL character")
+        request = {"op": "exec", "argv": argv, "cwd": cwd, "env": dict(env or {}), "user": user}
+        return await self._ask(request, stdin, timeout, output_limit)
+
+    async def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
+        """See `Sandbox.read`."""
+        return await self._file("read", path, limit=limit)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Sandbox.write`."""
+        await self._file("write", path, data, mode=mode)
+
+    async def get(self, path: str, *, limit: int = 1 << 26) -> bytes:
+        """See `Sandbox.get`."""
+        return await self._file("get", path, limit=limit)
+
+    async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
+        """See `Sandbox.put`."""
+        await self._file("put", path, archive, clear=clear)
+
+    async def close(self) -> None:
+        """See `Sandbox.close`."""
+        self._end("it was closed")
+        await self._process.stop()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._layer is not None:
+            await asyncio.to_thread(shutil.rmtree, self._layer / "work", ignore_errors=True)
+
+    async def _file(
+        self,
+        op: str,
+        path: str,
+        data: bytes = b"",
+        *,
+        limit: int = 1 << 12,
+        mode: int = 0,
+        clear: bool = False,
+    ) -> bytes:
+        if "\0" in path:
+            raise SandboxRefused("a path has no NUL character")
+        request = {"op": op, "path": path, "mode": mode, "clear": clear, "cwd": None, "env": {}, "user": 0}
+        done = await self._ask(request, data, _FILE_SECONDS, limit)
+        if done.cut:
+            raise SandboxRefused(f"{path} has more than {limit} bytes")
+        if not done.ok:
+            told = done.stderr.decode("utf-8", "replace")[-500:] or f"it took more than {_FILE_SECONDS:g} s"
+            raise SandboxRefused(f"cannot {op} {path}: {told}")
+        return done.stdout
+
+    async def _ask(self, request: dict[str, Any], stdin: bytes, timeout: float, limit: int) -> ExecResult:
+        number = next(self._numbers)
+        reply = self._expect(number, limit)
+        try:
+            await self._send({**request, "id": number, "stdin": stdin, "timeout": timeout, "limit": limit})
+            ended, status, stdout, stderr = await reply
+        except asyncio.CancelledError:
+            if self._over is None:
+                self._write({"op": "cancel", "id": number})
+            raise
+        if ended == resident.NOT_STARTED:
+            raise SandboxRefused(stderr.decode("utf-8", "replace"))
+        cut = max(len(stdout), len(stderr)) > limit
+        return ExecResult(status=status, stdout=stdout, stderr=stderr, ended=_ENDED[ended], cut=cut)
+
+    def _expect(self, number: int, limit: int) -> asyncio.Future[tuple[int, int, bytes, bytes]]:
+        if self._over is not None:
+            raise SessionLost(f"the box is gone: {self._over}")
+        future: asyncio.Future[tuple[int, int, bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future, limit
+        return future
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        self._write(message)
+        async with self._sending:
+            with suppress(ConnectionError):  # `_read` sees it as well
+                await self._process.writer.drain()
+
+    def _write(self, message: Any) -> None:
+        data = marshal.dumps(message)
+        self._process.writer.write(len(data).to_bytes(8, "little") + data)
+
+    async def _read(self) -> None:
+        """Give replies to those who wait for them, until the end."""
+        reason = "its first process ended"
+        reader = self._process.reader
+        try:
+            while True:
+                head = await reader.readexactly(resident.REPLY.size)
+                number, status, ended, *sizes = resident.REPLY.unpack(head)
+                future, limit = self._waiting.pop(number)
+                if any(size > limit + _NOTES for size in sizes) or ended > resident.NOT_STARTED:
+                    break
+                texts = [await reader.readexactly(size) for size in sizes]
+                if not future.done():
+                    future.set_result((ended, status, *texts))
+            reason = "its first process broke the protocol"
+        except KeyError:
+            reason = "its first process broke the protocol"
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self._over = self._over or reason
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(SessionLost(f"the box is gone: {self._over}"))
+        self._waiting.clear()
+
+
+_: type[Sandbox] = BubblewrapBox

@@ -1,0 +1,103 @@
+"""`ConfinedProcess`: a process in a sandbox, with what is its own beside it: a folder, a control group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from gym_serve.observe.catalogue import SANDBOX_RUNNING
+from gym_serve.sandbox.providers import VARIABLES, Confinement
+from gym_serve.workers.process import ChildProcess
+
+
+class ConfinedProcess:
+    """A process that `start` has started, until `stop`.
+
+    Attributes:
+        reader, writer: the socket to it, its standard input.
+    """
+
+    def __init__(
+        self, confinement: Confinement, process: ChildProcess, folder: str | None, group: Path | None
+    ) -> None:
+        self.reader = process.reader
+        self.writer = process.writer
+        self._confinement = confinement
+        self._process = process
+        self._folder = folder
+        self._group = group
+        self._counted = True
+        SANDBOX_RUNNING.add(value=1)
+
+    @classmethod
+    async def start(
+        cls, confinement: Confinement, command: list[str], *, max_line: int, cpus: float = 1.0
+    ) -> ConfinedProcess:
+        """Start a command of the confinement.
+
+        Args:
+            max_line: bytes of the longest line that `reader` accepts.
+            cpus: processors that it may use, where there are control groups.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        groups = confinement.groups
+        folder = None if confinement.confines else tempfile.mkdtemp(prefix="gym-serve-sandbox-")
+        group = None if groups is None else groups.create(cpus)
+        try:
+            process = await ChildProcess.start(
+                _prepared(command, group),
+                {**VARIABLES, "HOME": folder or "/"},
+                max_line=max_line,
+                folder=folder or "/",
+            )
+        except BaseException:
+            _remove(confinement, folder, group)
+            raise
+        return cls(confinement, process, folder, group)
+
+    async def stop(self, grace: float = 0.0) -> str:
+        """Kill it, collect it and remove what was its own. Safe to call again, also after a cancellation.
+
+        Args:
+            grace: seconds that it is given to end by itself, for one that has closed its socket.
+
+        Returns:
+            how it ended, for messages: ``"signal 11"``, ``"exit status 1"``.
+        """
+        end = await self._process.end(grace)
+        if self._folder is not None or self._group is not None:
+            await asyncio.to_thread(_remove, self._confinement, self._folder, self._group)
+        if self._counted:
+            self._counted = False
+            SANDBOX_RUNNING.add(value=-1)
+        # bwrap ends with 128 + n when the process in it was ended by signal n.
+        return f"signal {end.status - 128}" if self._confinement.confines and end.status > 128 else str(end)
+
+
+def _remove(confinement: Confinement, folder: str | None, group: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    if group is not None and confinement.groups is not None:
+        confinement.groups.remove(group)
+
+
+def _prepared(command: list[str], group: Path | None) -> list[str]:
+    """A command that joins a control group, and that the system kills first if memory is short.
+
+    Raises:
+        OSError: the program does not exist.
+    """
+    os.stat(command[0])  # else the exit status of the shell would look like the program's
+    if sys.platform != "linux":
+        return command
+    steps = ["echo 1000 > /proc/self/oom_score_adj", 'exec "$@"']
+    if group is not None:
+        steps.insert(1, f"echo 0 > {shlex.quote(str(group))}/cgroup.procs")
+    return ["/bin/sh", "-c", " && ".join(steps), "sh", *command]

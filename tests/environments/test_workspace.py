@@ -1,0 +1,272 @@
+"""Tasks in boxes: fixtures, tools, images, Harbor's folders, the agents without a model, and no box left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.environments import Bench, examples, fixture_problems
+from support.sandboxes import children, needs_bubblewrap
+from support.waiting import until
+
+from gym_serve import Gym
+from gym_serve.environments.workspace import Workspace
+from gym_serve.environments.workspace.images import _settings, instructions
+from gym_serve.environments.workspace.tasks import HarborRows, WorkspaceRow, task_of
+from gym_serve.sandbox import SandboxSpec
+from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
+
+HARBOR = Path(__file__).with_name("harbor_task")
+"""What Harbor's `harbor init --task` wrote; instruction, solution and the last line of the test are ours."""
+
+ROW = {"test_command": "test -e done", "solution": "touch done"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    before = children()
+    bench = Bench(Workspace(command_timeout=1.0, max_output_bytes=1000))
+    await bench.host.start()
+    yield bench
+    await bench.host.stop()
+    await until(lambda: children() <= before)
+
+
+@needs_bubblewrap
+async def test_fixtures() -> None:
+    assert await fixture_problems(Workspace) == []
+
+
+def test_examples_offer_the_tools_of_the_class() -> None:
+    assert all("tools" not in row["responses_create_params"] for row in examples(Workspace))
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("commands", "output"),
+    [
+        (["cd /tmp", "A='a b'; export A", "echo $PWD $A"], "/tmp a b\n"),
+        (["f() { echo f $1; }; shopt -s expand_aliases; x=(1 2)", "f 1; echo ${x[1]}"], "f 1\n2\n"),
+        (["cd /tmp; exit 3", "pwd"], "/tmp\n"),
+        (["cd /tmp; false", "echo $PWD"], "/tmp\n"),
+        (["sleep 60 & echo $! > pid", "kill $(cat pid) && echo there"], "there\n"),
+        (["cd /tmp; sleep 60", "pwd"], "/app\n"),
+        (["readonly R=1", "echo ${R-none}"], "none\n"),
+    ],
+)
+async def test_the_shell_is_kept(bench: Bench, commands: list[str], output: str) -> None:
+    await bench.call("seed_session", ROW)
+    for command in commands:
+        answer = await bench.tool("bash", command=command)
+    assert answer["output"] == output
+    assert answer["exit_status"] == 0
+
+
+@needs_bubblewrap
+async def test_what_tools_answer(bench: Bench) -> None:
+    await bench.call("seed_session", {**ROW, "files": {"a/b.txt": "one\ntwo\n"}})
+    assert await bench.tool("read_file", path="a/b.txt") == "one\ntwo\n"
+    await bench.tool("edit", path="a/b.txt", old="two", new="three")
+    assert await bench.tool("read_file", path="/app/a/b.txt") == "one\nthree\n"
+    slow = await bench.tool("bash", command="echo a; sleep 60")
+    assert (slow["output"], slow["note"]) == (
+        "a\n",
+        "killed after 1 s; directory and variables are those of before",
+    )
+    long = await bench.tool("bash", command="seq 100000")
+    assert "bytes are left out" in long["output"]
+    for name, arguments, reason in (
+        ("edit", {"path": "a/b.txt", "old": "e", "new": ""}, "occurs 3 times"),
+        ("edit", {"path": "a/b.txt", "old": "", "new": ""}, "must occur once"),
+        ("read_file", {"path": "none"}, "No such file"),
+        ("read_file", {"path": "/dev/zero"}, "more than 1000 bytes"),
+        ("write_file", {"path": "a/b.txt/c", "content": ""}, "(Not a directory|File exists)"),
+        ("bash", {"command": "a\0b"}, "NUL"),
+    ):
+        with pytest.raises(ToolFailed, match=reason):
+            await bench.tool(name, **arguments)
+
+
+@needs_bubblewrap
+async def test_tests_solution_and_verdict_are_the_environments_alone(bench: Bench) -> None:
+    await bench.call("seed_session", {**ROW, "tests": {"secret": "s"}})
+    seen = (
+        await bench.tool("bash", command="ls -a / /tests /solution; grep -rl secret / 2>/dev/null | head -3")
+    )["output"]
+    assert not {"tests", "solution", "secret"} & set(seen.split())
+    with pytest.raises(Forbidden, match="only the session of an oracle"):
+        await bench.call("solve", {})
+    assert (await bench.verify(ROW, []))["reward"] == 0.0
+    assert (await bench.verify(ROW, []))["reward"] == 0.0  # asked again, from the same files
+    with pytest.raises(InvalidRequest, match="no box"):
+        await bench.tool("bash", command="true")
+
+
+@needs_bubblewrap
+async def test_an_oracle(bench: Bench) -> None:
+    await bench.call("seed_session", {**ROW, "oracle": True})
+    assert (await bench.call("solve", {}))["exit_status"] == 0
+    assert (await bench.verify(ROW, []))["reward"] == 1.0
+
+
+async def test_a_session_that_was_not_seeded(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest, match="not seeded"):
+        await bench.verify(ROW, [])
+
+
+DOCKERFILE = """
+# A comment
+FROM ubuntu:24.04
+ARG NAME=tool
+ENV GREETING="hello there" \\
+    PLACE=/opt/$NAME
+WORKDIR /srv/app
+COPY data ./data/
+COPY one.txt two.txt /texts/
+ADD one.txt first.txt
+RUN mkdir -p $PLACE && echo "$GREETING" > $PLACE/greeting \\
+    && pwd > where
+RUN ["sh", "-c", "echo run >> runs"]
+LABEL a=b
+CMD ["sh"]
+"""
+
+
+@needs_bubblewrap
+async def test_an_image_is_built_once(bench: Bench, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    (image / "data").mkdir(parents=True)
+    (image / "data" / "d.txt").write_text("d")
+    for name in ("one", "two"):
+        (image / f"{name}.txt").write_text(name)
+    (image / "Dockerfile").write_text(DOCKERFILE)
+    row = {**ROW, "image": str(image), "workdir": "/work"}
+    show = "cd /srv/app; cat data/d.txt /texts/one.txt /texts/two.txt first.txt $PLACE/greeting where runs"
+    for _ in range(2):
+        await bench.call("seed_session", row)
+        assert (await bench.tool("bash", command=show))["output"] == "donetwoonehello there\n/srv/app\nrun\n"
+        await bench.tool("bash", command="echo more >> /srv/app/runs")
+        await bench.call("close_session")
+        bench.session = None
+    assert len(list((tmp_path / "cache").rglob("upper"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("FROM a\nFROM b", "several stages"),
+        ("FROM a\nONBUILD RUN x", "ONBUILD is not supported"),
+    ],
+)
+def test_a_dockerfile_that_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "Dockerfile").write_text(text)
+    with pytest.raises(InvalidRequest, match=reason):
+        list(instructions(tmp_path))
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("RUN echo said; exit 7", "RUN echo said; exit 7: exit status 7: said"),
+        ("COPY --from=uv /uv /bin/", "with flags, from an image or a URL"),
+        ("ADD https://example.com/a /a", "with flags, from an image or a URL"),
+        ("COPY ../../secret /a", r"there is no \.\./\.\./secret"),
+        ("COPY none /a", "there is no none"),
+        ("RUN <<EOF", "here-document"),
+    ],
+)
+async def test_a_step_that_fails(bench: Bench, tmp_path: Path, text: str, reason: str) -> None:
+    image = tmp_path / "place" / "image"
+    image.mkdir(parents=True)
+    (tmp_path / "secret").write_text("s")
+    (image / "Dockerfile").write_text(f"FROM a\n{text}\n")
+    with pytest.raises(InvalidRequest, match=reason):
+        await bench.call("seed_session", {**ROW, "image": str(image)})
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_dir()] == ["gym-serve", "layers"]
+
+
+def test_settings_of_a_dockerfile(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a\nENV A 1 2\nENV B=$A\nWORKDIR /a\nWORKDIR b\nUSER dev:dev\n")
+    steps = list(instructions(tmp_path))
+    made = _settings(steps, SandboxSpec(env={"B": "own"}))
+    assert (made.workdir, made.env, made.user) == ("/a/b", {"A": "1 2", "B": "own"}, "dev")
+    assert _settings(steps, SandboxSpec(workdir="/c", user="root")).workdir == "/c"
+
+
+def test_rows_of_harbor(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        shutil.copytree(HARBOR, tmp_path / name)
+    assert [row["task"] for row in HarborRows().rows(tmp_path)] == [str(tmp_path / "a"), str(tmp_path / "b")]
+    (row,) = HarborRows().rows(HARBOR)
+    assert row["responses_create_params"]["input"][0]["content"].startswith("Write")
+    with pytest.raises(InvalidRequest, match=r"no task\.toml"):
+        list(HarborRows().rows(tmp_path / "a" / "tests"))
+
+
+CONFIG = """
+artifacts = ["/data", {source = "/more"}]
+[environment]
+cpus = 2
+memory_mb = 512
+storage_mb = 100
+network_mode = "no-network"
+env = {A = "b"}
+workdir = "/w"
+[agent]
+user = "dev"
+[verifier]
+timeout_sec = 5
+environment_mode = "separate"
+env = {T = "1"}
+"""
+
+
+def test_a_configuration_of_harbor(tmp_path: Path) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text(CONFIG)
+    task = task_of(WorkspaceRow(task=str(tmp_path)))
+    spec = SandboxSpec(
+        cpus=2, memory_mb=512, disk_mb=100, network="none", env={"A": "b"}, workdir="/w", user="dev"
+    )
+    assert task.spec == spec
+    assert (task.carried, task.carries_workdir) == (("/logs/artifacts", "/data", "/more"), False)
+    assert (task.test_timeout, task.test_env, task.test_image) == (5, {"T": "1"}, tmp_path / "environment")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("[[steps]]\nname = 'a'", "steps"),
+        ("[environment]\ngpus = 1", "GPUs"),
+        ("[environment]\nnetwork_mode = 'allowlist'", "allow-list"),
+        ("artifacts = ['relative']", None),
+        ("[verifier]\ntimeout_sec = -1", "greater than 0"),
+        ("nonsense", "no task that can be run here"),
+    ],
+)
+def test_a_configuration_that_is_refused(tmp_path: Path, config: str, reason: str | None) -> None:
+    shutil.copytree(HARBOR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "task.toml").write_text(config)
+    with pytest.raises(InvalidRequest, match=reason):
+        task_of(WorkspaceRow(task=str(tmp_path)))
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+async def test_a_folder_of_harbor_through_a_graph(agent: str, reward: float) -> None:
+    (row,) = HarborRows().rows(HARBOR)
+    before = children()
+    with Gym.from_graph("workspace", ray=False) as gym:
+        rollouts = [rollout async for rollout in gym.rollouts([row], agent=agent, repeats=4)]
+    assert [rollout["reward"] for rollout in rollouts] == [reward] * 4
+    assert json.dumps(rollouts[0]["response"]["output"]) == "[]"
+    await until(lambda: children() <= before)

@@ -1,0 +1,403 @@
+"""Boxes of bubblewrap: what a command sees, what it may use, and that nothing of a box is left."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.ordinary_user import as_ordinary_user, why_not
+from support.sandboxes import children, needs_bubblewrap
+from support.waiting import until
+
+from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.types.errors import GraphError, SessionLost, Unavailable
+
+pytestmark = needs_bubblewrap
+
+LONG = 30.0
+Create = Callable[..., Awaitable[Sandbox]]
+
+
+@pytest.fixture(scope="module")
+def provider() -> SandboxProvider:
+    return find_provider("bubblewrap")
+
+
+@pytest.fixture
+async def create(provider: SandboxProvider) -> AsyncIterator[Create]:
+    boxes: list[Sandbox] = []
+    before = children()
+
+    async def create(layer: Path | None = None, **spec: Any) -> Sandbox:
+        box = await provider.create(SandboxSpec(**{"workdir": "/app", **spec}), layer=layer)
+        boxes.append(box)
+        return box
+
+    yield create
+    for box in boxes:
+        await box.close()
+    await until(lambda: children() <= before)
+
+
+def test_a_provider_that_is_not_there() -> None:
+    with pytest.raises(GraphError, match=r"there is no provider 'bwrap', only .*bubblewrap"):
+        find_provider("bwrap")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "status", "output"),
+    [
+        ("echo $PWD $A $HOME; id -u; exit 3", {"env": {"A": "b c"}}, 3, "/app b c /root\n0\n"),
+        (["printf", "%s.", "a b", "$HOME"], {}, 0, "a b.$HOME."),
+        ("cat; pwd", {"stdin": b"given\n", "cwd": "/tmp"}, 0, "given\n/tmp\n"),
+        ("kill -TERM $$", {}, -signal.SIGTERM, ""),
+        ("yes | head -2", {}, 0, "y\ny\n"),
+        ("echo out; echo error >&2", {}, 0, "out\nerror\n"),
+        ("seq 100000 | tail -1; cat /proc/sys/kernel/hostname", {}, 0, "100000\nsandbox\n"),
+        ("sleep 100 & echo left behind", {}, 0, "left behind\n"),
+        ("python3 -c 'import ssl, sqlite3; print(6 * 7)'", {}, 0, "42\n"),
+    ],
+)
+async def test_a_command(
+    create: Create, command: str | list[str], options: dict[str, Any], status: int, output: str
+) -> None:
+    box = await create()
+    done = await box.exec(command, timeout=LONG, **options)
+    assert (done.status, done.text, done.ended, done.cut) == (status, output, "exit", False)
+    assert done.ok == (status == 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only boxes of root have several users")
+async def test_users_and_what_root_may(create: Create) -> None:
+    box = await create()
+    done = await box.exec("id -un; touch /app/x || echo no", timeout=LONG, user="nobody")
+    assert done.stdout == b"nobody\nno\n"
+    command = "echo a > b; chown 1234 b; stat -c %u b; useradd -m dev; su dev -c 'id -un; echo $HOME'"
+    assert (await box.exec(command, timeout=LONG)).stdout == b"1234\ndev\n/home/dev\n"
+    assert (await box.exec("id -un", timeout=LONG, user="dev")).stdout == b"dev\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "reason"),
+    [
+        (["nothing-of-this-name"], {}, "there is no program nothing-of-this-name"),
+        (["/etc/hostname"], {}, "Permission denied"),
+        ("true", {"cwd": "/nowhere"}, "No such file or directory: '/nowhere'"),
+        ("true", {"user": "nobody-of-this-name"}, "no user nobody-of-this-name"),
+        (["a\0b"], {}, "NUL"),
+        ([], {}, "must have words"),
+    ],
+)
+async def test_a_command_that_cannot_start(
+    create: Create, command: str | list[str], options: dict[str, Any], reason: str
+) -> None:
+    box = await create()
+    with pytest.raises(SandboxRefused, match=reason):
+        await box.exec(command, timeout=LONG, **options)
+    assert (await box.exec("echo goes on", timeout=LONG)).stdout == b"goes on\n"
+
+
+async def test_long_output_is_cut_in_the_middle(create: Create) -> None:
+    box = await create()
+    done = await box.exec(
+        "echo start; head -c 50000000 /dev/zero | tr '\\0' x; echo end", timeout=LONG, output_limit=1000
+    )
+    assert done.cut
+    assert done.stdout.startswith(b"start\nxxx")
+    assert done.stdout.endswith(b"xxxend\n")
+    assert b"bytes are left out" in done.stdout
+    assert len(done.stdout) < 1100
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo before; sleep 100",
+        "echo before; trap '' TERM HUP; (sleep 99 &) ; while :; do sleep 1; done",
+        "echo before; sh -c 'sleep 98 & sleep 97 | cat'",
+    ],
+)
+async def test_a_command_at_its_time_limit_is_killed_with_its_session(create: Create, command: str) -> None:
+    box = await create()
+    done = await box.exec(command, timeout=0.3)
+    assert (done.status, done.ended, done.stdout) == (-signal.SIGKILL, "timeout", b"before\n")
+    assert b"sleep" not in (await box.exec("cat /proc/[0-9]*/comm", timeout=LONG)).stdout
+
+
+async def test_a_call_that_is_cancelled_ends_its_command(create: Create) -> None:
+    box = await create()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(box.exec("sleep 100", timeout=LONG), 0.2)
+
+    async def gone() -> bool:
+        return b"sleep" not in (await box.exec("cat /proc/[0-9]*/comm", timeout=LONG)).stdout
+
+    for _ in range(100):
+        if await gone():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the command of a cancelled call still runs")
+
+
+async def test_commands_run_at_the_same_time(create: Create) -> None:
+    box = await create()
+    waits = box.exec("until [ -e /tmp/go ]; do sleep 0.01; done; echo went", timeout=LONG)
+    waiting = asyncio.create_task(waits)
+    await box.exec("touch /tmp/go", timeout=LONG)
+    assert (await waiting).stdout == b"went\n"
+
+
+async def test_files(create: Create) -> None:
+    box = await create()
+    await box.write("/app/deep/er/file", b"\0\xff" * 1000, mode=0o755)
+    assert await box.read("/app/deep/er/file") == b"\0\xff" * 1000
+    assert (
+        await box.exec("stat -c %a deep/er/file; ln -s /etc/hostname link", timeout=LONG)
+    ).stdout == b"755\n"
+    await box.write("/app/link", b"not through the link")
+    assert await box.read("/etc/hostname") == b"sandbox\n"
+    archive = await box.get("/app")
+    other = await create()
+    await other.exec("mkdir -p old/er; echo old > old/er/file", timeout=LONG)
+    await other.put("/app", archive, clear=True)
+    listing = (await other.exec("find . | sort; stat -c %a deep/er/file", timeout=LONG)).stdout
+    assert listing == b".\n./deep\n./deep/er\n./deep/er/file\n./link\n755\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "reason"),
+    [
+        ("true", lambda box: box.read("/app/none"), "No such file"),
+        ("truncate -s 10G big", lambda box: box.read("/app/big", limit=1000), "more than 1000 bytes"),
+        ("truncate -s 10G big", lambda box: box.get("/app", limit=100_000), "more than 100000 bytes"),
+        ("echo a > file", lambda box: box.write("/app/file/b", b""), "(File exists|Not a directory)"),
+        ("true", lambda box: box.put("/app", b"no archive"), "cannot put"),
+        ("true", lambda box: box.read("a\0b"), "NUL"),
+    ],
+)
+async def test_files_that_are_refused(create: Create, make: str, call: Any, reason: str) -> None:
+    box = await create()
+    assert (await box.exec(make, timeout=LONG)).ok
+    with pytest.raises(SandboxRefused, match=reason):
+        await call(box)
+    assert (await box.exec("echo goes on", timeout=LONG)).ok
+
+
+async def test_an_archive_cannot_leave_the_box(create: Create, tmp_path: Path) -> None:
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w") as archive:
+        for name in ("../../../../escaped", f"{tmp_path}/escaped"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    await (await create()).put("/app", text.getvalue())
+    assert not (tmp_path / "escaped").exists()
+    assert "escaped" not in os.listdir("/")
+
+
+REACH = {
+    "the machine's own files": "cat /root/* /work/* /home/* /opt/* 2>/dev/null",
+    "what not every user may read": "cat /etc/shadow /etc/gshadow /etc/sudoers 2>/dev/null",
+    "the first process's memory": "cat /proc/1/mem /proc/1/environ /proc/1/fd/0 /proc/1/maps 2>/dev/null",
+    "the network": "ls /sys/class/net 2>/dev/null; (echo > /dev/tcp/127.0.0.1/22) 2>/dev/null && echo open",
+    "the kernel's settings": "(echo 1 > /proc/sys/kernel/panic) 2>/dev/null && echo wrote",
+    "a system request": "(echo h > /proc/sysrq-trigger) 2>/dev/null && echo wrote",
+    "devices": "mknod /tmp/d b 254 0 2>/dev/null && echo made; ls /dev/vda /dev/sda /dev/mem 2>/dev/null",
+    "mounts": "mount -t tmpfs a /mnt 2>/dev/null && echo mounted; umount /proc/sys 2>/dev/null && echo gone",
+    "new namespaces": "unshare -U true 2>/dev/null && echo users; unshare -m true 2>/dev/null && echo mounts",
+    "the first process's end": "kill -9 1; kill -INT 1; kill -SEGV 1; kill -PIPE 1; sleep 0.2",
+    "the clock": "date -s 2001-01-01 >/dev/null 2>&1 && echo set",
+}
+
+
+@pytest.mark.parametrize("what", REACH)
+async def test_what_a_command_does_not_reach(create: Create, what: str) -> None:
+    box = await create()
+    done = await box.exec(["/bin/bash", "-c", REACH[what]], timeout=LONG)
+    assert done.stdout == b""
+    assert (await box.exec("echo goes on", timeout=LONG)).ok
+
+
+@pytest.mark.parametrize("what", ["fork", "threads"])
+async def test_processes_are_limited(create: Create, what: str) -> None:
+    bombs = {
+        "fork": "f() { f | f & }; f",
+        "threads": "python3 -c 'import threading, time\nt = threading.Thread\n"
+        "while 1: t(target=time.sleep, args=(9,)).start()'",
+    }
+    box = await create(pids=320)
+    await box.exec(["/bin/bash", "-c", bombs[what]], timeout=1.0)
+    assert (await box.exec("echo goes on", timeout=LONG)).stdout == b"goes on\n"
+
+
+async def test_memory_is_limited(create: Create) -> None:
+    box = await create(memory_mb=64)
+    done = await box.exec(["python3", "-c", "a = []\nwhile 1: a.append(bytearray(1 << 20))"], timeout=LONG)
+    assert (done.status, done.ended) == (-signal.SIGKILL, "memory")
+    assert (await box.exec("echo goes on", timeout=LONG)).ok
+
+
+async def test_the_disk_is_limited(create: Create) -> None:
+    box = await create(disk_mb=8)
+    for folder in ("/app", "/usr", "/tmp", "/etc"):
+        done = await box.exec(f"head -c 100000000 /dev/zero > {folder}/big; rm {folder}/big", timeout=LONG)
+        assert b"No space left" in done.stderr
+    done = await box.exec("head -c 100000000 /dev/zero > /dev/shm/big", timeout=LONG)
+    assert b"No space left" in done.stderr
+
+
+async def test_processors_are_limited(create: Create) -> None:
+    box = await create(cpus=1)
+    assert (await box.exec("nproc; taskset -p 3 $$ >/dev/null 2>&1; nproc", timeout=LONG)).stdout == b"1\n1\n"
+
+
+async def test_the_network_of_the_machine(create: Create) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connect = ["/bin/bash", "-c", f"echo > /dev/tcp/127.0.0.1/{port}"]
+    async with server:
+        assert (await (await create(network="full")).exec(connect, timeout=LONG)).ok
+        assert not (await (await create()).exec(connect, timeout=LONG)).ok
+
+
+async def test_what_it_changes_is_a_layer_of_others(create: Create, tmp_path: Path) -> None:
+    first = await create(layer=tmp_path)
+    command = "echo a > /app/a; echo b > /usr/local/bin/b; rm /usr/bin/[ /etc/hosts; mkdir /data"
+    assert (await first.exec(command, timeout=LONG)).ok
+    await first.close()
+    for _ in range(2):
+        box = await create(layers=[tmp_path])
+        done = await box.exec(
+            "cat /app/a /usr/local/bin/b; ls -d /usr/bin/[ /data /usr/bin/env; echo c > /app/c", timeout=LONG
+        )
+        assert done.stdout == b"a\nb\n/data\n/usr/bin/env\n"
+        await box.close()
+    assert sorted(os.listdir(tmp_path / "upper" / "root" / "app")) == ["a"]
+
+
+async def test_a_root_folder_without_python(create: Create, tmp_path: Path) -> None:
+    for program in ("/bin/sh", "/bin/cat", "/bin/ls"):
+        linked = subprocess.check_output(["ldd", program], text=True)  # noqa: ASYNC221
+        for path in (program, *(word for word in linked.split() if word.startswith("/"))):
+            (place := tmp_path / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+    box = await create(root=tmp_path)
+    done = await box.exec("echo new > file; ls / /app; cat file", timeout=LONG)
+    assert set(done.stdout.decode().split()) >= {"/app:", "bin", "proc", "dev", "file", "new"}
+    assert await box.get("/app")
+    assert not (tmp_path / "app").exists()
+
+
+async def test_a_box_that_does_not_start(create: Create, tmp_path: Path) -> None:
+    (tmp_path / "proc").write_text("a file")
+    with pytest.raises(Unavailable, match="a box does not start"):
+        await create(root=tmp_path)
+
+
+async def test_a_closed_box(create: Create) -> None:
+    box = await create()
+    waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
+    await asyncio.sleep(0.2)
+    await box.close()
+    await box.close()
+    with pytest.raises(SessionLost, match="it was closed"):
+        await waiting
+    with pytest.raises(SessionLost, match="it was closed"):
+        await box.read("/etc/hostname")
+
+
+async def test_a_box_whose_first_process_is_killed(create: Create) -> None:
+    before = children()
+    box = await create()
+    waiting = asyncio.create_task(box.exec("sleep 100", timeout=LONG))
+    await asyncio.sleep(0.2)
+    for child in sorted(children() - before):  # bwrap itself comes first
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(child).kill()
+    with pytest.raises(SessionLost, match="its first process ended"):
+        await waiting
+
+
+OWNER = """
+import asyncio, sys
+from gym_serve.sandbox import SandboxSpec, find_provider
+
+async def main():
+    provider = find_provider("bubblewrap")
+    boxes = await asyncio.gather(*(provider.create(SandboxSpec(workdir="/app")) for _ in range(8)))
+    for box in boxes:
+        await box.exec("echo a > file; (setsid sleep 12345 &); sleep 12345 &", timeout=10)
+    print("ready", flush=True)
+    await asyncio.gather(*(box.exec("sleep 12345", timeout=1000) for box in boxes))
+
+asyncio.run(main())
+"""
+
+
+def _left() -> list[str]:
+    processes = [
+        " ".join(process.info["cmdline"])
+        for process in psutil.process_iter(["cmdline"])
+        if any(word in ("12345", "bwrap") or "resident" in word for word in process.info["cmdline"] or ())
+    ]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "/lower/" in line]
+    return processes + mounts
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.thorough)])
+async def test_nothing_is_left_of_an_owner_that_is_killed(rounds: int, tmp_path: Path) -> None:
+    before = _left()
+    folders = sorted(os.listdir("/tmp"))
+    for _ in range(rounds):
+        owner = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+        )
+        assert owner.stdout is not None
+        try:
+            with owner.stdout:
+                assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
+            assert len(_left()) >= len(before) + 8 * 3
+        finally:
+            owner.kill()
+            owner.wait()
+        assert await until(lambda: len(_left()) <= len(before)) < 10
+    assert os.listdir(tmp_path) == []
+    assert not [name for name in set(os.listdir("/tmp")) - set(folders) if "gym-serve" in name]
+
+
+ORDINARY = """
+import asyncio
+from gym_serve.sandbox import SandboxRefused, SandboxSpec, find_provider
+
+async def main():
+    box = await find_provider("bubblewrap").create(SandboxSpec(workdir="/app"))
+    done = await box.exec("id -u; echo a > file; mkdir /data; cat file /etc/hostname", timeout=30)
+    assert done.stdout == b"0\\na\\nsandbox\\n", done
+    reach = "touch /usr/bin/x; echo 1 > /proc/sys/kernel/panic; cat /proc/1/environ; mount -t tmpfs a /mnt"
+    for command in ("unshare -U echo a", *reach.split("; ")):
+        assert not (await box.exec(command, timeout=30)).ok, command
+    await box.put("/data", await box.get("/app"))
+    assert await box.read("/data/file") == b"a\\n"
+    try:
+        await box.exec("id", user="nobody", timeout=30)
+    except SandboxRefused as error:
+        assert "the server must be root" in str(error), error
+    await box.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_boxes_of_an_ordinary_user() -> None:
+    subprocess.run(as_ordinary_user("-B", "-c", ORDINARY), check=True)
