@@ -286,12 +286,6 @@ def kv_put(key: bytes, value: bytes) -> None:
     internal_kv._internal_kv_put(key, value, True, namespace=_NAMESPACE)
 
 
-def kv_put_new(key: bytes, value: bytes) -> bytes:
-    """Write an entry unless there is one; what the entry is now."""
-    internal_kv._internal_kv_put(key, value, False, namespace=_NAMESPACE)
-    return kv_get(key) or value
-
-
 def kv_get(key: bytes) -> bytes | None:
     """An entry; None if there is none."""
     value: bytes | None = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)

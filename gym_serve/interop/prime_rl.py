@@ -41,8 +41,10 @@ from gym_serve.client.gym import Gym
 from gym_serve.interop.export.traces import verifiers_episode
 from gym_serve.training.episodes import endpoints_of
 from gym_serve.training.rollout import Rollout
-from gym_serve.types.errors import InvalidRequest
+from gym_serve.types import rows
+from gym_serve.types.errors import InvalidRequest, WaitTooLong
 from gym_serve.types.requests import JSON
+from gym_serve.types.rows import failed_rollout, with_prompt
 
 __all__ = ["EnvServer", "main"]
 
@@ -185,9 +187,12 @@ class EnvServer:
         row = row_of(body["task_data"])
         if further:
             row["extra_body"] = {**(row.get("extra_body") or {}), **further}
-        (rollout,) = await self._gym.arun(
-            [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
-        )
+        try:
+            (rollout,) = await self._gym.arun(
+                [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
+            )
+        except WaitTooLong as error:  # prime-rl decides about what fails; one rollout does not end its run
+            rollout = rows.Rollout(failed_rollout(with_prompt(row), error))
         if rollout.failure is None and await self._gym.compares(rollout):
             raise InvalidRequest(
                 "the environment rewards groups of rollouts, and prime-rl asks for single ones"

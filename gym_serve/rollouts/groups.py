@@ -181,7 +181,8 @@ async def compared(
         asked = (failure.retry_after or 0.0) if failure.retryable else 0.0
         if isinstance(failure, Overloaded) or asked:
             if time.monotonic() + asked > until:
-                raise too_long(failure.server, failure.stage, failure.message, asked, options.patience)
+                longest = f"a run waits {options.patience:g} s at most (timeout)"
+                raise too_long(failure.server, failure.stage, failure.message, asked, longest)
             pushed += 1
         elif isinstance(failure, Unavailable) and options.attempts > 1 and away < MAX_PROBES:
             away += 1

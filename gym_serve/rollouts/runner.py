@@ -29,6 +29,7 @@ from gym_serve.rollouts.progress import Waiting, clock_time
 from gym_serve.rollouts.rows import METADATA_KEYS, row_of_attempt
 from gym_serve.rollouts.scheduling import (
     MAX_FAILURES,
+    MAX_PROBES,
     Backoff,
     Failure,
     Job,
@@ -310,8 +311,10 @@ class RolloutRunner:
             failure = _failure(rollout)
             verdict = self.scheduler.finish(*key, time.monotonic(), failure)
             if failure is not None and verdict == "open":
-                patience = self._options.patience
-                rollout = failed_rollout(rollout, too_long(*_told(rollout), failure.retry_after, patience))
+                longest = f"a run waits {self._options.patience:g} s at most (timeout)"
+                if not failure.overloaded:
+                    longest = f"a run asks {MAX_PROBES} more times at most"
+                rollout = failed_rollout(rollout, too_long(*_told(rollout), failure.retry_after, longest))
             elif verdict in ("again", "retry"):
                 self._refused = _told(rollout)
             error = operator_error(rollout)
@@ -494,7 +497,7 @@ def _failure(rollout: JSON) -> Failure | None:
     )
 
 
-def too_long(server: str | None, stage: str | None, detail: str, wait: float, patience: float) -> WaitTooLong:
+def too_long(server: str | None, stage: str | None, detail: str, wait: float, longest: str) -> WaitTooLong:
     """The error of what would have to wait for too long.
 
     Args:
@@ -502,10 +505,9 @@ def too_long(server: str | None, stage: str | None, detail: str, wait: float, pa
         stage: in which it was asked.
         detail: what it said.
         wait: seconds that it asked for; 0 if it did not say.
-        patience: seconds for which a run waits.
+        longest: how long a run waits.
     """
     until = f"until {clock_time(wait)}" if wait else "and does not say until when"
-    longest = f"a run waits {patience:g} s at most (timeout)"
     message = f"{server or 'a server'} takes no calls {until}, and {longest}: {detail}"
     return WaitTooLong(message, server=server, stage=stage, retry_after=wait or None)
 

@@ -91,7 +91,6 @@ TRAINERS = {
             "_load_agent_executor",
             "SamplesGenerator._process_response_into_experience",
             "RemoteExperienceMaker.compute_advantages_and_returns",
-            "SingleTurnAgentExecutor",
         ],
         "its Ray trainer: DeepSpeed, vLLM and FlashAttention need CUDA, and are stood in for",
         "agent.py",
