@@ -38,6 +38,7 @@ from gym_serve.types.errors import Forbidden, InvalidRequest, ToolFailed
 logger = logging.getLogger("gym_serve")
 
 _SHOWN = 4000
+_REASON = 200
 _REWARDS = 1 << 16
 _STATE = "/run/shell"
 _SHELL = f"""
@@ -336,7 +337,7 @@ class Workspace(ResourcesServer):
         if done.ended != "exit":
             return WorkspaceVerdict(reward=0.0, reason=f"the tests were killed: {done.ended}", **told)
         if not task.reads_reward:
-            reason = None if done.ok else f"the tests ended with status {done.status}"
+            reason = None if done.ok else f"the tests ended with status {done.status}: {done.text[-_REASON:]}"
             return WorkspaceVerdict(reward=float(done.ok), reason=reason, **told)
         await box.exec("kill -9 -1", timeout=60, user=0)  # nobody writes any more
         for name in _ANSWERS:
@@ -346,7 +347,9 @@ class Workspace(ResourcesServer):
                 continue
             except ValueError as error:
                 return WorkspaceVerdict(reward=0.0, reason=f"{name} holds no reward: {error}", **told)
-            return WorkspaceVerdict(reward=_reward(rewards), rewards=rewards, **told)
+            reward = _reward(rewards)
+            reason = None if reward >= 1 else f"the tests' {name} says {json.dumps(rewards)}"
+            return WorkspaceVerdict(reward=reward, rewards=rewards, reason=reason, **told)
         return WorkspaceVerdict(reward=0.0, reason=f"the tests wrote no {' or '.join(_ANSWERS)}", **told)
 
 
