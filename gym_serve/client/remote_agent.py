@@ -42,7 +42,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=20.0)
 """A connection that is silent for so long is dead: the gateway gives a sign of life every five seconds."""
 _PATIENCE_SECONDS = 15.0  # for which a gateway may not be reached
 _PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before missing rows are sent again
-_CUTS = 5  # how often a row may be in a response that was cut off: it may be the row that ends its gateway
+_CUTS = 5  # how often the response to a row alone may be cut off: it may be the row that ends its gateway
 
 
 class _Line(msgspec.Struct):
@@ -144,33 +144,40 @@ class Batcher:
         self._batches[task] = batch
         task.add_done_callback(self._ended)
 
+    def _halve(self, batch: list[_Waiting]) -> None:
+        """Send a batch as two: which row is refused, or ends its gateway, shows when it is alone."""
+        half = len(batch) // 2
+        self._begin(batch[:half])
+        self._begin(batch[half:])
+
     async def _run(self, batch: list[_Waiting]) -> None:
         """Send a batch, and again those of its rows that are missing."""
         heard, tries = time.monotonic(), 0
         try:
             while batch:
-                before = len(batch)
+                began, before = False, len(batch)
                 try:
                     async for line in self._lines(batch):
-                        heard = time.monotonic()
-                        _answer(batch, line)
+                        began, heard = True, time.monotonic()
+                        if line:
+                            _answer(batch, line)
                     failure: GymError = Unavailable(f"{self._url}: the response was cut off")
                 except (BadRequest, InvalidRequest, TooLarge):
-                    if len(batch) > 1:  # which of the rows it was shows in smaller batches
-                        half = len(batch) // 2
-                        self._begin(batch[:half])
-                        self._begin(batch[half:])
-                        return
-                    raise
+                    if len(batch) == 1:
+                        raise
+                    self._halve(batch)
+                    return
                 except _BROKEN as error:
                     failure = Unavailable(f"{self._url} was not reached: {type(error).__name__}: {error}")
                 except Unavailable as error:
                     failure = error
                 batch = [one for one in batch if not one.answer.done()]
-                for one in batch:
-                    one.cuts += 1
-                _fail([one for one in batch if one.cuts > _CUTS], failure)
-                if time.monotonic() - heard > _PATIENCE_SECONDS:
+                if began and 1 < len(batch) == before:
+                    self._halve(batch)
+                    return
+                if began and len(batch) == 1:
+                    batch[0].cuts += 1
+                if time.monotonic() - heard > _PATIENCE_SECONDS or any(one.cuts > _CUTS for one in batch):
                     raise failure
                 tries = tries + 1 if len(batch) == before else 0
                 await asyncio.sleep(max(_PAUSES[min(tries, len(_PAUSES) - 1)], failure.retry_after or 0.0))
@@ -181,7 +188,7 @@ class Batcher:
             _fail(batch, GymError(f"{self._url}: {type(error).__name__}: {error}"))
 
     async def _lines(self, batch: Sequence[_Waiting]) -> AsyncIterator[bytes]:
-        """The lines of one response.
+        """The lines of one response; the first one is empty, and says that the gateway has taken the rows.
 
         Raises:
             GymError: the gateway refuses the request.
@@ -197,6 +204,7 @@ class Batcher:
                 if (error := misdirected(self._url, answer.status, answer.headers, content)) is not None:
                     raise error
                 Reply(answer.status, content).json()  # raises what it is
+            yield b""
             rest = b""
             async for chunk in answer.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
