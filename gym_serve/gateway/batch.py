@@ -11,10 +11,11 @@ without its last line was cut off.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from gym_serve.gateway import wire
 from gym_serve.graph.spec import Graph, nearest
 from gym_serve.observe.tracing import checked_parent
 from gym_serve.rollouts import Expansion, expand
-from gym_serve.rollouts.rows import LocatedRow, Problems, parsed_row
+from gym_serve.rollouts.rows import LocatedRow, Problems, parsed_row, raise_problem
 from gym_serve.rollouts.runner import TaskPool
 from gym_serve.servers.transport import Call, Reply, Transport, encode
 from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound
@@ -106,8 +107,8 @@ class Batches:
         rows, batch = await asyncio.to_thread(self._read, body)
         return _Lines(self._stream(rows, batch, wire.traceparent_of(request)))
 
-    def _read(self, body: bytes) -> tuple[list[list[JSON]], BatchBody]:
-        """The materialized rows of each row, and the rest of a body."""
+    def _read(self, body: bytes) -> tuple[Iterable[list[JSON]], BatchBody]:
+        """The materialized rows of each row, and the rest of a body. Repeats are made in their turn."""
         rows, batch = _parsed(body)
         if not rows:
             raise InvalidRequest("`rows` must have at least one row")
@@ -121,9 +122,12 @@ class Batches:
             params=batch.params,
         )
         problems = Problems()
-        groups = list(expand(_located(rows), expansion, problem=problems.add, check=self._check_row))
+        once = dataclasses.replace(expansion, repeats=1)
+        groups = list(expand(_located(rows), once, problem=problems.add, check=self._check_row))
         problems.raise_if_any(f"{problems.count} rows cannot be used, so nothing was started")
-        return groups, batch
+        if batch.repeats == 1:
+            return groups, batch
+        return expand(_located(rows), expansion, problem=raise_problem), batch
 
     def _check_row(self, row: JSON) -> None:
         check_row(row)
@@ -136,7 +140,7 @@ class Batches:
             raise NotFound(f"unknown agent {agent[:100]!r}{nearest(agent[:100], self._agents)}")
 
     async def _stream(
-        self, groups: list[list[JSON]], batch: BatchBody, trace: str | None
+        self, groups: Iterable[list[JSON]], batch: BatchBody, trace: str | None
     ) -> AsyncGenerator[bytes, None]:
         endpoint = None if batch.endpoint is None else ModelEndpoint.read(batch.endpoint)
         spans = {int(n): checked_parent(span) for n, span in batch.traceparents.items() if n.isdecimal()}
