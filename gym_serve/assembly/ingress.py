@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NoReturn
 
 import uvicorn
 from pydantic import SecretStr
@@ -24,7 +25,6 @@ from gym_serve.assembly.own_episodes import GONE, answer_here
 from gym_serve.gateway.gateway import Gateway
 from gym_serve.gateway.health import reached
 from gym_serve.graph.spec import Graph
-from gym_serve.servers.model import HoldMode
 from gym_serve.servers.runner import ServerRunner
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import NotFound
@@ -81,28 +81,12 @@ class ThisProcess:
         """See `Host.updates`."""
         return None
 
-    def check_steering(self, model: str) -> None:
-        """See `Host.check_steering`."""
+    def steering(self, model: str) -> NoReturn:
+        """See `Host.steering`."""
         raise NotFound(
             f"only a graph on a Ray cluster lets its trainer change {model} over HTTP, and this one runs "
             "without Ray; call `pause`, `resume` or `update_weights` of its Gym, in its process"
         )
-
-    async def hold(self, model: str, mode: HoldMode) -> None:
-        """See `Host.hold`; likewise the others that change something."""
-        self.check_steering(model)
-
-    async def release(self, model: str) -> None:
-        """See `hold`."""
-        self.check_steering(model)
-
-    async def set_version(self, model: str, version: str) -> None:
-        """See `hold`."""
-        self.check_steering(model)
-
-    async def change(self, server: str, changes: JSON) -> None:
-        """See `hold`."""
-        self.check_steering(server)
 
 
 def local_gateway(

@@ -173,22 +173,30 @@ class Ingress:
         """See `Host.updates`."""
         return await asyncio.to_thread(WeightStore(self._application).updates, model)
 
-    def check_steering(self, model: str) -> None:
-        """See `Host.check_steering`."""
+    def steering(self, model: str) -> Replicated:
+        """See `Host.steering`."""
         check_reach(self.gateway.public, model)
+        return Replicated(self._application, model)
 
-    async def hold(self, model: str, mode: HoldMode) -> None:
-        """See `Host.hold`."""
-        await hold(self._application, model, mode)
 
-    async def release(self, model: str) -> None:
-        """See `Host.release`."""
-        await release(self._application, model)
+class Replicated(NamedTuple):
+    """The `Steering` of a model on all of its replicas."""
 
-    async def set_version(self, model: str, version: str) -> None:
-        """See `Host.set_version`."""
-        await update_weights(self._application, model, version)
+    application: str
+    model: str
 
-    async def change(self, server: str, changes: JSON) -> None:
-        """See `Host.change`."""
-        await asyncio.to_thread(reconfigure, self._application, server, changes)
+    async def hold(self, mode: HoldMode) -> None:
+        """See `Steering.hold`."""
+        await hold(self.application, self.model, mode)
+
+    async def release(self) -> None:
+        """See `Steering.release`."""
+        await release(self.application, self.model)
+
+    async def set_version(self, version: str) -> None:
+        """See `Steering.set_version`."""
+        await update_weights(self.application, self.model, version)
+
+    async def change(self, changes: JSON) -> None:
+        """See `Steering.change`."""
+        await asyncio.to_thread(reconfigure, self.application, self.model, changes)

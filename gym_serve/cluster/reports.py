@@ -100,15 +100,10 @@ async def _server(application: str, server: str, call: Call, seconds: float) -> 
 
 async def _replica(address: Address, call: Call, seconds: float) -> JSON | None:
     try:
-        channel = await Channel.open(address)
-    except ConnectError:
+        async with Channel.opened(address) as channel:
+            reply = await asyncio.wait_for(channel.call(call), seconds)
+    except (ConnectError, NotDeliveredError, QueueFullError, ConnectionLostError, asyncio.TimeoutError):
         return None
-    try:
-        reply = await asyncio.wait_for(channel.call(call), seconds)
-    except (NotDeliveredError, QueueFullError, ConnectionLostError, asyncio.TimeoutError):
-        return None
-    finally:
-        await channel.close()
     counts: JSON = reply.json()
     return counts
 
@@ -168,11 +163,8 @@ class AgentReplicas:
             return _LEFT
 
     async def _call(self, address: Address, call: Call) -> Reply:
-        channel = await Channel.open(address)
-        try:
+        async with Channel.opened(address) as channel:
             return await channel.call(call)
-        finally:
-            await channel.close()
 
 
 _SILENT, _LEFT = Reply(0, b"silent"), Reply(0, b"left")

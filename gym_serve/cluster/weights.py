@@ -251,18 +251,15 @@ async def tell_all(application: str, server: str, call: Call) -> list[Reply]:
 async def _tell(directory: Directory, replica: str, address: Address, call: Call) -> Reply | None:
     """The reply of one replica, its failures included: the others must not be left half way."""
     try:
-        channel = await Channel.open(address)
+        async with Channel.opened(address) as channel:
+            return await channel.call(call)
     except ConnectTimeoutError as error:
         return Reply.failed(Unavailable(f"replica {replica} does not answer: {error}"))
     except ConnectError:
         await directory.remove(replica)
         return None
-    try:
-        return await channel.call(call)
     except (NotDeliveredError, QueueFullError, ConnectionLostError) as error:
         return Reply.failed(Unavailable(f"replica {replica} did not take {call.op}: {error}"))
-    finally:
-        await channel.close()
 
 
 class StoredWeights(NamedTuple):

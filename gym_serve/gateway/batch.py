@@ -27,13 +27,13 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gym_serve.gateway import wire
-from gym_serve.graph.spec import Graph, nearest
+from gym_serve.graph.spec import Graph
 from gym_serve.observe.tracing import checked_parent
 from gym_serve.rollouts import Expansion, expand
 from gym_serve.rollouts.rows import LocatedRow, Problems, parsed_row, raise_problem
 from gym_serve.rollouts.runner import TaskPool
 from gym_serve.servers.transport import Call, Reply, Transport, encode
-from gym_serve.types.errors import BadRequest, GymError, InvalidRequest, NotFound
+from gym_serve.types.errors import BadRequest, GymError, InvalidRequest
 from gym_serve.types.exact import exact_json
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.requests import JSON, parse
@@ -104,16 +104,15 @@ class Batches:
             TooLarge: the body is.
         """
         body = await wire.body_of(request, self._graph.gateway.max_request_bytes)
-        rows, batch = await asyncio.to_thread(self._read, body)
-        return _Lines(self._stream(rows, batch, wire.traceparent_of(request)))
+        rows, batch, endpoint = await asyncio.to_thread(self._read, body)
+        return _Lines(self._stream(rows, batch, endpoint, wire.traceparent_of(request)))
 
-    def _read(self, body: bytes) -> tuple[Iterable[list[JSON]], BatchBody]:
-        """The materialized rows of each row, and the rest of a body. Repeats are made in their turn."""
+    def _read(self, body: bytes) -> tuple[Iterable[list[JSON]], BatchBody, ModelEndpoint | None]:
+        """The materialized rows of a body (repeats are made in their turn), its rest, and its endpoint."""
         rows, batch = _parsed(body)
         if not rows:
             raise InvalidRequest("`rows` must have at least one row")
-        if batch.endpoint is not None:
-            ModelEndpoint.read(batch.endpoint)
+        endpoint = None if batch.endpoint is None else ModelEndpoint.read(batch.endpoint)
         expansion = Expansion(
             agent=batch.agent,
             default_agent=self._graph.default_agent,
@@ -126,23 +125,20 @@ class Batches:
         groups = list(expand(_located(rows), once, problem=problems.add, check=self._check_row))
         problems.raise_if_any(f"{problems.count} rows cannot be used, so nothing was started")
         if batch.repeats == 1:
-            return groups, batch
-        return expand(_located(rows), expansion, problem=raise_problem), batch
+            return groups, batch, endpoint
+        return expand(_located(rows), expansion, problem=raise_problem), batch, endpoint
 
     def _check_row(self, row: JSON) -> None:
         check_row(row)
-        agent = agent_name(row)
-        if agent is None:
-            raise InvalidRequest(
-                f"`agent_ref` is missing, and there is no default agent; agents: {', '.join(self._agents)}"
-            )
-        if agent not in self._agents:
-            raise NotFound(f"unknown agent {agent[:100]!r}{nearest(agent[:100], self._agents)}")
+        wire.known_agent(agent_name(row), self._agents)
 
     async def _stream(
-        self, groups: Iterable[list[JSON]], batch: BatchBody, trace: str | None
+        self,
+        groups: Iterable[list[JSON]],
+        batch: BatchBody,
+        endpoint: ModelEndpoint | None,
+        trace: str | None,
     ) -> AsyncGenerator[bytes, None]:
-        endpoint = None if batch.endpoint is None else ModelEndpoint.read(batch.endpoint)
         spans = {int(n): checked_parent(span) for n, span in batch.traceparents.items() if n.isdecimal()}
         waiting = enumerate((number, row) for number, group in enumerate(groups) for row in group)
         pool: TaskPool[int, bytes] = TaskPool()

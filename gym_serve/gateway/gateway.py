@@ -31,7 +31,7 @@ from gym_serve.gateway.pages import Page, Site, added_pages
 from gym_serve.gateway.policy_routes import POLICY, steer
 from gym_serve.gateway.pressure import PRESSURE, pressure
 from gym_serve.gateway.stats import STATS, stats
-from gym_serve.graph.spec import Graph, nearest
+from gym_serve.graph.spec import Graph
 from gym_serve.observe.logs import fault
 from gym_serve.servers.runner import DESCRIBE
 from gym_serve.servers.transport import Call, Reply, Transport
@@ -222,13 +222,7 @@ class Gateway:
             if not isinstance(ref, dict | None):
                 raise InvalidRequest(f'`agent_ref` must be an object {{"name": ...}}, got {str(ref)[:40]!r}')
             name = (ref or {}).get("name") or name
-        if name is None:
-            known = ", ".join(self._agents) or "none"
-            raise InvalidRequest(f"`agent_ref` is missing, and there is no default agent; agents: {known}")
-        if name not in self._agents:
-            shown = str(name)[:100]
-            raise NotFound(f"unknown agent {shown!r}{nearest(shown, self._agents)}")
-        return str(name)
+        return wire.known_agent(name, self._agents)
 
     async def _health(self, request: Request) -> Response:
         states = await self._host.states()

@@ -34,6 +34,26 @@ class Processes(Protocol):
         ...
 
 
+class Steering(Protocol):
+    """Changes the policy of a graph: one model."""
+
+    async def hold(self, mode: HoldMode) -> None:
+        """Hold its calls."""
+        ...
+
+    async def release(self) -> None:
+        """Let them begin again."""
+        ...
+
+    async def set_version(self, version: str) -> None:
+        """Tell all of its replicas the version of the weights that they have."""
+        ...
+
+    async def change(self, changes: JSON) -> None:
+        """Change settings of it while it runs."""
+        ...
+
+
 class Host(Processes, Protocol):
     """See the module. What a host cannot do raises `NotFound`."""
 
@@ -53,26 +73,10 @@ class Host(Processes, Protocol):
         """How often the weights of a model were replaced; None where the model has counted them itself."""
         ...
 
-    def check_steering(self, model: str) -> None:
-        """Refuse changes of a policy where there can be none.
+    def steering(self, model: str) -> Steering:
+        """Changes a policy.
 
         Raises:
-            NotFound, BadRequest: why.
+            NotFound, BadRequest: it cannot be changed here; says why.
         """
-        ...
-
-    async def hold(self, model: str, mode: HoldMode) -> None:
-        """Hold the calls of a model."""
-        ...
-
-    async def release(self, model: str) -> None:
-        """Let them begin again."""
-        ...
-
-    async def set_version(self, model: str, version: str) -> None:
-        """Tell all replicas of a model the version of the weights that they have."""
-        ...
-
-    async def change(self, server: str, changes: JSON) -> None:
-        """Change settings of a running server."""
         ...

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_serve.gateway import wire
-from gym_serve.gateway.host import Host
+from gym_serve.gateway.host import Host, Steering
 from gym_serve.servers.model import VERSION, HoldMode
 from gym_serve.servers.transport import Call, Reply, Transport
 from gym_serve.types.errors import BadRequest, Forbidden, NotFound
@@ -128,7 +128,7 @@ async def steer(
             f"{op} needs a graph with a token, as whoever sends it decides what the policy is; "
             'give the graph one (auth_token: "${GYM_TOKEN}")'
         )
-    host.check_steering(model)
+    policy = host.steering(model)
     body = await wire.body_of(request, limit)
     try:
         content = exact_json(body) if body else {}
@@ -136,23 +136,23 @@ async def steer(
         raise BadRequest(f"the body must be JSON: {error}") from None
     wanted: Any = parse(_SCHEMAS[op], content, "body")
     if isinstance(wanted, PauseBody):
-        await host.hold(model, wanted.mode)
+        await policy.hold(wanted.mode)
     elif isinstance(wanted, VersionBody):
-        await host.set_version(model, wanted.version)
+        await policy.set_version(wanted.version)
     elif isinstance(wanted, EndpointsBody):
-        await _move(host, model, settings, wanted)
+        await _move(policy, model, settings, wanted)
     else:
-        await host.release(model)
+        await policy.release()
     return wire.answer(Reply.of({}))
 
 
-async def _move(host: Host, model: str, settings: Mapping[str, Any], wanted: EndpointsBody) -> None:
+async def _move(policy: Steering, model: str, settings: Mapping[str, Any], wanted: EndpointsBody) -> None:
     if "base_url" not in settings:
         raise BadRequest(f"{model} ({settings.get('type')}) has no endpoints that could be moved")
     urls = wanted.base_urls
     changes: JSON = {"base_url": urls if len(urls) > 1 else urls[0]}
     if wanted.model is not None:
         changes["model"] = wanted.model
-    await host.change(model, changes)
+    await policy.change(changes)
     if wanted.version is not None:
-        await host.set_version(model, wanted.version)
+        await policy.set_version(wanted.version)

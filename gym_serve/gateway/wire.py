@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -49,6 +49,7 @@ from gym_serve.transports.http_notes import ASKED, HEADER, with_notes
 from gym_serve.types.errors import (
     BadRequest,
     GymError,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     TooLarge,
@@ -191,6 +192,26 @@ def traceparent_of(request: Request) -> str | None:
 def session_of(request: Request, other: str | None = None) -> str | None:
     """The session of a request: its header, else ``other``, else its cookie."""
     return request.headers.get("x-session-id") or other or request.cookies.get(SESSION_COOKIE) or None
+
+
+def known_agent(name: object, agents: Sequence[str]) -> str:
+    """The agent of a row.
+
+    Args:
+        name: as the row says it, else the default agent; None for none.
+        agents: those of the graph.
+
+    Raises:
+        InvalidRequest: nothing names it.
+        NotFound: there is no such agent.
+    """
+    if name is None:
+        named = ", ".join(agents) or "none"
+        raise InvalidRequest(f"`agent_ref` is missing, and there is no default agent; agents: {named}")
+    if name not in agents:
+        shown = str(name)[:100]
+        raise NotFound(f"unknown agent {shown!r}{nearest(shown, agents)}")
+    return str(name)
 
 
 def stream_of(op: str, body: bytes) -> tuple[bytes, bool]:

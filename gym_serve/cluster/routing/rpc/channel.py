@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 
 import aiohttp
@@ -121,6 +122,20 @@ class Channel:
             raise
         enable_keepalive(socket.get_extra_info("socket"))
         return cls(client, socket)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, address: Address) -> AsyncIterator[Channel]:
+        """A connection for as long as the block lasts.
+
+        Raises:
+            ConnectError, ConnectTimeoutError: see `open`.
+        """
+        channel = await cls.open(address)
+        try:
+            yield channel
+        finally:
+            await channel.close()
 
     @property
     def is_open(self) -> bool:
