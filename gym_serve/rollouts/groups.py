@@ -181,8 +181,7 @@ async def compared(
         asked = (failure.retry_after or 0.0) if failure.retryable else 0.0
         if isinstance(failure, Overloaded) or asked:
             if time.monotonic() + asked > until:
-                longest = f"a run waits {options.patience:g} s at most (timeout)"
-                raise too_long(failure.server, failure.stage, failure.message, asked, longest)
+                raise too_long(failure.server, failure.stage, failure.message, asked, options.patience)
             pushed += 1
         elif isinstance(failure, Unavailable) and options.attempts > 1 and away < MAX_PROBES:
             away += 1

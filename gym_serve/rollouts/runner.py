@@ -311,10 +311,8 @@ class RolloutRunner:
             failure = _failure(rollout)
             verdict = self.scheduler.finish(*key, time.monotonic(), failure)
             if failure is not None and verdict == "open":
-                longest = f"a run waits {self._options.patience:g} s at most (timeout)"
-                if not failure.overloaded:
-                    longest = f"a run asks {MAX_PROBES} more times at most"
-                rollout = failed_rollout(rollout, too_long(*_told(rollout), failure.retry_after, longest))
+                patience = self._options.patience if failure.overloaded else None
+                rollout = failed_rollout(rollout, too_long(*_told(rollout), failure.retry_after, patience))
             elif verdict in ("again", "retry"):
                 self._refused = _told(rollout)
             error = operator_error(rollout)
@@ -497,7 +495,9 @@ def _failure(rollout: JSON) -> Failure | None:
     )
 
 
-def too_long(server: str | None, stage: str | None, detail: str, wait: float, longest: str) -> WaitTooLong:
+def too_long(
+    server: str | None, stage: str | None, detail: str, wait: float, patience: float | None
+) -> WaitTooLong:
     """The error of what would have to wait for too long.
 
     Args:
@@ -505,10 +505,12 @@ def too_long(server: str | None, stage: str | None, detail: str, wait: float, lo
         stage: in which it was asked.
         detail: what it said.
         wait: seconds that it asked for; 0 if it did not say.
-        longest: how long a run waits.
+        patience: seconds for which a run waits; None where it asks for a number of times.
     """
     until = f"until {clock_time(wait)}" if wait else "and does not say until when"
-    message = f"{server or 'a server'} takes no calls {until}, and {longest}: {detail}"
+    longest = f"asks {MAX_PROBES} more times" if patience is None else f"waits {patience:g} s"
+    setting = "" if patience is None else " (timeout)"
+    message = f"{server or 'a server'} takes no calls {until}, and a run {longest} at most{setting}: {detail}"
     return WaitTooLong(message, server=server, stage=stage, retry_after=wait or None)
 
 
