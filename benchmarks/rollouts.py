@@ -1,6 +1,7 @@
 """Rollouts per second, latency, CPU and memory of one-tool episodes, over every kind of transport.
 
     python -m benchmarks.rollouts [--transports replica,inline,http] [--concurrency 1,64,256,1024]
+    python -m benchmarks.rollouts --tokens 4000   # long answers, with ids and log-probabilities
 
 All set-ups run side by side, and take turns in every round, so that what else runs on the machine hits them
 alike; figures are medians over the rounds. The model is an HTTP server on loopback that answers at once.
@@ -35,6 +36,7 @@ _HEADER = (
     "PSS MB",
     "of reference",
     "ms beyond the model",
+    "sampled tokens/s",
 )
 
 
@@ -106,7 +108,16 @@ def markdown(summary: Sequence[dict[str, Any]]) -> str:
         rate, beside = one["rollouts_per_second"], reference.get(one["concurrency"])
         ratio = "" if beside is None else f"{rate / beside:.0%}"
         costs = (one["cpu_ms"]["total"], one["pss_mb"]["total"], ratio, one.get("overhead_ms", ""))
-        lines.append((one["transports"], one["concurrency"], rate, *one["latency_ms"].values(), *costs))
+        lines.append(
+            (
+                one["transports"],
+                one["concurrency"],
+                rate,
+                *one["latency_ms"].values(),
+                *costs,
+                one["tokens_per_second"] or "",
+            )
+        )
     return table(_HEADER, lines)
 
 
@@ -132,14 +143,22 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=2000, help="rollouts of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="of the model")
+    parser.add_argument(
+        "--tokens", type=int, default=0, help="that each of a rollout's two answers samples, with ids"
+    )
     parser.add_argument("--agent-replicas", type=int, default=1, help="replicas of a graph's agent")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "rollouts.json")
     arguments = parser.parse_args()
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
     result: dict[str, Any] = {"machine": machine(), "settings": settings}
     with (
-        run_model_server(model_behaviour(arguments.latency_ms)) as model,
-        setups(arguments.transports, model, agent_replicas=arguments.agent_replicas) as found,
+        run_model_server(model_behaviour(arguments.latency_ms, arguments.tokens)) as model,
+        setups(
+            arguments.transports,
+            model,
+            agent_replicas=arguments.agent_replicas,
+            token_ids=arguments.tokens > 0,
+        ) as found,
     ):
         rounds = run(found, arguments, model.url)
     summary = summarize(rounds)

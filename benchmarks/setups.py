@@ -81,7 +81,11 @@ class ReferenceSetup:
 
 @contextmanager
 def setups(
-    transports: Sequence[TransportName], model: RunningModelServer, *, agent_replicas: int = 1
+    transports: Sequence[TransportName],
+    model: RunningModelServer,
+    *,
+    agent_replicas: int = 1,
+    token_ids: bool = False,
 ) -> Iterator[list[Setup]]:
     """Everything that is to be compared, running side by side, in the order of ``transports``."""
     named = {model.pid: "model server"}
@@ -100,7 +104,12 @@ def setups(
                 continue
             application = "inline" if transport == "inline" else "replica"
             if application not in gyms:
-                spec = graph(model.url, inline=transport == "inline", agent_replicas=agent_replicas)
+                spec = graph(
+                    model.url,
+                    inline=transport == "inline",
+                    agent_replicas=agent_replicas,
+                    token_ids=token_ids,
+                )
                 gyms[application] = stack.enter_context(Gym.from_graph(spec, name=application))
             gym = gyms[application]
             if transport in ("http", "requests"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -73,25 +73,38 @@ def measure(setup: Setup, concurrency: int, count: int) -> dict[str, Any]:
         asyncio.run(setup.collect(work, output, concurrency, meter.advance))
         end = time.perf_counter()
         # One by one: what this process holds counts as the driver's memory in later rounds.
-        scored = [(rollout[LATENCY_FIELD], rollout["reward"]) for rollout in read_records(output)]
+        scored = [
+            (rollout[LATENCY_FIELD], rollout["reward"], _token_ids(rollout))
+            for rollout in read_records(output)
+        ]
         if not scored:
             failures = [record["failure"] for record in read_records(Outputs.of(output).failures)]
             raise RuntimeError(f"{setup.name}: no rollout was scored; the last failure: {failures[-1:]}")
-    latencies = [1000 * seconds for seconds, _ in scored]
+    latencies = [1000 * seconds for seconds, _, _ in scored]
     cpu_ms = {role: 1000 * seconds / count for role, seconds in meter.cpu.items()}
     pss_mb = setup.census.pss_mb()
     return {
         "rollouts": count,
-        "failed": count - sum(reward == 1.0 for _, reward in scored),
+        "failed": count - sum(reward == 1.0 for _, reward, _ in scored),
         "seconds": meter.seconds,
         "seconds_of_metrics": end - meter.started - meter.seconds,
         "rollouts_per_second": count / meter.seconds,
+        "tokens_per_second": sum(ids for *_, ids in scored) / meter.seconds,
         "latency_ms": _percentiles(latencies),
         "cpu_ms": _with_total(cpu_ms),
         "rss_mb": _with_total(meter.rss_mb),
         "pss_mb": _with_total(pss_mb),
         "processes": setup.census.count(),
     }
+
+
+def _token_ids(rollout: Mapping[str, Any]) -> int:
+    """How many sampled tokens have both an id and a log-probability."""
+    return sum(
+        len(item["generation_token_ids"])
+        for item in rollout["response"]["output"]
+        if len(item.get("generation_token_ids") or ()) == len(item.get("generation_log_probs") or (None,))
+    )
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:

@@ -29,15 +29,25 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{**row, "number": number} for number in range(count)]
 
 
-def model_behaviour(latency_ms: float = 0.0) -> Behaviour:
-    """The model: asks the tool, then tells what it said."""
+def model_behaviour(latency_ms: float = 0.0, tokens: int = 0) -> Behaviour:
+    """The model: asks the tool, then tells what it said.
+
+    Args:
+        latency_ms: milliseconds between a request and its answer.
+        tokens: how many each of the two turns samples, with ids and log-probabilities; 0 sends none.
+    """
     condition, temperature = weather_in(_CITY)
     answer = f"It is {condition} in {_CITY}, with {temperature} degrees Celsius."
-    return Behaviour(arguments=TOOL_ARGUMENTS, answer=answer, latency_ms=latency_ms)
+    return Behaviour(arguments=TOOL_ARGUMENTS, answer=answer, latency_ms=latency_ms, tokens=tokens)
 
 
 def graph(
-    model_url: str, *, inline: bool = False, agent_replicas: int = 1, in_flight: int = 4096
+    model_url: str,
+    *,
+    inline: bool = False,
+    agent_replicas: int = 1,
+    in_flight: int = 4096,
+    token_ids: bool = False,
 ) -> dict[str, Any]:
     """A graph of one model, one environment and one agent.
 
@@ -46,6 +56,7 @@ def graph(
         inline: run model and environment inside the agent's replicas.
         agent_replicas: number of those.
         in_flight: calls that each replica works on at the same time; further ones wait.
+        token_ids: ask the model for the ids and log-probabilities of its tokens.
     """
     # Inlined servers have replicas of their own only where something else calls them.
     unused = {"autoscaling": {"min_replicas": 0, "max_replicas": 1}} if inline else {}
@@ -55,6 +66,7 @@ def graph(
                 "type": "chat_model",
                 "base_url": f"{model_url}/v1",
                 "model": "loopback",
+                "return_token_ids": token_ids,
                 "max_ongoing_requests": in_flight,
                 **unused,
             }
