@@ -16,6 +16,7 @@
 # make image   a container image for CPU nodes, from the wheel, by BUILD (docker build; buildah bud)
 # make image-test   the same without a daemon, on a base from Debian's mirror; its size, user, and a collection in it
 # make bench   rollouts per second, CPU and memory over all transports; half an hour
+# make peers   the same rollouts by NeMo Gym and by verifiers, beside ours (two venvs, Python 3.13); ten minutes
 # Variables: ARGUMENTS (of make train: --seed 1 --resume ...), PYTHON (3.10 to 3.13), VENV, TESTS, the arguments of pytest, and WITH, what the venv has besides. On an older Ray:
 # make pytest PYTHON=python3.12 VENV=.venv-2.55 WITH="'ray[serve]==2.55.0' 'protobuf<7'" TESTS="-W ignore::ResourceWarning \
 #   -W ignore::FutureWarning -W ignore::pytest.PytestUnraisableExceptionWarning tests/client"   (such Rays warn)
@@ -31,6 +32,7 @@ FOREIGN ?= .venv-foreign
 TABLES ?= .venv-tables
 TRACKERS ?= .venv-trackers
 PYTHON312 ?= python3.12
+PYTHON313 ?= python3.13
 NEMO_RL ?= https://github.com/NVIDIA-NeMo/RL 7ea279abfbeb698b092856d0dab61e7cf39bc909
 PRIME_RL ?= https://github.com/PrimeIntellect-ai/prime-rl 559b44772e471d1538537b8805cc77f3824a5e64
 SLIME ?= https://github.com/THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
@@ -48,7 +50,7 @@ EPOCH ?= $(shell git log -1 --format=%ct)
 # Some tests wait for a process: one worker more than there are cores keeps these busy.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: docs vendor test-browser run train check test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench dist image image-test sbom gpu train-real
+.PHONY: docs vendor test-browser run train check test test-fast test-sandbox test-thorough test-ray slow pytest test-vllm lint types interop chaos bench peers dist image image-test sbom gpu train-real
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -149,6 +151,14 @@ $(DOCS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check "$$(sed -n 's/^docs = \["\(.*\)"\].*/\1/p' pyproject.toml)"
 	touch $@
+
+# NeMo Gym asks for Python 3.13.14, and runs on every 3.13; verifiers' programs are started by uv.
+peers: $(VENV)/.test
+	$(PYTHON313) -m venv .venv-nemo-gym
+	.venv-nemo-gym/bin/pip install --quiet --disable-pip-version-check --ignore-requires-python nemo-gym==0.7.0
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check verifiers==0.4.0 uv
+	$(BIN)/python -m benchmarks.peers --nemo-gym .venv-nemo-gym --verifiers .venv-verifiers
 
 # Ray asks for the token of its environment.
 chaos: $(VENV)/.test
