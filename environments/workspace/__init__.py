@@ -86,7 +86,9 @@ class Workspace(ResourcesServer):
         """Settings of the environment."""
 
         sandbox: str = "bubblewrap"
-        """Provider of the boxes."""
+        """Provider of the boxes: ``bubblewrap``, ``docker``, or an entry point's."""
+        image: str | None = None
+        """OCI image of tasks without a Dockerfile or an image of their own, for a provider that needs one."""
         command_timeout: PositiveFloat = 100.0
         """Seconds that a command of the agent may take; less than the agent's ``tool_timeout``."""
         max_output_bytes: PositiveInt = 30_000
@@ -142,8 +144,11 @@ class Workspace(ResourcesServer):
         """
         session.task = task = await asyncio.to_thread(task_of, row)
         session.oracle = row.oracle
-        session.spec = await self._images.spec(task.image, task.spec, task.build_timeout)
+        session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
         session.box = await self._box(session.spec, task)
+
+    def _of_image(self, spec: SandboxSpec) -> SandboxSpec:
+        return spec if spec.image else spec.model_copy(update={"image": self.config.image})
 
     async def _box(self, spec: SandboxSpec, task: Task) -> Sandbox:
         await self._places.acquire()
@@ -309,7 +314,8 @@ class Workspace(ResourcesServer):
         self, task: Task, spec: SandboxSpec, files: dict[str, bytes], *tests: bytes | None
     ) -> WorkspaceVerdict:
         if task.test_spec is not None:
-            spec = await self._images.spec(task.test_image, task.test_spec, task.build_timeout)
+            own = self._of_image(task.test_spec)
+            spec = await self._images.spec(task.test_image, own, task.build_timeout)
         box = await self._box(spec, task)
         try:
             try:

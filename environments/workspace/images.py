@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gym_serve.sandbox import SandboxProvider, SandboxRefused, SandboxSpec
+from gym_serve.sandbox import BuildsImages, SandboxProvider, SandboxRefused, SandboxSpec
 from gym_serve.types.errors import InvalidRequest, Unavailable
 
 logger = logging.getLogger("gym_serve")
@@ -69,6 +69,11 @@ class Images:
             InvalidRequest: the Dockerfile asks for what is not done here, or a step of it failed.
             Unavailable: no box starts.
         """
+        if isinstance(self._provider, BuildsImages):
+            return spec if folder is None else await self._provider.build(folder, spec, timeout)
+        if spec.image is not None:
+            _say(spec.image)
+            spec = spec.model_copy(update={"image": None})
         if folder is None:
             return spec
         steps = list(instructions(folder))

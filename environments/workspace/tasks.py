@@ -147,6 +147,7 @@ class _Environment(BaseModel):
             raise ValueError("GPUs, Windows and an allow-list of hosts are not supported")
         given: JSON = {
             "network": "none" if self.network_mode == "no-network" else "full",
+            "image": self.docker_image,
             "env": self.env,
             "workdir": self.workdir,
             "cpus": None if self.cpus is None else max(1, round(self.cpus)),

@@ -16,6 +16,7 @@ in the sandbox and uses the standard library alone.
 """
 
 from gym_serve.sandbox.boxes import (
+    BuildsImages,
     ExecResult,
     Sandbox,
     SandboxProvider,
@@ -37,6 +38,7 @@ from gym_serve.sandbox.providers import (
 
 __all__ = [
     "Bubblewrap",
+    "BuildsImages",
     "Confinement",
     "ExecResult",
     "Execution",

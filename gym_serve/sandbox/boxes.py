@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
 
@@ -32,6 +32,8 @@ class SandboxSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    image: str | None = None
+    """An OCI image, by its reference; None for what the provider makes boxes of."""
     root: Path | None = None
     """A folder with the files of a system, which stays as it is; None for a view of this machine's own."""
     layers: tuple[Path, ...] = ()
@@ -174,6 +176,25 @@ class SandboxProvider(Protocol):
 
         Raises:
             Unavailable: it does not start.
+        """
+        ...
+
+
+@runtime_checkable
+class BuildsImages(Protocol):
+    """A provider that builds images by itself."""
+
+    async def build(self, folder: Path, spec: SandboxSpec, timeout: float) -> SandboxSpec:
+        """The box of a folder with a Dockerfile.
+
+        Args:
+            folder: its Dockerfile, and what that copies.
+            spec: what the box may use; a ``workdir`` of its own comes before the image's.
+            timeout: seconds that it may take.
+
+        Raises:
+            InvalidRequest: it cannot be built; says why.
+            Unavailable: not in time, or nobody answers.
         """
         ...
 

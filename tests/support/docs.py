@@ -68,6 +68,7 @@ RUN_ELSEWHERE = {
     "gym-serve list agent": "the same",
     "pip download": "the same",
     "python -m zipfile": "the same",
+    "gym-serve collect harbor:tasks": "tests/sandbox/test_docker_boxes.py, where Podman is",
     "grep -": "the same",
     "cd $(python": "the same",
     "python -m verl.trainer.main_ppo": "tests/interop/test_acceptance.py, by verl's workers",

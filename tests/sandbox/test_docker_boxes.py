@@ -1,0 +1,201 @@
+"""Boxes of Docker's API, on a Podman of the test's own; the promises of `test_boxes`, by another provider."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.podman import BUSYBOX, containers, needs_podman, podman
+from support.waiting import until
+
+from gym_serve import Gym
+from gym_serve.sandbox import Sandbox, SandboxProvider, SandboxRefused, SandboxSpec, find_provider
+from gym_serve.types.errors import GraphError, InvalidRequest, SessionLost, Unavailable
+
+pytestmark = [needs_podman, pytest.mark.slow]
+
+LONG = 60.0
+Create = Callable[..., Awaitable[Sandbox]]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[str]:
+    with podman() as url:
+        yield url
+
+
+@pytest.fixture
+def provider(daemon: str, monkeypatch: pytest.MonkeyPatch) -> SandboxProvider:
+    monkeypatch.setenv("DOCKER_HOST", daemon)
+    return find_provider("docker")
+
+
+@pytest.fixture
+async def create(provider: SandboxProvider) -> AsyncIterator[Create]:
+    boxes: list[Sandbox] = []
+
+    async def create(**spec: Any) -> Sandbox:
+        boxes.append(await provider.create(SandboxSpec(**{"image": BUSYBOX, "workdir": "/app", **spec})))
+        return boxes[-1]
+
+    yield create
+    for box in boxes:
+        await box.close()
+    await until(lambda: not containers())
+
+
+def test_a_daemon_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(GraphError, match=r"no daemon of Docker or Podman at unix:///.*none\.sock"):
+        find_provider("docker")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "status", "output"),
+    [
+        ("echo $PWD $A; id -u; exit 3", {"env": {"A": "b c"}}, 3, "/app b c\n0\n"),
+        (["printf", "%s.", "a b", "$HOME"], {}, 0, "a b.$HOME."),
+        ("cat; pwd", {"stdin": b"given\n", "cwd": "/tmp"}, 0, "given\n/tmp\n"),
+        ("kill -TERM $$", {}, -signal.SIGTERM, ""),
+        ("echo out; echo error >&2", {}, 0, "out\nerror\n"),
+        ("sleep 100 & echo left behind", {}, 0, "left behind\n"),
+        ("id -u", {"user": "agent"}, 0, "1000\n"),
+    ],
+)
+async def test_a_command(
+    create: Create, command: str | list[str], options: dict[str, Any], status: int, output: str
+) -> None:
+    done = await (await create()).exec(command, timeout=LONG, **options)
+    assert (done.status, done.text, done.ended, done.cut) == (status, output, "exit", False)
+
+
+async def test_a_command_at_its_time_limit_is_killed_with_all_that_it_started(create: Create) -> None:
+    box = await create()
+    done = await box.exec("echo before; (sleep 77 &) ; sleep 78", timeout=1)
+    assert (done.status, done.ended, done.stdout) == (-signal.SIGKILL, "timeout", b"before\n")
+    assert b"sleep 7" not in (await box.exec("ps", timeout=LONG)).stdout
+
+
+async def test_a_command_that_is_given_up_is_killed(create: Create) -> None:
+    box = await create()
+    waiting = asyncio.create_task(box.exec("sleep 77", timeout=LONG))
+    await asyncio.sleep(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert b"sleep 7" not in (await box.exec("ps", timeout=LONG)).stdout
+
+
+async def test_output_is_bounded(create: Create) -> None:
+    done = await (await create()).exec("seq 100000", timeout=LONG, output_limit=100)
+    assert done.cut
+    assert len(done.stdout) < 200
+    assert (done.stdout[:4], done.stdout[-13:]) == (b"1\n2\n", b"99999\n100000\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"command": ["nothing"]}, "there is no program nothing"),
+        ({"command": "true", "cwd": "/none"}, "there is no folder /none"),
+        ({"command": "true", "user": "nobody"}, "unable to find user nobody"),
+    ],
+)
+async def test_what_a_box_cannot_do(create: Create, options: dict[str, Any], message: str) -> None:
+    box = await create()
+    with pytest.raises(SandboxRefused, match=message):
+        await box.exec(**options, timeout=LONG)
+    assert (await box.exec("true", timeout=LONG)).ok
+
+
+async def test_files(create: Create) -> None:
+    box, data = await create(), bytes(range(256)) * 4096
+    await box.exec("mkdir -p a; ln -s /etc/passwd a/link", timeout=LONG)
+    await box.write("/app/a/link", data, mode=0o755)
+    assert await box.read("/app/a/link") == data
+    assert (await box.exec("test -x a/link && grep -c agent /etc/passwd", timeout=LONG)).text == "1\n"
+    await box.put("/app/b", await box.get("/app/a"))
+    await box.put("/app/b", await box.get("/app/a"), clear=True)
+    assert (await box.exec("ls b", timeout=LONG)).text == "link\n"
+    for refused in (box.read("/app/a/link", limit=10), box.read("/none"), box.get("/none")):
+        with pytest.raises(SandboxRefused):
+            await refused
+
+
+async def test_a_closed_box(create: Create) -> None:
+    box = await create()
+    await box.close()
+    await box.close()
+    with pytest.raises(SessionLost, match="it was closed"):
+        await box.exec("true", timeout=LONG)
+
+
+async def test_a_box_that_somebody_removes(create: Create) -> None:
+    box = await create()
+    subprocess.run(["podman", "rm", "-f", *containers()], check=True, capture_output=True)  # noqa: ASYNC221
+    with pytest.raises(SessionLost, match="the box is gone"):
+        await box.exec("true", timeout=LONG)
+
+
+async def test_images(provider: SandboxProvider) -> None:
+    with pytest.raises(Unavailable, match="a box of localhost/none does not start"):
+        await provider.create(SandboxSpec(image="localhost/none"))
+    with pytest.raises(InvalidRequest, match="made of an image"):
+        await provider.create(SandboxSpec())
+
+
+OWNER = """
+import asyncio
+from gym_serve.sandbox import SandboxSpec, find_provider
+
+async def main():
+    provider = find_provider("docker")
+    boxes = [await provider.create(SandboxSpec(image="IMAGE")) for _ in range(4)]
+    print("ready", flush=True)
+    await asyncio.gather(*(box.exec("sleep 1000", timeout=1000) for box in boxes))
+
+asyncio.run(main())
+""".replace("IMAGE", BUSYBOX)
+
+
+async def test_nothing_is_left_of_an_owner_that_is_killed(provider: SandboxProvider) -> None:
+    for _ in range(5):
+        owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)  # noqa: ASYNC220
+        assert owner.stdout is not None
+        try:
+            with owner.stdout:
+                assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
+            assert len(containers()) == 4
+        finally:
+            owner.kill()
+            owner.wait()
+        assert await until(lambda: not containers()) < 10
+
+
+DOCKERFILE = f"FROM {BUSYBOX}\nWORKDIR /app\nCOPY names.txt .\nRUN sort names.txt > sorted.txt\n"
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+async def test_a_task_of_its_own_image(
+    provider: SandboxProvider, tmp_path: Path, agent: str, reward: float
+) -> None:
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    (tmp_path / "names.txt").write_text("b\na\n")
+    row = {
+        "responses_create_params": {"input": "Append a line to sorted.txt."},
+        "image": str(tmp_path),
+        "test_command": "test $(wc -l <sorted.txt) = 3 && grep -q hidden /tests/word",
+        "tests": {"word": "hidden"},
+        "solution": "#!/bin/sh\necho c >> sorted.txt",
+    }
+    settings = {"resources.workspace.sandbox": "docker"}
+    with Gym.from_graph("workspace", ray=False, overrides=settings) as gym:
+        (rollout,) = await gym.arun([row], agent=agent)
+    assert (rollout.reward, rollout.failure) == (reward, None), rollout
+    assert not containers()
