@@ -55,10 +55,8 @@ class PolicyQueue:
         return len(self._open)
 
     async def ask(self, request: JSON) -> JSON:
-        """The trainer's answer to a request; cancelling the call cancels the request.
-
-        Raises:
-            Unavailable: no trainer serves the policy, or it failed.
+        """The trainer's answer to a request; cancelling the call cancels the request. Raises Unavailable: no
+        trainer serves the policy, or it failed.
         """
         name = str(next(self._ids))
         answer: asyncio.Future[JSON] = asyncio.get_running_loop().create_future()
@@ -148,7 +146,6 @@ class CallbackModel(TokenizingModel):
         self._queue: PolicyQueue | None = None
 
     async def start(self) -> None:
-        """See `TokenizingModel.start`."""
         self._queue = PolicyQueue(self.config.policy_timeout)
         await super().start()
 
@@ -161,7 +158,6 @@ class CallbackModel(TokenizingModel):
         }
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation:
-        """See `TokenizingModel.generate`."""
         request = {"prompt_ids": prompt, "sampling": sampling, "episode": current().affinity}
         answer = await self._requests.ask(request)
         return Generation(

@@ -50,11 +50,9 @@ class ChatModel(ChatServer, RowEndpointModel):
     config: Config
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": self.model_name}
 
     async def count_tokens(self, body: JSON) -> int:
-        """See `ModelServer.count_tokens`; by the endpoint's ``/tokenize``, as vLLM has it."""
         chat = self._backend_body(responses_to_chat(body, reasoning=self.config.reasoning_input))
         try:
             tokens = await self._tokens(chat, current().within(self.config.timeout))
@@ -65,7 +63,6 @@ class ChatModel(ChatServer, RowEndpointModel):
         return len(tokens)
 
     async def complete_chat(self, chat: JSON) -> JSON | None:
-        """See `ChatServer.complete_chat`."""
         if self._is_filtered(chat):
             return _filtered(self.model_name)
         call = current().within(self.config.timeout)
@@ -76,7 +73,6 @@ class ChatModel(ChatServer, RowEndpointModel):
         return await self._checked(await answer, prompt, call)
 
     async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
-        """See `ChatServer.stream_completion`."""
         if self._is_filtered(chat):
             yield Whole(_filtered(self.model_name))
             return

@@ -91,9 +91,8 @@ async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator
 
 async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, None]:
     """The chunks of a backend's chat stream, each checked, and then the completion that they add up to.
-
-    Raises:
-        Unavailable: an event is not a chunk, or reports a failure; or the stream ended before the answer did.
+    Raises Unavailable: an event is not a chunk, or reports a failure; or the stream ended before the answer
+    did.
     """
     joiner = ChunkJoiner()
     async with closing(events):
@@ -167,7 +166,6 @@ async def response_stream(
         stream: chunks of the completion, and then the completion.
         answer: makes the Response without a stream of the completion.
         params: the Responses body that is answered.
-        parse_think, think_is_open: see `ResponseStream`.
     """
     events = ResponseStream(params, parse_think=parse_think, think_is_open=think_is_open)
     async with closing(stream):

@@ -42,7 +42,6 @@ class Request(NamedTuple):
     Attributes:
         path: below the base URL.
         data: the body, as JSON.
-        call: its context.
         below_v1: off for a path beside ``/v1``.
         tokens: how many it may take, as an estimate for the rate limits.
     """
@@ -72,11 +71,7 @@ class Answer(NamedTuple):
     problem: Unavailable | None = None
 
     def decoded(self) -> Any:
-        """What was said.
-
-        Raises:
-            Unavailable: it is no JSON, or null.
-        """
+        """What was said. Raises Unavailable: it is no JSON, or null."""
         if self.problem is not None:
             raise self.problem
         return self.said
@@ -102,11 +97,7 @@ class NoConnection(Exception):
 
 
 class Connections:
-    """The connections of one model server.
-
-    Args:
-        config: of the server.
-    """
+    """The connections of one model server."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -136,19 +127,15 @@ class Connections:
         self._session = open_session()
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def send(self, endpoint: Endpoint, request: Request) -> Answer:
-        """The answer of an endpoint.
-
-        Raises:
-            BadRequest: it refuses the request; has the backend's message.
-            OperatorError: it refuses the key, has no such model or path, or redirects.
-            Overloaded, Unavailable: it has no room, is gone or broken, or a stream broke off.
-            DeadlineExceeded: there was no answer in time.
+        """The answer of an endpoint. Raises BadRequest: it refuses the request; has the backend's message;
+        OperatorError: it refuses the key, has no such model or path, or redirects; Overloaded, Unavailable:
+        it has no room, is gone or broken, or a stream broke off; DeadlineExceeded: there was no answer in
+        time.
         """
         url = self._url(endpoint, request)
         try:
@@ -228,14 +215,7 @@ class Connections:
 
     @asynccontextmanager
     async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
-        """Send a request; the block reads the answer.
-
-        Raises:
-            NoConnection: nobody answers at the endpoint.
-            Overloaded: this process has too many open files.
-            Unavailable: the connection broke off.
-            asyncio.TimeoutError: a time limit passed.
-        """
+        """Send a request; the block reads the answer."""
         assert self._session is not None
         url = self._url(endpoint, request)
         try:
@@ -282,11 +262,7 @@ class Connections:
         raise refused
 
     def _is_refused(self, url: str, said: Any, endpoint: Endpoint) -> bool:
-        """Whether what was said with status 200 is that the prompt does not fit.
-
-        Raises:
-            GymError: it is another error.
-        """
+        """Whether what was said with status 200 is that the prompt does not fit."""
         full = says_full(url, said, self._secrets_of(endpoint))
         endpoint.answered |= not full
         return full

@@ -229,15 +229,12 @@ Work = Coroutine[Any, Any, T]
 
 
 async def hedged(first: Work[T], second: Callable[[], Work[T] | None], after: float) -> T:
-    """The first answer of two calls; the other one is cancelled.
+    """The first answer of two calls; the other one is cancelled. Raises GymError: what both raised last, or
+    what one of them raised that is no use to try again.
 
     Args:
-        first: begins at once.
         second: makes the other one; None where there is no place for it.
         after: seconds after which it begins, if the first has not ended by then.
-
-    Raises:
-        GymError: what both raised last, or what one of them raised that is no use to try again.
     """
     tasks = [asyncio.ensure_future(first)]
     try:
@@ -263,7 +260,6 @@ class Endpoint:
     """One endpoint.
 
     Attributes:
-        url: its base URL.
         calls: calls in progress there.
         breaker: whether calls may go there.
         refuses_until: moment until which it refuses calls, as it said.
@@ -323,7 +319,6 @@ class EndpointPool:
 
         Args:
             affinity: key of the episode; None for a call without one, which goes to any.
-            now: the moment.
         """
         if len(self._endpoints) == 1:
             return next(iter(self._endpoints.values()))

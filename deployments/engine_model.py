@@ -75,13 +75,11 @@ class EngineModel(TokenModel):
         raise NotImplementedError
 
     async def load(self, weights: Path | bytes) -> None:
-        """Replace the weights, while paused.
+        """Replace the weights, while paused. Raises BadRequest: they are not those of this model; nothing was
+        changed.
 
         Args:
             weights: a folder or file of safetensors, or the bytes of such a file.
-
-        Raises:
-            BadRequest: they are not those of this model; nothing was changed.
         """
         raise NotImplementedError
 
@@ -94,7 +92,6 @@ class EngineModel(TokenModel):
         raise NotImplementedError
 
     async def hold(self, mode: HoldMode) -> None:
-        """See `ModelServer.hold`; with ``keep``, the engine stops between two tokens."""
         self._held = True
         await super().hold(mode)
         if mode == "keep":
@@ -102,7 +99,6 @@ class EngineModel(TokenModel):
                 await self.pause("keep")
 
     async def release(self) -> None:
-        """See `ModelServer.release`."""
         self._held = False
         async with self._updating:
             await self.resume()
@@ -111,11 +107,9 @@ class EngineModel(TokenModel):
     async def update_weights(
         self, weights: Path | bytes | None, version: str, mode: PauseMode = "keep"
     ) -> None:
-        """Pause, replace the weights, and go on with ``version``.
-
-        Raises:
-            BadRequest: the weights are not those of this model; it goes on with the old ones.
-            Unavailable: the engine broke while loading; its next health check fails.
+        """Pause, replace the weights, and go on with ``version``. Raises BadRequest: the weights are not
+        those of this model; it goes on with the old ones; Unavailable: the engine broke while loading; its
+        next health check fails.
         """
         if weights is None:
             raise BadRequest(f"{self.name} has its engine here: give `path` or `tensors` with a version")
@@ -137,7 +131,6 @@ class EngineModel(TokenModel):
                 raise Unavailable(f"{self._broken}; the replica is replaced") from error
 
     async def check_health(self) -> None:
-        """See `Server.check_health`."""
         if self._broken is not None:
             raise Unavailable(self._broken)
 
@@ -155,7 +148,6 @@ class EngineModel(TokenModel):
         return operations
 
     async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:
-        """See `TokenModel`; a broken engine takes no call."""
         if self._broken is not None:
             raise Unavailable(self._broken)
         return await super()._prepared(chat)

@@ -22,11 +22,6 @@ class GenrmModel(ChatModel):
     """A generative reward model behind Chat Completions endpoints."""
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`.
-
-        Raises:
-            BadRequest: messages of the roles to compare are not the last ones of the input.
-        """
         items = input_items(body["input"])
         compared = [item for item in items if isinstance(item, dict) and item.get("role") in _ROLES]
         history = items[: len(items) - len(compared)]

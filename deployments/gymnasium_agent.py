@@ -57,7 +57,6 @@ class _SteppedEpisode(Episode):
         return bool(self._steps) and (self._steps[-1].terminated or self._steps[-1].truncated)
 
     async def seed(self) -> None:
-        """Open the session: ``/reset``. Its observation joins the prompt."""
         reply = await self.stage("seed", lambda: self._called("reset", self.row))
         reset = parse(_RESET, self._resources.decode(reply), "answer of /reset")
         self._first = _messages(reset.observation)
@@ -100,7 +99,6 @@ class _SteppedEpisode(Episode):
         }
 
     async def close(self) -> None:
-        """Free the session: ``/close``, which not every server has."""
         session, self.session = self.session, None
         if session is None:
             return
@@ -123,7 +121,6 @@ class GymnasiumAgent(AgentServer):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Model call and step in turns, until a step ends the episode, or at the last step."""
         assert isinstance(episode, _SteppedEpisode)  # `_episode` makes no other
         if episode.session is None:
             await episode.seed()

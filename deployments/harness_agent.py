@@ -101,13 +101,11 @@ class HarnessAgent(AgentServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the address of the graph."""
         yield from super().preflight(config)
         if config.gateway_url is None:
             yield "gateway_url is missing: set the graph's address, or run the graph without Ray"
 
     async def act(self, episode: Episode) -> None:
-        """Let the harness work; what it was answered is the episode, also where it failed."""
         config = self.config
         recording = await episode.stage("model", lambda: Recording.open(self.policy))
         task = Task(
@@ -161,10 +159,7 @@ class HarnessAgent(AgentServer):
             }
 
     async def _late(self, episode: Episode, recording: Recording, error: GymError) -> GymError:
-        """Whose the time of a harness was that did not come to its end.
-
-        It is the policy's, unless slow model calls took half of it, or the harness does not answer.
-        """
+        """Whose the time of a harness was that did not come to its end."""
         limit = min(self.config.harness_timeout, episode.deadline[0])
         slow = episode.set_aside(recording.seconds, limit)
         if slow < limit / 2 and await self._harness.answers():
@@ -192,7 +187,6 @@ class Task(NamedTuple):
     """One rollout, as its harness sees it.
 
     Attributes:
-        row: the row.
         base_url: where the model answers; all calls below it belong to this rollout. Ends with ``/v1``.
         api_key: what the harness authenticates with.
         resources_url: the environment: its tools are ``POST {resources_url}/{tool}``.
@@ -211,18 +205,11 @@ class Task(NamedTuple):
 class Harness(Protocol):
     """Starts harnesses."""
 
-    async def start(self) -> None:
-        """Acquire what is needed; called once, before any task."""
-        ...
+    async def start(self) -> None: ...
 
     async def run(self, task: Task) -> JSON:
-        """Let a harness work until it is done; cancelling it ends the harness.
-
-        Returns:
-            what it said, for the rollout's field ``harness``.
-
-        Raises:
-            GymError: it could not be started, or failed.
+        """Let a harness work until it is done; cancelling it ends the harness. Returns what it said, for the
+        rollout's field ``harness``. Raises GymError: it could not be started, or failed.
         """
         ...
 
@@ -230,9 +217,7 @@ class Harness(Protocol):
         """Whether one that has not ended in time is there, and works."""
         ...
 
-    async def stop(self) -> None:
-        """Release it."""
-        ...
+    async def stop(self) -> None: ...
 
 
 class CommandHarness:
@@ -240,7 +225,6 @@ class CommandHarness:
 
     Args:
         command: program and arguments; no shell sees them.
-        env: further environment variables.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
@@ -258,14 +242,6 @@ class CommandHarness:
         """Nothing is held."""
 
     async def run(self, task: Task) -> JSON:
-        """See `Harness.run`.
-
-        Returns:
-            ``{"exit_status": int, "output": str}``, the end of what it wrote; minus the signal that ended it.
-
-        Raises:
-            Unavailable: it cannot be started.
-        """
         with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as folder:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -339,7 +315,6 @@ class HttpHarness:
         self._client = HttpClient(headers, _MAX_ANSWER)
 
     async def start(self) -> None:
-        """Open the connection pool."""
         await self._client.start()
 
     async def answers(self) -> bool:
@@ -347,16 +322,9 @@ class HttpHarness:
         return await self._client.answers(self._url)
 
     async def stop(self) -> None:
-        """Close all connections."""
         await self._client.stop()
 
     async def run(self, task: Task) -> JSON:
-        """See `Harness.run`.
-
-        Raises:
-            Unavailable: there is no connection, it broke off, or the answer is not a JSON object.
-            GymError: the harness answered with a status of 400 or more.
-        """
         body = {**task._asdict(), "api_key": task.api_key.get_secret_value()}
         span = body.pop("traceparent")
         headers = {} if span is None else {"traceparent": span}

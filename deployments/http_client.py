@@ -103,10 +103,8 @@ def _most_connections() -> int:
 
 
 def check_open_files(error: OSError) -> None:
-    """Tell a failure of this process from one of the endpoint.
-
-    Raises:
-        Overloaded: no connection can be opened here, as too many files are open; another attempt may succeed.
+    """Tell a failure of this process from one of the endpoint. Raises Overloaded: no connection can be opened
+    here, as too many files are open; another attempt may succeed.
     """
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise Overloaded(
@@ -138,11 +136,9 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connection pool."""
         self._session = open_session()
 
     async def stop(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -157,21 +153,16 @@ class HttpClient:
         cookies: dict[str, str] | None = None,
         secrets: Iterable[SecretStr] = (),
     ) -> Any:
-        """The decoded answer; None if it is empty.
+        """The decoded answer; None if it is empty. Raises Unavailable: there is no connection, it broke off,
+        the status is 500 or more, or the answer is too large or not JSON; DeadlineExceeded: there was no
+        answer in time; OperatorError: the peer redirects, refuses the headers, or has no such route;
+        GymError: another status of 400 or more, as the error body or the status says.
 
         Args:
             url: where it is sent, as the setting ``url`` names it.
             timeout: seconds; None for no limit.
-            headers: further headers.
             cookies: sent along; those of the answer are added to it.
             secrets: masked in the answer. In an error, the headers are masked as well.
-
-        Raises:
-            Unavailable: there is no connection, it broke off, the status is 500 or more, or the answer is too
-                large or not JSON.
-            DeadlineExceeded: there was no answer in time.
-            OperatorError: the peer redirects, refuses the headers, or has no such route.
-            GymError: another status of 400 or more, as the error body or the status says.
         """
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")
@@ -229,9 +220,8 @@ class HttpClient:
 
 
 def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
-    """What a status of 400 or more means: one of our errors as it is, a foreign one by the table of refusals.
-
-    Of both, the table says whether it is the fault of a setting.
+    """What a status of 400 or more means: one of our errors as it is, a foreign one by the table of
+    refusals.
     """
     try:
         said: Any = orjson.loads(text)

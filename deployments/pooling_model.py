@@ -38,23 +38,15 @@ class PoolingModel(UpstreamModel):
     config: Config
 
     async def responses(self, body: JSON) -> JSON:
-        """A model that scores writes nothing.
-
-        Raises:
-            NotFound: always.
-        """
+        """A model that scores writes nothing. Raises NotFound: always."""
         raise NotFound("this model scores and writes nothing: it answers pooling and classify")
 
     async def score(self, route: str, body: JSON) -> JSON:
-        """The backend's answer.
+        """The backend's answer. Raises BadRequest: the backend refuses the body, or it does not fit the
+        model's context; Retryable: it is overloaded, unavailable or too slow, or answers no scores.
 
         Args:
-            route: ``pooling`` or ``classify``.
             body: as vLLM has it.
-
-        Raises:
-            BadRequest: the backend refuses the body, or it does not fit the model's context.
-            Retryable: it is overloaded, unavailable or too slow, or answers no scores.
         """
         config = self.config
         request = {**config.extra_body, **body, "model": config.model}
@@ -87,11 +79,7 @@ def _inputs_of(request: JSON) -> int:
 
 
 def _checked_scores(route: str, answer: Any, inputs: int) -> JSON:
-    """An answer that has a score for every input.
-
-    Raises:
-        Unavailable: it has not.
-    """
+    """An answer that has a score for every input."""
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or len(data) != inputs:
         raise Unavailable(f"the answer of /{route} has no data for {inputs} inputs: {shown(answer)}")

@@ -18,10 +18,8 @@ from gym_serve.types.errors import EndpointMisconfigured
 
 @lru_cache(maxsize=1024)
 def proxy_of(base_url: str) -> URL | None:
-    """The proxy's URL, with its credentials; None for a direct connection.
-
-    Raises:
-        EndpointMisconfigured: the environment names a proxy that is none of HTTP.
+    """The proxy's URL, with its credentials; None for a direct connection. Raises EndpointMisconfigured: the
+    environment names a proxy that is none of HTTP.
     """
     from requests.utils import get_environ_proxies, select_proxy
 

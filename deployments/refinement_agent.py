@@ -88,7 +88,6 @@ class RefinementAgent(SimpleAgent):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Attempts until one is good enough, one is cut off, or ``max_attempts`` were made."""
         assert isinstance(episode, _RefinedEpisode)  # `_episode` makes no other
         attempts: list[JSON] = []
         episode.fields["all_attempts"] = attempts

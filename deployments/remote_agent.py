@@ -130,7 +130,6 @@ class RemoteAgent(SimpleAgent):
         self._peer = _Peer(config.url, client)
 
     async def run(self, row: JSON) -> JSON:
-        """See `AgentServer.run`."""
         if self.config.protocol == "responses":
             return await super().run(row)
         check_row(row)
@@ -149,7 +148,6 @@ class RemoteAgent(SimpleAgent):
             return failed_rollout(row, error)
 
     def check_endpoint(self, endpoint: ModelEndpoint) -> None:
-        """See `Server.check_endpoint`: by ``row_endpoints``."""
         if self.config.protocol != "run" or not self.config.row_endpoints:
             raise EndpointMisconfigured(
                 f"{self.name} sends its agent no `{MODEL_FIELD}`: set `row_endpoints`, with `protocol: run`"
@@ -158,7 +156,6 @@ class RemoteAgent(SimpleAgent):
             raise BadRequest(f"{self.name} takes no endpoint (`{MODEL_FIELD}`) over HTTP")
 
     async def responses(self, params: JSON) -> JSON:
-        """See `AgentServer.responses`."""
         if self.config.protocol == "responses":
             return await super().responses(params)
         check_params(params)
@@ -178,7 +175,6 @@ class RemoteAgent(SimpleAgent):
         return Episode(row, _PeerModel(self._peer), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
 
     async def aggregate(self, body: Any) -> Any:
-        """See `AgentServer.aggregate`."""
         if self.config.resources is not None:
             return await super().aggregate(body)
         answer = await self._peer.post("aggregate_metrics", {"verify_responses": scored_rollouts(body)})
@@ -211,11 +207,8 @@ def _asked(row: JSON) -> JSON:
 
 
 def rollout_of(row: JSON, answer: Any) -> JSON:
-    """The rollout that an agent answered to `_asked` rows.
-
-    Raises:
-        Unavailable: it is none.
-        GymError: the failure that it reports.
+    """The rollout that an agent answered to `_asked` rows. Raises Unavailable: it is none; GymError: the
+    failure that it reports.
     """
     if not isinstance(answer, dict):
         raise Unavailable(f"the agent must answer a JSON object, got {shown(answer)}")

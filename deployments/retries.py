@@ -14,8 +14,6 @@ def redirected(url: str, headers: Mapping[str, str], setting: str) -> EndpointMi
     """The error for a redirect, which is not followed: it would take the key elsewhere.
 
     Args:
-        url: what was called.
-        headers: of the answer.
         setting: names the address in the graph.
     """
     where = headers.get("Location", "")[:200]

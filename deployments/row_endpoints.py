@@ -32,7 +32,6 @@ class RowEndpointModel(UpstreamModel):
     config: Config
 
     def check_endpoint(self, endpoint: ModelEndpoint) -> None:
-        """See `Server.check_endpoint`: by ``row_endpoints``."""
         allowed = self.config.row_endpoints
         if not allowed:
             raise EndpointMisconfigured(

@@ -30,8 +30,6 @@ class Known(NamedTuple):
     """A row of a shipped environment.
 
     Attributes:
-        environment: its folder.
-        row: the row.
         right, wrong: ways through it, turn by turn; ``right`` is empty where the data has none.
     """
 
@@ -54,11 +52,9 @@ def row_prompt(row: dict[str, Any]) -> str:
 def known_row(
     key: Mapping[str, Known], items: list[dict[str, Any]]
 ) -> tuple[Known, str, list[dict[str, Any]]] | None:
-    """The row that a conversation is about: its prompt is the last user message that the key holds.
-
-    Returns:
-        the row, that prompt followed by what the user said after it, and the items after the last user
-        message; None if no prompt is known.
+    """The row that a conversation is about: its prompt is the last user message that the key holds. Returns
+    the row, that prompt followed by what the user said after it, and the items after the last user message;
+    None if no prompt is known.
     """
     later: list[str] = []
     since = len(items)
@@ -168,8 +164,6 @@ def scripted(known: Known, right: bool, items: list[dict[str, Any]], rng: random
     """The next turn in a known row; None where nobody wrote down how to go through it.
 
     Args:
-        known: the row.
-        right: which way.
         items: what came after its prompt.
         rng: for what is left to chance.
     """
@@ -263,10 +257,7 @@ def _city(prompt: str) -> str:
 
 
 def _arguments(schema: Any, prompt: str) -> dict[str, Any]:
-    """Arguments that fit the required properties of a tool's schema, taken from the prompt.
-
-    The schema is the request's, so it may be anything.
-    """
+    """Arguments that fit the required properties of a tool's schema, taken from the prompt."""
     properties, required = _object(_object(schema).get("properties")), _object(schema).get("required")
     numbers = [int(n) for n in re.findall(r"\d{1,9}", prompt)] or [1]
     picks: dict[str, Any] = {

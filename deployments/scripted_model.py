@@ -66,12 +66,6 @@ class ScriptedModel(ModelServer):
         self._answer_key = load_answer_key(known)
 
     async def responses(self, body: dict[str, Any]) -> dict[str, Any]:
-        """See `ModelServer.responses`.
-
-        Raises:
-            BadRequest: a real endpoint would refuse it.
-            Unavailable: an injected error.
-        """
         check_body(body)
         items = input_items(body["input"])
         prompt = render_prompt(body, items)

@@ -35,10 +35,8 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 
 
 def check_body(body: JSON) -> None:
-    """Check a body of ``POST /v1/responses``.
-
-    Raises:
-        BadRequest: a real endpoint would refuse it; names the place, and what must be there.
+    """Check a body of ``POST /v1/responses``. Raises BadRequest: a real endpoint would refuse it; names the
+    place, and what must be there.
     """
     for key, (kind, wanted) in _TYPES.items():
         if body.get(key) is not None and not isinstance(body[key], kind):

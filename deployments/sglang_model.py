@@ -56,18 +56,15 @@ class SglangConnections(Connections):
     _aborts: set[asyncio.Task[None]]
 
     async def open(self) -> None:
-        """See `Connections.open`."""
         self._aborts = set()
         await super().open()
 
     async def close(self) -> None:
-        """See `Connections.close`."""
         if self.are_open:
             await asyncio.gather(*self._aborts)
         await super().close()
 
     async def send(self, endpoint: Endpoint, request: Request) -> Answer:
-        """See `Connections.send`."""
         if request.path != _GENERATE:
             return await super().send(endpoint, request)
         rid = uuid.uuid4().hex  # SGLang refuses an id that it has, as of an attempt whose connection broke
@@ -103,15 +100,12 @@ class SglangModel(TokenizingModel, RowEndpointModel):
     config: Config
 
     def connections(self) -> Connections:
-        """See `UpstreamModel.connections`."""
         return SglangConnections(self.config)
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": self.model_name or self.name}
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
-        """See `TokenizingModel.generate`."""
         call = current().within(self.config.timeout)
         params = sampling_params(sampling)
         limit = params["max_new_tokens"]
@@ -141,10 +135,8 @@ class SglangModel(TokenizingModel, RowEndpointModel):
 
 def sampling_params(sampling: JSON) -> JSON:
     """SGLang's ``sampling_params`` for parameters with vLLM's names; ``max_new_tokens`` is always said, as
-    its default is 128.
-
-    Raises:
-        BadRequest: SGLang has no such parameter, or the form of a constraint is unknown.
+    its default is 128. Raises BadRequest: SGLang has no such parameter, or the form of a constraint is
+    unknown.
     """
     for name in ("bad_words", "allowed_token_ids"):
         if sampling.get(name):
@@ -200,15 +192,11 @@ def _request(tokens: list[int], params: JSON, made: int) -> JSON:
 
 
 def read_generation(answer: Any, prompt: int) -> Generation:
-    """What SGLang's answer says; ``finish_reason`` may also be ``abort``.
+    """What SGLang's answer says; ``finish_reason`` may also be ``abort``. Raises Unavailable: the answer is
+    malformed; EndpointMisconfigured: SGLang cut the prompt.
 
     Args:
-        answer: the decoded body.
         prompt: how many tokens the prompt had.
-
-    Raises:
-        Unavailable: the answer is malformed.
-        EndpointMisconfigured: SGLang cut the prompt.
     """
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
@@ -240,13 +228,7 @@ def _versions(meta: JSON, count: int) -> list[JSON] | None:
 
 
 def _joined(made: Generation, part: Generation, version: str | None) -> Generation:
-    """A generation that goes on after an abort.
-
-    Args:
-        made: before it.
-        part: after it.
-        version: of the weights behind ``part``, where the engine says none.
-    """
+    """A generation that goes on after an abort."""
     if not made.token_ids:
         if part.finish_reason != "abort" or not part.token_ids:
             return part

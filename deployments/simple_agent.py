@@ -34,7 +34,6 @@ class SimpleAgent(AgentServer):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Stop at a message without calls, a cut-off response, or the last step."""
         empty_turns = 0
         for _ in range(self.config.max_steps) if self.config.max_steps else count():
             turn = await episode.generate()
@@ -62,7 +61,6 @@ class SimpleAgent(AgentServer):
         return {"reward": self.config.skip_verification_reward, "verification_skipped": True}
 
     async def aggregate(self, body: Any) -> Any:
-        """The environment's metrics; those of no rollout, where none is verified."""
         return aggregate_metrics([]) if self.config.skip_verification else await super().aggregate(body)
 
     def pending(self, turn: list[JSON]) -> list[JSON]:

@@ -12,7 +12,6 @@ class NopAgent(AgentServer):
     """Does nothing: what the task is worth as it is."""
 
     async def act(self, episode: Episode) -> None:
-        """End at once."""
         episode.stop("nop")
 
 
@@ -30,7 +29,6 @@ class OracleAgent(AgentServer):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Have the environment run the solution; what it wrote is the rollout's field ``solution``."""
         solve: Any = self.config.resources.fetch
         episode.fields["solution"] = await episode.stage(
             "solve", lambda: solve("solve", {}, session=episode.session)

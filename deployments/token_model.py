@@ -41,14 +41,12 @@ class TokenModel(ChatServer):
         """Ids of the tokens that end a turn; set when the model starts."""
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """The chat completion of a body, with token ids where ``return_token_ids`` is on.
+        """The chat completion of a body, with token ids where ``return_token_ids`` is on. Returns None if the
+        prompt does not fit the model's context.
 
         Args:
             chat: body of ``POST /v1/chat/completions``, all sampling parameters merged in.
             prompt: the prompt's tokens, instead of the messages'.
-
-        Returns:
-            None if the prompt does not fit the model's context.
         """
         raise NotImplementedError
 
@@ -70,18 +68,15 @@ class TokenModel(ChatServer):
         return operations
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": body.get("model") or self.name}
 
     async def complete_chat(self, chat: JSON) -> JSON | None:
-        """See `ChatServer.complete_chat`."""
         completion = await self.complete(*await self._prepared(chat))
         if completion is not None:
             check_completion(completion)
         return completion
 
     async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
-        """See `ChatServer.stream_completion`."""
         async with closing(self.stream(*await self._prepared(chat))) as items:
             async for item in items:
                 if isinstance(item, Whole) and item.answer is not None:
@@ -117,7 +112,6 @@ class TokenModel(ChatServer):
         return await continued_prompt(chat["messages"], lambda m: self.render(chat, m), self.ends)
 
     async def count_tokens(self, body: JSON) -> int:
-        """See `ModelServer.count_tokens`."""
         return len(await self._prompt(self._merged(self.chat_body(body))))
 
     async def _op_tokenize(self, body: Any) -> JSON:

@@ -49,7 +49,6 @@ class Generation(NamedTuple):
     Attributes:
         token_ids: the tokens, that which ends the turn included.
         logprobs: the natural-log probability of each.
-        finish_reason: ``stop`` or ``length``.
         versions: of the weights behind the tokens, as ``[{version, start, end}]``; None where the engine does
             not say.
         cached: tokens of the prompt that it had in its cache; None where it does not say.
@@ -89,23 +88,15 @@ class TokenizingModel(TokenModel):
         self._parser: ToolParser | None = None
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
-        """What the engine generates.
+        """What the engine generates. Returns None if the prompt does not fit the engine's context.
 
         Args:
-            prompt: its tokens.
             sampling: as the row and the server say it, with the names of vLLM's sampling parameters.
-
-        Returns:
-            None if the prompt does not fit the engine's context.
         """
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Load the tokenizer.
-
-        Raises:
-            GraphError: a package is missing, or there is no parser of this name.
-        """
+        """Load the tokenizer. Raises GraphError: a package is missing, or there is no parser of this name."""
         await super().start()
         self._tokenizer = await asyncio.to_thread(self.load_tokenizer)
         self.ends = frozenset(filter(lambda end: end is not None, [self._tokenizer.eos_token_id]))
@@ -125,7 +116,6 @@ class TokenizingModel(TokenModel):
         return tokenizer
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `TokenModel.complete`."""
         if chat.get("n") not in (None, 1):
             raise BadRequest(f"`n` must be 1: {self.name} gives one choice for a call")
         if prompt is None:
@@ -142,11 +132,9 @@ class TokenizingModel(TokenModel):
         return None if generation is None else self.completion_of(chat, prompt, generation)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `TokenModel.stream`: the answer comes whole."""
         yield Whole(await self.complete(chat, prompt))
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `TokenModel.render`."""
         if self._tokenizer is None:
             raise Unavailable("the tokenizer is not loaded: call start() first")
         return await asyncio.to_thread(render, self._tokenizer, chat, messages)
@@ -200,10 +188,8 @@ class TokenizingModel(TokenModel):
 
 
 def tool_parser(name: str, tokenizer: Any) -> ToolParser:
-    """The parser of tool calls of one of vLLM's names.
-
-    Raises:
-        GraphError: vLLM is not here, or has none of this name.
+    """The parser of tool calls of one of vLLM's names. Raises GraphError: vLLM is not here, or has none of
+    this name.
     """
     if name == "hermes":
         special_tokens = CALL_OPENING in getattr(tokenizer, "all_special_tokens", ())

@@ -47,7 +47,6 @@ class Upstream:
     """The endpoints of a model.
 
     Args:
-        config: of the server.
         connections: send the requests; by default over aiohttp.
         model: name of the server, for its metrics.
     """
@@ -74,12 +73,10 @@ class Upstream:
             self._start_watch()
 
     async def start(self) -> None:
-        """Open the connections; needs a running event loop."""
         await self._connections.open()
         self._start_watch()
 
     async def stop(self) -> None:
-        """Close them."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -96,19 +93,16 @@ class Upstream:
     ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
 
-        Where only the prompt and the longest answer together do not fit, the answer may be shorter.
+        Where only the prompt and the longest answer together do not fit, the answer may be shorter. Raises
+        BadRequest: the backend refuses the request; has the backend's message; OperatorError: it refuses the
+        key, has no such model or path, or redirects; Overloaded, Unavailable: it did so at the last attempt;
+        or its answer is no JSON; DeadlineExceeded: there was no answer in time.
 
         Args:
             path: below the base URL, e.g. ``/chat/completions``.
             body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
             below_v1: off for a path beside ``/v1``, as an engine's own routes are.
             call: whose affinity chooses the endpoint, and whose deadline holds for all attempts.
-
-        Raises:
-            BadRequest: the backend refuses the request; has the backend's message.
-            OperatorError: it refuses the key, has no such model or path, or redirects.
-            Overloaded, Unavailable: it did so at the last attempt; or its answer is no JSON.
-            DeadlineExceeded: there was no answer in time.
         """
         return self._send(self._request(path, body, call, below_v1))
 
@@ -150,10 +144,7 @@ class Upstream:
             await asyncio.sleep(pause)
 
     async def _is_too_long(self, request: Request) -> bool:
-        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes.
-
-        Its words may be unknown, so one that publishes its limit is asked how long the prompt is, as vLLM is.
-        """
+        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes."""
         endpoint = self._pick(request)
         if request.path != _CHAT or endpoint.named:
             return False
@@ -220,7 +211,6 @@ class Upstream:
         MODEL_RETRIES.add(self._model, endpoint, error.code)
 
     def observe(self) -> None:
-        """Set the gauges of the endpoints."""
         now = time.monotonic()
         for endpoint in self.pool.endpoints:
             ENDPOINT_UP.set(self._model, endpoint.url, value=float(endpoint.breaker.allows(now)))
@@ -289,11 +279,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _admitted(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[RateLimit | None, None]:
-        """Wait for the rate limits of an endpoint; the block makes the call.
-
-        Raises:
-            Overloaded: they let it begin only after its deadline.
-        """
+        """Wait for the rate limits of an endpoint; the block makes the call."""
         limit = endpoint.limit  # the current one: the settings may change during the call
         endpoint.calls += 1  # calls that wait for the limits count as well
         try:
@@ -310,11 +296,7 @@ class Upstream:
             endpoint.calls -= 1
 
     async def _wait(self, endpoint: Endpoint, limit: RateLimit, request: Request) -> None:
-        """Wait until the rate limits let a call begin.
-
-        Raises:
-            Overloaded: that is after its deadline.
-        """
+        """Wait until the rate limits let a call begin."""
 
         def check(wait: float) -> None:
             left = request.call.timeout()
@@ -354,17 +336,14 @@ class UpstreamModel(ModelServer):
         return Connections(self.config)
 
     def observe(self) -> None:
-        """See `Server.observe`."""
         super().observe()
         self._upstream.observe()
 
     def reconfigure(self, settings: JSON) -> None:
-        """Change settings; calls in progress end where they began."""
         super().reconfigure(settings)
         self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`; a subclass writes it."""
         raise NotImplementedError
 
 

@@ -102,17 +102,12 @@ class Batches:
         limit: int,
         constraint: Constraint | None = None,
     ) -> Row:
-        """The finished generation; cancelling the call ends it.
+        """The finished generation; cancelling the call ends it. Raises BadRequest: the constraint cannot be
+        held; Unavailable: the engine broke, or stopped.
 
         Args:
-            prompt: token ids.
-            sampling: how to sample.
             limit: most tokens to produce.
             constraint: of the tokens that it may take.
-
-        Raises:
-            BadRequest: the constraint cannot be held.
-            Unavailable: the engine broke, or stopped.
         """
         row = Row(prompt, sampling, limit, self._loop.create_future(), constraint)
         self._begin(row)
@@ -176,7 +171,6 @@ class Batches:
                 self._wake.notify()
 
     async def close(self) -> None:
-        """End all rows and the thread."""
         self._closed = True
         self.resume()
         with self._wake:

@@ -68,10 +68,8 @@ class Grammars:
         self._words: Any = None
 
     def constraint(self, chat: Mapping[str, Any]) -> Constraint | None:
-        """What a chat body asks for; None if nothing. It may take a second.
-
-        Raises:
-            BadRequest: the grammar is wrong or too large, or llguidance is not installed.
+        """What a chat body asks for; None if nothing. It may take a second. Raises BadRequest: the grammar is
+        wrong or too large, or llguidance is not installed.
         """
         wanted = self._forced_call(chat) or _wanted(chat)
         if wanted is None:

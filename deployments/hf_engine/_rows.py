@@ -17,8 +17,6 @@ class Row:
     """One generation.
 
     Attributes:
-        prompt: token ids.
-        sampling: how to sample.
         limit: most tokens to produce.
         done: set when it has ended.
         constraint: of the tokens that it may take.
@@ -47,11 +45,7 @@ class Row:
 
 
 def draw(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
-    """The next token of every row, and its log probability in the distribution that it was drawn from.
-
-    Args:
-        logits: rows x vocabulary.
-    """
+    """The next token of every row, and its log probability in the distribution that it was drawn from."""
     scores = logits.float()
     for i, row in enumerate(rows):
         _bias(scores[i], row.sampling)

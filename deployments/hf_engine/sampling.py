@@ -46,10 +46,8 @@ class Sampling(BaseModel):
 
     @classmethod
     def of(cls, chat: Mapping[str, Any]) -> Sampling:
-        """The parameters of a body of ``POST /v1/chat/completions``.
-
-        Raises:
-            BadRequest: one that this engine lacks, or a value that makes no sense.
+        """The parameters of a body of ``POST /v1/chat/completions``. Raises BadRequest: one that this engine
+        lacks, or a value that makes no sense.
         """
         for key, nothing in _MISSING.items():
             if chat.get(key) and chat[key] != nothing:

@@ -69,7 +69,6 @@ class HFEngine(EngineModel):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: also the folder of the model, if it names one."""
         yield from super().preflight(config)
         if config.model is not None:
             yield from missing_model("model", config.model)
@@ -82,11 +81,7 @@ class HFEngine(EngineModel):
         self._grammars: Grammars | None = None
 
     async def start(self) -> None:
-        """Load the model.
-
-        Raises:
-            GraphError: the packages of the extra are missing.
-        """
+        """Load the model. Raises GraphError: the packages of the extra are missing."""
         try:
             from gym_serve.deployments.hf_engine import _batches, _grammar, _model
         except ImportError as error:
@@ -106,13 +101,11 @@ class HFEngine(EngineModel):
             await self._batches.close()
 
     async def check_health(self) -> None:
-        """See `Server.check_health`."""
         await super().check_health()
         if not self._engine.alive:
             raise Unavailable("the engine has stopped")
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `EngineModel.complete`."""
         generation = await self._generation(chat, prompt)
         if generation is None:
             return None
@@ -122,7 +115,6 @@ class HFEngine(EngineModel):
         return self._finished(self._head(), chat, row)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `EngineModel.stream`."""
         generation = await self._generation(chat, prompt)
         if generation is None:
             yield Whole(None)
@@ -156,11 +148,9 @@ class HFEngine(EngineModel):
         return {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `EngineModel.render`."""
         return render(self._tokenizer, chat, messages)
 
     async def load(self, weights: Path | bytes) -> None:
-        """See `EngineModel.load`."""
         from gym_serve.deployments.hf_engine import _model
 
         model = self._engine.model
@@ -169,15 +159,12 @@ class HFEngine(EngineModel):
 
     @property
     def running(self) -> int:
-        """See `EngineModel.running`."""
         return self._engine.running
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `EngineModel.pause`."""
         await self._engine.pause(abort=mode == "abort")
 
     async def resume(self) -> None:
-        """See `EngineModel.resume`."""
         self._engine.resume()
 
     @property

@@ -71,10 +71,8 @@ TEMPLATE = """\
 
 
 def tiny_model() -> Path:
-    """The folder of the tiny model, made at first use in ``$XDG_CACHE_HOME/gym_serve``.
-
-    Raises:
-        GraphError: the packages of the extra are missing.
+    """The folder of the tiny model, made at first use in ``$XDG_CACHE_HOME/gym_serve``. Raises GraphError:
+    the packages of the extra are missing.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gym_serve"
     folder = cache / _NAME
@@ -94,14 +92,10 @@ def tiny_model() -> Path:
 
 
 def make_tiny_model(folder: str | Path, *, seed: int = 0) -> Path:
-    """Write the tiny model.
+    """Write the tiny model. Raises GraphError: the packages of the extra are missing.
 
     Args:
         folder: created if it is not there.
-        seed: of its weights.
-
-    Raises:
-        GraphError: the packages of the extra are missing.
     """
     try:
         import torch

@@ -61,7 +61,6 @@ class UserSimulatorAgent(SimpleAgent):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Answers of the policy and of the user in turns, beginning with whoever is next in the row."""
         user = SimulatedUser(self.config.user, self._persona(episode.row), self.config.user_params)
         episode.fields["user_transcript"] = user.transcript
         await self._open(episode, user)
@@ -128,7 +127,6 @@ class SimulatedUser:
     """A user with a persona.
 
     Args:
-        model: plays the user.
         persona: its system prompt: who the user is, what they want, and when they are done.
         params: further keys of its Responses bodies (sampling).
 
@@ -154,11 +152,8 @@ class SimulatedUser:
             self.hears(message_text(item))
 
     async def speak(self) -> str:
-        """The user's next message.
-
-        Raises:
-            Unavailable: the model said nothing.
-            GymError: it could not be reached.
+        """The user's next message. Raises Unavailable: the model said nothing; GymError: it could not be
+        reached.
         """
         self._greeted()
         response = await self._model.responses({**self._params, "input": self.transcript})

@@ -86,7 +86,6 @@ class VLLMEngine(EngineModel):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: also the folders of the model and its adapters, if it names some."""
         yield from super().preflight(config)
         yield from missing_model("model", config.model)
         for name, folder in config.lora_adapters.items():
@@ -100,7 +99,6 @@ class VLLMEngine(EngineModel):
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> JSON:
-        """See `Server.deployment_options`: a bundle for each worker."""
         workers, gpus = int(settings.get("tensor_parallel_size", 1)), options.get("num_gpus") or 0
         if workers == 1 or not gpus or options.get("placement_group_bundles"):
             return {}
@@ -111,10 +109,8 @@ class VLLMEngine(EngineModel):
         return {"num_gpus": 0, "accelerator_type": None, "placement_group_bundles": [first, *rest]}
 
     async def start(self) -> None:
-        """Start the engine and generate once, so that the first call finds it warm.
-
-        Raises:
-            GraphError: vLLM is missing, or refuses the arguments.
+        """Start the engine and generate once, so that the first call finds it warm. Raises GraphError: vLLM
+        is missing, or refuses the arguments.
         """
         try:
             from gym_serve.deployments.vllm_engine import _vllm
@@ -133,18 +129,15 @@ class VLLMEngine(EngineModel):
         await self._warm_up()
 
     async def stop(self) -> None:
-        """Let running generations end, for at most ``drain_timeout`` seconds, and stop the engine."""
         if self._running is not None:
             llm, self._running = self._running.llm, None
             await asyncio.to_thread(llm.shutdown, self.config.drain_timeout)
 
     async def check_health(self) -> None:
-        """See `Server.check_health`: a dead engine cannot be revived, only its replica replaced."""
         await super().check_health()
         await self._engine.llm.check_health()
 
     def model_names(self) -> list[str]:
-        """The server's own name, and those of its adapters."""
         return [self.name, *self.config.lora_adapters]
 
     def command_line(self, *, on_ray: bool = False) -> list[str]:
@@ -187,12 +180,10 @@ class VLLMEngine(EngineModel):
         return operations
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `EngineModel.complete`."""
         completion: JSON | None = await self._post("/v1/chat/completions", self._chat(chat, prompt))
         return completion
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `EngineModel.stream`."""
         body = self._chat(chat, prompt) | {"stream": True, "stream_options": {"include_usage": True}}
         async with closing(joined(self._client.stream("/v1/chat/completions", body))) as items:
             async for item in items:
@@ -212,7 +203,6 @@ class VLLMEngine(EngineModel):
         return body
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `EngineModel.render`."""
         template = {k: chat[k] for k in ("tools", "chat_template_kwargs") if chat.get(k)}
         body = {"model": self.name, "messages": messages, "add_generation_prompt": True, **template}
         answer = await self._post("/tokenize", body)
@@ -220,7 +210,6 @@ class VLLMEngine(EngineModel):
         return tokens
 
     async def load(self, weights: Path | bytes) -> None:
-        """See `EngineModel.load`."""
         if self._asleep:
             raise BadRequest(f"{self.name} sleeps, and its weights are not on the GPU: wake it first")
         if self._engine.frozen_head:
@@ -240,23 +229,21 @@ class VLLMEngine(EngineModel):
 
     @property
     def running(self) -> int:
-        """See `EngineModel.running`."""
         from gym_serve.deployments.vllm_engine._vllm import unfinished
 
         return unfinished(self._engine.llm)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `EngineModel.pause`."""
         await self._engine.llm.pause_generation(mode=mode)
 
     async def resume(self) -> None:
-        """See `EngineModel.resume`; who sleeps goes on when it wakes."""
         if not self._asleep:
             await self._engine.llm.resume_generation()
 
     async def _op_sleep(self, body: Any) -> JSON:
         """Move the weights to the machine's memory and drop the cache; generations wait, and are computed
-        again from their tokens when the engine wakes."""
+        again from their tokens when the engine wakes.
+        """
         async with self._updating:
             await self._engine.llm.sleep(level=1, mode="keep")
             self._asleep = True
@@ -283,12 +270,7 @@ class VLLMEngine(EngineModel):
             await self._engine.llm.check_health()
 
     def _model_of(self, body: JSON) -> str:
-        """The adapter that a request names, or the model itself.
-
-        Raises:
-            NotFound: there are adapters, and it names something else. (Without any, ``model`` says nothing:
-                data sets and agents put all sorts of names there.)
-        """
+        """The adapter that a request names, or the model itself."""
         adapters, model = self.config.lora_adapters, body.get("model")
         if not adapters or model in (None, "", self.name, self.config.model):
             return self.name

@@ -23,25 +23,18 @@ from gym_serve.types.protocols import refusal, says_full
 
 
 class InProcess:
-    """A client of an application.
-
-    Args:
-        app: the ASGI application.
-    """
+    """A client of an application."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._running: set[asyncio.Task[None]] = set()
 
     async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer; None if the prompt does not fit the model's context.
+        """The decoded answer; None if the prompt does not fit the model's context. Raises GymError: the
+        application's refusal or failure.
 
         Args:
             path: a path of the application.
-            body: encoded as JSON.
-
-        Raises:
-            GymError: the application's refusal or failure.
         """
         async with self._exchange(path, body) as exchange:
             content = b"".join([chunk async for chunk in exchange.body()])

@@ -120,16 +120,12 @@ class CodeGen(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         yield from sandbox_problems(config.sandbox, config.packages)
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a sandbox does not start.
+        """Start the sandboxes; returns when they are ready. Raises GraphError: the sandbox does not work on
+        this machine; Unavailable: a sandbox does not start.
         """
         config = self.config
         limits = Limits(
@@ -142,11 +138,8 @@ class CodeGen(ResourcesServer):
         await super().start()
 
     async def verify(self, request: CodeRequest) -> CodeVerdict:
-        """Run the tests on the program in the response.
-
-        Raises:
-            VerifierFailed: two sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
+        """Run the tests on the program in the response. Raises VerifierFailed: two sandboxes died, or the
+        machine is too busy; Unavailable: a sandbox does not start.
         """
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
@@ -188,11 +181,7 @@ class CodeGen(ResourcesServer):
         return await asyncio.shield(self._rows[key])
 
     async def _tested(self, code: str, tests: UnitTests) -> TestReport:
-        """The report on a program, in as many turns as it takes.
-
-        A program that has had a turn, and for which the caller has no more time, has failed: it is the one
-        that took the time. One that still waits for its turn has not.
-        """
+        """The report on a program, in as many turns as it takes."""
         config, report = self.config, TestReport()
         limits = TestLimits(
             config.unit_test_timeout_secs, config.answer_timeout_secs, config.float_tolerance, config.debug

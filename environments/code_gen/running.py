@@ -81,10 +81,8 @@ class UnitTests(BaseModel):
         return self
 
     def unpacked(self) -> UnitTests:
-        """The tests that are `packed`, or these themselves. It takes seconds for large ones.
-
-        Raises:
-            InvalidRequest: they are no Base64 of a compressed JSON object with tests, or too large.
+        """The tests that are `packed`, or these themselves. It takes seconds for large ones. Raises
+        InvalidRequest: they are no Base64 of a compressed JSON object with tests, or too large.
         """
         if self.packed is None:
             return self
@@ -97,19 +95,13 @@ class UnitTests(BaseModel):
             raise InvalidRequest(f"invalid request: {error}") from None
 
     def arguments(self, number: int) -> list[Any]:
-        """What the function is called with in a test.
-
-        Raises:
-            ValueError: a line is no JSON.
-        """
+        """What the function is called with in a test. Raises ValueError: a line is no JSON."""
         return [json.loads(line) for line in self.inputs[number].split("\n") if line.strip()]
 
 
 def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bool]:
-    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold it.
-
-    Raises:
-        ValueError: it is no Base64 of a compressed JSON object.
+    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold
+    it.
     """
     unpacking = zlib.decompressobj()
     try:
@@ -126,11 +118,7 @@ def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bo
 
 
 def decode(text: str) -> Any:
-    """A value of JSON; integers that are too long for `int` are decimals.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """A value of JSON; integers too long for `int` are decimals. Raises ValueError: it is no JSON."""
     return json.loads(text, parse_int=_integer)
 
 
@@ -224,16 +212,12 @@ async def run_tests(
     limits: TestLimits,
     others_wait: Callable[[], bool],
 ) -> None:
-    """Run tests until one is not passed, or until others wait and this program has had its turn.
+    """Run tests until one is not passed, or until others wait and this program has had its turn. Raises
+    SandboxDied: the sandbox did not survive the program; VerifierFailed: the machine is too busy to tell.
 
     Args:
-        python: a fresh sandbox.
         report: what is known from earlier turns; it is brought up to date.
         others_wait: whether other programs wait for their turn.
-
-    Raises:
-        SandboxDied: the sandbox did not survive the program.
-        VerifierFailed: the machine is too busy to tell.
     """
     before = report.seconds
     for number in range(len(report.result), len(tests.outputs)):

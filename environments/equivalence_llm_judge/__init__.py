@@ -144,10 +144,8 @@ class EquivalenceLlmJudge(ResourcesServer):
         self._calls = self.manage(self.config.judge_calls())
 
     async def verify(self, request: EquivalenceRequest) -> EquivalenceVerdict:
-        """Let the judge compare the response's answer with the expected one.
-
-        Raises:
-            VerifierFailed: the judge did not answer.
+        """Let the judge compare the response's answer with the expected one. Raises VerifierFailed: the judge
+        did not answer.
         """
         expected = request.expected
         reward, ballots = await self._judged(request, expected)
@@ -220,13 +218,11 @@ def question_text(params: JSON) -> str:
 
 def last_match(text: str, pattern: str | None) -> str:
     """What the last match of ``pattern`` gives: its first group that is not blank, else the whole match.
+    Returns the match without white space around it; ``text`` if there is none.
 
     Args:
         text: where to search; ``.`` matches line ends, ``^`` and ``$`` match at each line.
         pattern: in the syntax of the `regex` package (that of `re`, and more); None for no search.
-
-    Returns:
-        the match without white space around it; ``text`` if there is none.
     """
     compiled = _compile(pattern) if pattern else None
     if compiled is None:

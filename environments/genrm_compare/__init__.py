@@ -96,11 +96,8 @@ class GenrmCompare(ResourcesServer):
         )
 
     async def compare(self, request: CompareRequest) -> GroupRewards:
-        """Compare the rollouts of a group in pairs.
-
-        Raises:
-            VerifierFailed: the model could not be reached.
-            BadRequest: the conversation has items that a chat cannot hold.
+        """Compare the rollouts of a group in pairs. Raises VerifierFailed: the model could not be reached;
+        BadRequest: the conversation has items that a chat cannot hold.
         """
         responses = request.response_objs
         if len(responses) < 2:

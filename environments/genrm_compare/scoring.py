@@ -43,14 +43,11 @@ def parse_scores(text: str, default: Scores) -> Scores | None:
 
     It may stand among prose, and within an object under ``overall``. Of those with most keys the last one
     counts, fenced or not: our prompt asks to end with it, and a judge may quote others from the responses.
-    Scores beyond the scale become its nearest end.
+    Scores beyond the scale become its nearest end. Returns the scores; None if there are none, or one is not
+    a finite number.
 
     Args:
-        text: the model's text.
         default: values of keys that are missing.
-
-    Returns:
-        the scores; None if there are none, or one is not a finite number.
     """
     overall = (value.get("overall", value) for value in json_objects(text))
     scored = (value for value in overall if isinstance(value, dict) and value.keys() & _SCALES.keys())
@@ -116,17 +113,14 @@ def comparison_request(
     principle: str | None,
     message_format: MessageFormat,
 ) -> JSON:
-    """The body of ``POST /v1/chat/completions``.
+    """The body of ``POST /v1/chat/completions``. Raises BadRequest: the history has items that a chat cannot
+    hold.
 
     Args:
         params: Responses body with sampling and limits; its ``input`` does not count.
         history: the messages that both respond to.
-        pair: the two responses.
         principle: what to judge by, or None.
         message_format: roles ``response_1``, ``response_2`` and ``principle``, or one message.
-
-    Raises:
-        BadRequest: the history has items that a chat cannot hold.
     """
     first, second = pair
     if message_format == "prompt":
@@ -163,7 +157,6 @@ class Comparison(NamedTuple):
         first, second: indices of the two responses.
         judge: number of the pass over the same pair, from 0.
         scores: what the model said; the default if it could not be read.
-        parsed: whether it could.
     """
 
     first: int
@@ -255,7 +248,6 @@ def shortest_bonus(
     Args:
         rewards: what the responses have so far.
         texts: the text of each response that is measured: its reasoning, or its answer.
-        bonus: what it gets.
         threshold: the least reward that earns it.
     """
     bonuses = [0.0] * len(rewards)

@@ -117,7 +117,6 @@ class GoogleSearch(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the library for the text of pages, or the recorded answers."""
         yield from super().preflight(config)
         if config.mode != "replay":
             yield from missing_package("trafilatura", "gym-serve[google_search]")
@@ -130,10 +129,8 @@ class GoogleSearch(ResourcesServer):
         self._web: Web | None = None
 
     async def start(self) -> None:
-        """Open connections and cassette.
-
-        Raises:
-            GraphError: the cassette cannot be read, or a library is missing.
+        """Open connections and cassette. Raises GraphError: the cassette cannot be read, or a library is
+        missing.
         """
         self._web = self.manage(self._open())
         await super().start()

@@ -43,13 +43,10 @@ _PAUSE, _MAX_PAUSE = 0.5, 8.0  # seconds; the first is doubled with every attemp
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int) -> T:
     """The result of ``attempt``, repeated while it raises `Retryable`, after a random exponential wait.
+    Raises GymError: what the last attempt raised; a wait that would not end in time is not begun.
 
     Args:
-        attempt: the request.
         max_retries: further attempts after the first.
-
-    Raises:
-        GymError: what the last attempt raised; a wait that would not end in time is not begun.
     """
     failed = 0
     while True:
@@ -124,7 +121,6 @@ class Page(NamedTuple):
     Attributes:
         content_type: its media type, without parameters.
         charset: the character set that its header names.
-        body: its bytes, decompressed.
     """
 
     content_type: str
@@ -133,10 +129,8 @@ class Page(NamedTuple):
 
 
 def checked_url(text: str) -> URL:
-    """The URL that a model wrote, without its fragment.
-
-    Raises:
-        ToolFailed: it is not a URL, or must not be fetched.
+    """The URL that a model wrote, without its fragment. Raises ToolFailed: it is not a URL, or must not be
+    fetched.
     """
     if len(text) > _MAX_URL:
         raise ToolFailed(f"the URL has more than {_MAX_URL} characters")
@@ -193,7 +187,6 @@ class WebPages:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Make ready; needs a running event loop."""
         connector = aiohttp.TCPConnector(
             resolver=self._resolver or aiohttp.ThreadedResolver(),
             use_dns_cache=False,
@@ -208,17 +201,13 @@ class WebPages:
         )
 
     async def stop(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def get(self, url: URL) -> Page:
-        """The page behind a URL.
-
-        Raises:
-            ToolFailed: it cannot be fetched or read; the message says why.
-            Overloaded, Unavailable: its server was busy or away to the last attempt.
+        """The page behind a URL. Raises ToolFailed: it cannot be fetched or read; the message says why;
+        Overloaded, Unavailable: its server was busy or away to the last attempt.
         """
         return await with_retries(lambda: self._within_time(url), self._max_retries)
 
@@ -332,11 +321,7 @@ class PageText:
         self._limiter = anyio.CapacityLimiter(processes)
 
     async def of(self, page: Page) -> str | None:
-        """The text of a page; None if it has none.
-
-        Raises:
-            ToolFailed: no text was found in time.
-        """
+        """The text of a page; None if it has none. Raises ToolFailed: no text was found in time."""
         text = (await self._in_worker(page)).strip()
         return shortened(text, self._max_words) if text else None
 

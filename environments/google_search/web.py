@@ -61,23 +61,18 @@ class CustomSearch:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connections; needs a running event loop."""
         # Through the proxy that the environment names, if there is one: the address is Google's.
         self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=True)
 
     async def stop(self) -> None:
-        """Close them."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def search(self, query: str) -> str:
         """Up to ten results, as JSON text: ``{"items": [{"title", "link", "displayLink", "snippet"}]}``.
-
-        Raises:
-            ToolFailed: Google refuses the request; has Google's message.
-            Overloaded: a quota is used up (429).
-            Unavailable: Google was away to the last attempt.
+        Raises ToolFailed: Google refuses the request; has Google's message; Overloaded: a quota is used up
+        (429); Unavailable: Google was away to the last attempt.
         """
         return await with_retries(lambda: self._attempt(query), self._max_retries)
 
@@ -153,14 +148,10 @@ EXAMPLE = Path(__file__).with_name("cassette.jsonl")
 
 
 class Cassette:
-    """An open cassette.
+    """An open cassette. Raises GraphError: the file cannot be opened, or has an invalid line.
 
     Args:
-        path: the file.
         record: whether new answers are appended; else the file is only read, and has to be there.
-
-    Raises:
-        GraphError: the file cannot be opened, or has an invalid line.
     """
 
     def __init__(self, path: Path, *, record: bool) -> None:
@@ -194,7 +185,6 @@ class Cassette:
         self._places[digest] = (os.lseek(self._file, 0, os.SEEK_CUR) - len(line), len(line))
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
 
@@ -244,13 +234,7 @@ class Web(Protocol):
 
 
 class LiveWeb:
-    """The web itself.
-
-    Args:
-        engine: the search engine.
-        pages: fetches pages.
-        text: finds their text.
-    """
+    """The web itself."""
 
     def __init__(self, engine: CustomSearch, pages: WebPages, text: PageText) -> None:
         self._engine = engine
@@ -258,23 +242,17 @@ class LiveWeb:
         self._text = text
 
     async def start(self) -> None:
-        """Open the connections.
-
-        Raises:
-            GraphError: the library that extracts text is not installed.
-        """
+        """Open the connections. Raises GraphError: the library that extracts text is not installed."""
         if problems := list(missing_package("trafilatura", "gym-serve[google_search]")):
             raise GraphError(problems)
         await self._engine.start()
         await self._pages.start()
 
     async def stop(self) -> None:
-        """Close the connections."""
         await self._engine.stop()
         await self._pages.stop()
 
     async def search(self, query: str) -> str:
-        """See `CustomSearch.search`."""
         try:
             return await self._engine.search(query)
         except GymError as error:
@@ -293,7 +271,6 @@ class RecordedWeb:
     """A web from a cassette.
 
     Args:
-        cassette: the answers.
         live: asked for what is not there, and its answers recorded; None to stay offline.
     """
 
@@ -302,12 +279,10 @@ class RecordedWeb:
         self._live = live
 
     async def start(self) -> None:
-        """Start the live web, if there is one."""
         if self._live is not None:
             await self._live.start()
 
     async def stop(self) -> None:
-        """Stop it, and close the cassette."""
         if self._live is not None:
             await self._live.stop()
         self._cassette.close()

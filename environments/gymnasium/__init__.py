@@ -88,23 +88,18 @@ class GymnasiumServer(ResourcesServer):
         """The state of an episode."""
 
     def reset(self, row: JSON, session: Any) -> Any:
-        """Begin an episode.
-
-        Returns:
-            the first observation, or None if the row's prompt has it already; and an info.
+        """Begin an episode. Returns the first observation, or None if the row's prompt has it already; and an
+        info.
         """
         return None, {}
 
     def step(self, request: VerifyRequest, session: Any) -> Any:
-        """Take a step: a `Step` for the row and the response of the model's turn.
-
-        Raises:
-            GymError: the step failed. A model's mistake is not a failure, but an observation.
+        """Take a step: a `Step` for the row and the response of the model's turn. Raises GymError: the step
+        failed. A model's mistake is not a failure, but an observation.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     async def seed(self, row: JSON, session: Any) -> JSON:
-        """Begin an episode, see `reset`."""
         observation, info = await _run(self.reset, row, session)
         return {"observation": observation, "info": {**info, "supports_explicit_close": True}}
 

@@ -33,7 +33,6 @@ class Language(NamedTuple):
 
     Attributes:
         rules: the first text for the model.
-        describe: observations in words.
         actions: names of the actions, in the order of their numbers; None if an action is any text.
     """
 
@@ -43,11 +42,7 @@ class Language(NamedTuple):
 
 
 def language_of(environment: Any) -> Language:
-    """The language of an environment.
-
-    Raises:
-        ValueError: its actions are neither text nor a numbered list.
-    """
+    """The language of an environment. Raises ValueError: its actions are neither text nor a numbered list."""
     unwrapped, space = environment.unwrapped, environment.action_space
     if type(unwrapped).__name__ in _LANGUAGES:
         return _LANGUAGES[type(unwrapped).__name__]
@@ -172,10 +167,8 @@ class Gymnasium(GymnasiumServer):
         """The state of an episode."""
 
     async def start(self) -> None:
-        """Make the environment once, to see that it can be made.
-
-        Raises:
-            GraphError: it cannot, or its actions have no text.
+        """Make the environment once, to see that it can be made. Raises GraphError: it cannot, or its actions
+        have no text.
         """
         try:
             environment = await asyncio.to_thread(self._make)
@@ -186,10 +179,8 @@ class Gymnasium(GymnasiumServer):
         await super().start()
 
     def reset(self, row: JSON, session: Game) -> tuple[str, JSON]:
-        """Make the environment, and begin.
-
-        Raises:
-            InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do not fit.
+        """Make the environment, and begin. Raises InvalidRequest: ``verifier_metadata.seed`` or ``.options``
+        do not fit.
         """
         start = parse(_ROW, row, "row").verifier_metadata or _Start()
         seed = _seed_of(row) if start.seed is None else start.seed
@@ -234,7 +225,6 @@ class Gymnasium(GymnasiumServer):
         )
 
     async def close(self, session: Game) -> None:
-        """Close the environment."""
         if session.environment is not None:
             await asyncio.to_thread(session.environment.close)
 

@@ -102,11 +102,8 @@ class InstructionFollowing(ResourcesServer):
         )
 
     async def verify(self, request: InstructionRequest) -> InstructionVerdict:
-        """Check each instruction on the last message.
-
-        Raises:
-            InvalidRequest: an instruction that does not exist, or with other arguments.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
+        """Check each instruction on the last message. Raises InvalidRequest: an instruction that does not
+        exist, or with other arguments; VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         metadata = request.verifier_metadata
         names, text, reason = metadata.instruction_id_list, request.response.last_text, None

@@ -39,15 +39,12 @@ def instruction_ids() -> list[str]:
 def follows(instruction_id: str, arguments: dict[str, Any], text: str) -> bool:
     """Whether ``text`` follows an instruction.
 
-    A blank text follows none, as in IFEval: it would follow every one that forbids something.
+    A blank text follows none, as in IFEval: it would follow every one that forbids something. Raises
+    InvalidRequest: there is no such instruction, or it does not take these arguments.
 
     Args:
         instruction_id: its name, e.g. ``length_constraints:number_words``.
         arguments: its arguments, all of them; those that are None do not count.
-        text: a model's text.
-
-    Raises:
-        InvalidRequest: there is no such instruction, or it does not take these arguments.
     """
     instruction = _prepared(instruction_id, {k: v for k, v in arguments.items() if v is not None})
     if not text.strip():

@@ -68,16 +68,14 @@ class PythonSession:
     async def execute(
         self, code: str, pool: SandboxPool, turns: asyncio.Semaphore, *, timeout: float, output_limit: int
     ) -> ExecutionResult:
-        """Execute code in the episode's namespace.
+        """Execute code in the episode's namespace. Raises Unavailable: an interpreter does not start, or the
+        machine is too busy for it.
 
         Args:
             pool: where a new interpreter is taken from.
             turns: held while the code runs; waiting for it does not count as the code's time.
             timeout: seconds that the code may run or sleep.
             output_limit: characters of each text that are returned.
-
-        Raises:
-            Unavailable: an interpreter does not start, or the machine is too busy for it.
         """
         async with self._lock:
             python, notice = self._python, ""
@@ -100,7 +98,6 @@ class PythonSession:
         )
 
     async def close(self) -> None:
-        """End the interpreter, if there is one; later code starts a new one in an empty namespace."""
         async with self._lock:
             python, self._python = self._python, None
             if python is not None:
@@ -173,7 +170,6 @@ class MathWithCode(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         yield from sandbox_problems(config.sandbox, config.packages)
 
@@ -184,12 +180,9 @@ class MathWithCode(ResourcesServer):
         self._verifier = self.manage(MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY))
 
     async def start(self) -> None:
-        """Start the first interpreters and the verifier; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: an interpreter does not start.
-            VerifierFailed: math-verify does not start.
+        """Start the first interpreters and the verifier; returns when they are ready. Raises GraphError: the
+        sandbox does not work on this machine; Unavailable: an interpreter does not start; VerifierFailed:
+        math-verify does not start.
         """
         config = self.config
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
@@ -226,15 +219,12 @@ class MathWithCode(ResourcesServer):
         return ExecutionResult(success=True)
 
     async def close(self, session: PythonSession) -> None:
-        """End the episode's interpreter."""
         await session.close()
 
     async def verify(self, request: MathCodeRequest) -> MathCodeVerdict:
-        """Compare the response's answer with the expected one.
-
-        Raises:
-            InvalidRequest: the expected answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
+        """Compare the response's answer with the expected one. Raises InvalidRequest: the expected answer
+        cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside, or got no
+        CPU time.
         """
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)

@@ -151,11 +151,9 @@ class MathWithJudge(ResourcesServer):
         )
 
     async def verify(self, request: MathRequest) -> MathVerdict:
-        """Compare the response's answer with the expected one.
-
-        Raises:
-            InvalidRequest: the expected answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside or got no time, or the judge did not answer.
+        """Compare the response's answer with the expected one. Raises InvalidRequest: the expected answer
+        cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside or got no
+        time, or the judge did not answer.
         """
         config = self.config
         text = replace_surrogates(request.response.output_text)[-config.max_answer_chars :]

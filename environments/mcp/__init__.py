@@ -45,15 +45,13 @@ logger = logging.getLogger(__name__)
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
-    """The tools of a server that the model gets, by name.
+    """The tools of a server that the model gets, by name. Raises GraphError: one of them is not there, or its
+    name is that of a route or, if it is wanted, not a plain one. Tools that nobody named are left out then,
+    with a warning.
 
     Args:
         tools: all that the server has.
         wanted: names of those to offer; None for all.
-
-    Raises:
-        GraphError: one of them is not there, or its name is that of a route or, if it is wanted, not a plain
-            one. Tools that nobody named are left out then, with a warning.
     """
     found = {tool.name: tool for tool in tools}
     for name in [] if wanted is not None else [*found]:
@@ -142,7 +140,6 @@ class McpEnvironment(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the program of a server that speaks over stdio, and its folder."""
         yield from super().preflight(config)
         if config.cwd is not None:
             yield from missing_path("cwd", config.cwd)
@@ -157,11 +154,8 @@ class McpEnvironment(ResourcesServer):
         self._shared = McpSession()
 
     async def discover(self) -> dict[str, ToolDescription]:
-        """The tools that the model gets, by name, as the server tells them now.
-
-        Raises:
-            Unavailable: the server cannot be started or reached.
-            GraphError: it lacks some of ``tools``.
+        """The tools that the model gets, by name, as the server tells them now. Raises Unavailable: the
+        server cannot be started or reached; GraphError: it lacks some of ``tools``.
         """
         session = self._of(McpSession())
         try:
@@ -172,11 +166,7 @@ class McpEnvironment(ResourcesServer):
                 await session.close()
 
     async def start(self) -> None:
-        """Find the tools.
-
-        Raises:
-            Unavailable, GraphError: see `discover`.
-        """
+        """Find the tools. Raises Unavailable, GraphError: see `discover`."""
         try:
             self.offered = await self.discover()
         except BaseException:
@@ -185,32 +175,23 @@ class McpEnvironment(ResourcesServer):
         await super().start()
 
     async def stop(self) -> None:
-        """End all connections and processes."""
         await super().stop()
         await self._shared.close()
 
     async def seed(self, row: JSON, session: McpSession) -> JSON:
-        """Connect the session.
-
-        Returns:
-            ``tools``: the tools as a row has them, for agents whose row brings none.
+        """Connect the session. Returns ``tools``: the tools as a row has them, for agents whose row brings
+        none.
         """
         await self._of(session).connected(self._connection, self.config.start_timeout)
         return {"tools": [tool.openai() for tool in self.offered.values()]}
 
     async def close(self, session: McpSession) -> None:
-        """End the session's connection and process."""
         await session.close()
 
     async def call(self, session: McpSession, name: str, arguments: JSON) -> str:
         """Call any tool of the server, one that is not offered to the model too: for `seed` and `verify`.
-
-        Returns:
-            the text of its answer.
-
-        Raises:
-            ToolFailed: the tool, or the call, failed.
-            Unavailable: the server cannot be started or reached.
+        Returns the text of its answer. Raises ToolFailed: the tool, or the call, failed; Unavailable: the
+        server cannot be started or reached.
         """
         config = self.config
         connection = await self._of(session).connected(self._connection, config.start_timeout)

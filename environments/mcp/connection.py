@@ -45,7 +45,6 @@ def by_http(url: str, headers: dict[str, str]) -> OpenClient:
     """A connection to a URL (streamable HTTP).
 
     Args:
-        url: the server's endpoint.
         headers: sent with every request.
     """
 
@@ -133,7 +132,6 @@ class McpConnection:
     """A connection, from `start` to `stop`.
 
     Args:
-        open_client: connects.
         server: what the server is called in messages.
     """
 
@@ -146,10 +144,8 @@ class McpConnection:
         self.lost = False
 
     async def start(self, timeout: float) -> None:
-        """Connect, and agree on a version of the protocol.
-
-        Raises:
-            Unavailable: no MCP server answers within ``timeout`` seconds.
+        """Connect, and agree on a version of the protocol. Raises Unavailable: no MCP server answers within
+        ``timeout`` seconds.
         """
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(ready))
@@ -163,17 +159,12 @@ class McpConnection:
             raise
 
     async def stop(self) -> None:
-        """End the connection and its process; returns when both are gone."""
         self._end.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def tools(self) -> list[Tool]:
-        """All tools of the server.
-
-        Raises:
-            Unavailable: it does not list them.
-        """
+        """All tools of the server. Raises Unavailable: it does not list them."""
         assert self._client is not None  # started
         found: list[Tool] = []
         cursor: str | None = None
@@ -189,10 +180,8 @@ class McpConnection:
         raise Unavailable(f"{self._server} lists more than {_MAX_PAGES} pages of tools")
 
     async def call(self, name: str, arguments: JSON, timeout: float) -> CallToolResult:
-        """The result of a tool, an error of the tool's own included.
-
-        Raises:
-            ToolFailed: the server refuses the call, does not answer within ``timeout`` seconds, or is gone.
+        """The result of a tool, an error of the tool's own included. Raises ToolFailed: the server refuses
+        the call, does not answer within ``timeout`` seconds, or is gone.
         """
         if self._client is None or self.lost:
             raise ToolFailed(f"the connection to {self._server} is lost")
@@ -247,14 +236,11 @@ class McpSession:
         self._connection: McpConnection | None = None
 
     async def connected(self, connect: Callable[[], McpConnection], timeout: float) -> McpConnection:
-        """The open connection.
+        """The open connection. Raises Unavailable: the server cannot be started or reached.
 
         Args:
             connect: makes a new one.
             timeout: seconds until the server has answered.
-
-        Raises:
-            Unavailable: the server cannot be started or reached.
         """
         async with self._lock:
             if self._connection is not None and self._connection.lost:
@@ -266,7 +252,6 @@ class McpSession:
             return self._connection
 
     async def close(self) -> None:
-        """End the connection, if there is one."""
         async with self._lock:
             await self._close()
 

@@ -98,7 +98,7 @@ def choices_of(options: Sequence[Mapping[str, str | None]]) -> Choices:
 
 
 def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
-    r"""The letter of the option that ``text`` answers.
+    r"""The letter of the option that ``text`` answers. Returns an upper-case letter of ``choices``, or None.
 
     Args:
         text: the assistant's text.
@@ -111,9 +111,6 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
             - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter
               of an option, also within a sentence, or the text of an option;
             - ``lenient_answer_colon_md``: the same, but letters only.
-
-    Returns:
-        an upper-case letter of ``choices``, or None.
     """
     if mode == "strict_single_letter_boxed":
         return _boxed_letter(text, choices)
@@ -315,17 +312,12 @@ logger = logging.getLogger(__name__)
 def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> str | None:
     """The letter that the first successful pattern finds.
 
-    A pattern ignores letter case. Of its last match, the first group that is not empty (or all of
-    it, without groups) is taken: as the answer if it is a letter, also one outside ``choices``, else
-    as an option's text. When `SEARCH_SECONDS` are over, no further pattern is tried.
+    A pattern ignores letter case. Of its last match, the first group that is not empty (or all of it, without
+    groups) is taken: as the answer if it is a letter, also one outside ``choices``, else as an option's text.
+    When `SEARCH_SECONDS` are over, no further pattern is tried. Returns an upper-case letter, or None.
 
     Args:
-        text: the assistant's text.
-        choices: the options.
         patterns: tried in this order, in the syntax of the `regex` package (that of `re`, and more).
-
-    Returns:
-        an upper-case letter, or None.
     """
     tail = text.strip()[-_TEXT_TAIL:]
     deadline = time.monotonic() + SEARCH_SECONDS

@@ -96,17 +96,14 @@ class ReasoningGym(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         if config.sandbox is not None:
             yield from sandbox_problems(config.sandbox, _PACKAGES)
 
     async def start(self) -> None:
-        """Start the processes; returns when the package is imported in them.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a process does not start (the package is not installed, say).
+        """Start the processes; returns when the package is imported in them. Raises GraphError: the sandbox
+        does not work on this machine; Unavailable: a process does not start (the package is not installed,
+        say).
         """
         sandbox = await asyncio.to_thread(_sandbox_of, self.config.sandbox)
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
@@ -114,11 +111,8 @@ class ReasoningGym(ResourcesServer):
         await super().start()
 
     async def verify(self, request: ReasoningRequest) -> ReasoningVerdict:
-        """Score the answer in the response.
-
-        Raises:
-            InvalidRequest: the package has no such family, or the item lacks what its verifier needs.
-            VerifierFailed: the answer could not be scored now.
+        """Score the answer in the response. Raises InvalidRequest: the package has no such family, or the
+        item lacks what its verifier needs; VerifierFailed: the answer could not be scored now.
         """
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
@@ -170,11 +164,7 @@ _FULL = 1.0 - 1e-6
 
 
 def _sandbox_of(name: SandboxName | None) -> Confinement:
-    """The sandbox of a name; of None, the better one of those that work here.
-
-    Raises:
-        GraphError: the one that was asked for does not work.
-    """
+    """The sandbox of a name; of None, the better one of those that work here."""
     if name is not None:
         return find_sandbox(name, _PACKAGES)
     try:

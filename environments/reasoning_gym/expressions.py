@@ -67,16 +67,13 @@ def read(
     names: Mapping[str, V],
     functions: Mapping[str, Callable[[V], V]] | None = None,
 ) -> V:
-    """The value of an expression.
+    """The value of an expression. Raises NotAnExpression: anything else is in it, or it is too large.
 
     Args:
         text: the expression; ``^`` is ``**``.
         constant: makes a value of a number; values have those of ``+ - * / **`` that are allowed.
         names: values of the names that may occur.
         functions: of one argument, by name.
-
-    Raises:
-        NotAnExpression: anything else is in it, or it is too large.
     """
     known = functions or {}
 
@@ -181,10 +178,8 @@ class Arithmetic:
 
 
 def arithmetic(text: str) -> Arithmetic:
-    """Read an expression of numbers with ``+ - * /`` and brackets.
-
-    Raises:
-        NotAnExpression: it is another one, or divides by zero.
+    """Read an expression of numbers with ``+ - * /`` and brackets. Raises NotAnExpression: it is another one,
+    or divides by zero.
     """
     return read(text, lambda number: Arithmetic(number, (number,)), {})
 
@@ -257,14 +252,10 @@ def _power(base: Fraction, exponent: int) -> Fraction:
 
 
 def expanded(text: str, variables: Collection[str]) -> Polynomial:
-    """Read a polynomial.
+    """Read a polynomial. Raises NotAnExpression: it is no such sum.
 
     Args:
         text: a sum of terms; one that is to be multiplied out first is none.
-        variables: their names.
-
-    Raises:
-        NotAnExpression: it is no such sum.
     """
     order = sorted(variables)
     zero = (0,) * len(order)
@@ -368,16 +359,12 @@ def _functions() -> dict[str, Callable[[_Dual], _Dual]]:
 def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
     """Whether the derivative of an expression is the integrand: at points of which the text decides.
 
-    Both are computed with 50 digits, where the integrand is real and finite.
+    Both are computed with 50 digits, where the integrand is real and finite. Raises NotAnExpression: ``text``
+    is none; ValueError: the integrand is none, or not real at enough points.
 
     Args:
         text: the expression; ``C`` is a constant.
-        integrand: the row's.
         variable: the variable of both.
-
-    Raises:
-        NotAnExpression: ``text`` is none.
-        ValueError: the integrand is none, or not real at enough points.
     """
     context, functions = _digits(), _functions()
     chance = random.Random(hashlib.sha256(f"{integrand}|{text}".encode()).digest())

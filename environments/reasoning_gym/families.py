@@ -58,7 +58,6 @@ class Unsolved(Exception):
 
     Attributes:
         score: what the package gives to such a one.
-        reason: why.
     """
 
     def __init__(self, reason: str, score: float = 0.0) -> None:
@@ -68,10 +67,8 @@ class Unsolved(Exception):
 
 
 def score_here(family: str, answer: str, item: Item) -> tuple[float, str | None]:
-    """The score of an answer, and why it is below 1.
-
-    Raises:
-        KeyError, TypeError, ValueError: the item lacks something, or cannot be read.
+    """The score of an answer, and why it is below 1. Raises KeyError, TypeError, ValueError: the item lacks
+    something, or cannot be read.
     """
     try:
         SCORED_HERE[family](answer, item)

@@ -121,10 +121,8 @@ class ScoringPool:
         self._free: asyncio.Queue[SandboxedPython] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Start the processes; returns when the library is imported in all of them.
-
-        Raises:
-            Unavailable: one does not start, with its reason.
+        """Start the processes; returns when the library is imported in all of them. Raises Unavailable: one
+        does not start, with its reason.
         """
         try:
             await asyncio.gather(*(process.start() for process in self._processes))
@@ -135,21 +133,16 @@ class ScoringPool:
             self._free.put_nowait(process)
 
     async def stop(self) -> None:
-        """End the processes. Safe to call twice."""
         await asyncio.gather(*(process.stop() for process in self._processes))
 
     async def score(self, task: str, answer: str, entry: dict[str, Any], *, timeout: float) -> Scored:
-        """The library's score of an answer; 0.0 with a reason if it cannot be scored, or not in time.
+        """The library's score of an answer; 0.0 with a reason if it cannot be scored, or not in time. Raises
+        InvalidRequest: there is no such family, or the item lacks what it needs; VerifierFailed: the process
+        died, or the machine is too busy to tell.
 
         Args:
-            task: the family.
-            answer: the answer.
             entry: the item: ``question``, ``answer``, ``metadata``.
             timeout: seconds, waiting for a processor not included.
-
-        Raises:
-            InvalidRequest: there is no such family, or the item lacks what it needs.
-            VerifierFailed: the process died, or the machine is too busy to tell.
         """
         process = await self._free.get()
         try:

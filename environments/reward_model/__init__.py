@@ -43,16 +43,14 @@ class Score(NamedTuple):
 def conversation_of(
     params: JSON, output: list[JSON], conversation: Conversation, chars: int | None = None
 ) -> list[JSON]:
-    """The chat messages to score. Reasoning is left out: reward models have not learned from it.
+    """The chat messages to score. Reasoning is left out: reward models have not learned from it. Raises
+    BadRequest: they hold something that a chat cannot.
 
     Args:
         params: Responses body of the row.
         output: items of the response.
         conversation: how much of them is shown.
         chars: show only so many characters, of the last message; None for all of it.
-
-    Raises:
-        BadRequest: they hold something that a chat cannot.
     """
     items = input_items(params.get("input") or [])
     last_alone = conversation == "answer" or chars is not None
@@ -70,15 +68,13 @@ def scoring_request(messages: list[JSON], head: Head, *, sigmoid: bool) -> JSON:
 
 
 def read_score(answer: JSON, head: Head, class_index: int) -> Score:
-    """The score in an answer.
+    """The score in an answer. Raises VerifierFailed: there is none: another head, another class count, or not
+    a finite number.
 
     Args:
         answer: of the route that `scoring_request` is for.
         head: what the model has.
         class_index: index of the class whose probability is the score, from 0.
-
-    Raises:
-        VerifierFailed: there is none: another head, another class count, or not a finite number.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     entry = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
@@ -150,11 +146,8 @@ class RewardModel(ResourcesServer):
         self._calls = self.manage(JudgeCalls(self.config.max_concurrency, open_cache(self.config.cache)))
 
     async def verify(self, request: VerifyRequest) -> RewardVerdict:
-        """Score the conversation.
-
-        Raises:
-            VerifierFailed: the model could not be reached, or gave no score.
-            BadRequest: the prompt has something that a chat cannot hold.
+        """Score the conversation. Raises VerifierFailed: the model could not be reached, or gave no score;
+        BadRequest: the prompt has something that a chat cannot hold.
         """
         config = self.config
         params, output = request.responses_create_params, request.response.output

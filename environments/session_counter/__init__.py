@@ -64,10 +64,8 @@ class SessionCounter(ResourcesServer):
         """The counter; a tool that is called without a seeded session starts it at 0."""
 
     async def seed(self, row: JSON, session: Any) -> None:
-        """Set the counter to the row's ``initial_count``, unless a tool has started it.
-
-        Raises:
-            InvalidRequest: the row has none.
+        """Set the counter to the row's ``initial_count``, unless a tool has started it. Raises
+        InvalidRequest: the row has none.
         """
         start = parse(_START, row, "row").initial_count
         session.count = start if session.count is None else session.count

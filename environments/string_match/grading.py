@@ -23,7 +23,6 @@ def extract(text: str, mode: ExtractionMode) -> str | None:
     r"""The answer that ``text`` gives, or None.
 
     Args:
-        text: the assistant's text.
         mode: ``boxed``: content of the last box; ``final_answer``: what follows the last ``Answer:``,
             else the box; ``last_line``: the last line that is not blank; ``full_response``: all of it.
     """

@@ -114,11 +114,8 @@ class StructuredOutputs(ResourcesServer):
         )
 
     async def verify(self, request: StructuredRequest) -> StructuredVerdict:
-        """Find the value, and check it against the schema.
-
-        Raises:
-            InvalidRequest: the row's schema is invalid.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
+        """Find the value, and check it against the schema. Raises InvalidRequest: the row's schema is
+        invalid; VerifierFailed: a worker was killed from outside, or got no CPU time.
         """
         text = self._text_of(request)
         fault = await self._fault_of(text, request) if isinstance(text, str) else text

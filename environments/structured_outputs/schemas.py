@@ -33,16 +33,11 @@ _MAPS_OF_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions"
 
 
 class StrictSchema:
-    """A schema in which every listed property is required, and no other is allowed.
+    """A schema in which every listed property is required, and no other is allowed. Raises InvalidRequest: it
+    is not a valid schema.
 
     Args:
         source: JSON Schema, draft 2020-12, as JSON.
-
-    Attributes:
-        schema: the strict schema.
-
-    Raises:
-        InvalidRequest: it is not a valid schema.
     """
 
     def __init__(self, source: str) -> None:
@@ -56,10 +51,8 @@ class StrictSchema:
         self._validator: Validator = validator(self.schema, registry=referencing.Registry())
 
     def problem_of(self, value: Any) -> str | None:
-        """Why ``value`` does not fit, in a sentence; None if it fits.
-
-        Raises:
-            InvalidRequest: the schema refers to what is not there.
+        """Why ``value`` does not fit, in a sentence; None if it fits. Raises InvalidRequest: the schema
+        refers to what is not there.
         """
         token = _followed.set({})
         try:
@@ -102,12 +95,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` occurs in ``text``.
-
-    Raises:
-        jsonschema.ValidationError: it takes too long to tell, so the whole value does not fit.
-        InvalidRequest: it is not a valid pattern.
-    """
+    """Whether ``pattern`` occurs in ``text``."""
     try:
         found = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
         return found is not None

@@ -65,15 +65,13 @@ class _YamlLoader(_SafeLoader):  # type: ignore[misc]
 
 
 def parse_text(text: str, format_: Format) -> Any:
-    """The value that ``text`` denotes.
+    """The value that ``text`` denotes. Raises Unparsable: it denotes none, or is larger than anything that a
+    row asks for.
 
     Args:
         text: the whole text; prose or a code fence around the document makes it unparsable.
         format_: XML becomes what xmltodict makes of it (``@attribute``, ``#text``, a list for repeated
             elements), CSV a list with an object of strings per row.
-
-    Raises:
-        Unparsable: it denotes none, or is larger than anything that a row asks for.
     """
     if len(text) > MAX_CHARS[format_]:
         raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")

@@ -159,7 +159,6 @@ class TextToSql(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         if config.check_execution:
             yield from sandbox_problems(config.sandbox)
@@ -170,11 +169,8 @@ class TextToSql(ResourcesServer):
         self._runner: SqlRunner | None = None
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a sandbox does not start.
+        """Start the sandboxes; returns when they are ready. Raises GraphError: the sandbox does not work on
+        this machine; Unavailable: a sandbox does not start.
         """
         config = self.config
         if config.check_execution:
@@ -189,11 +185,8 @@ class TextToSql(ResourcesServer):
         await super().start()
 
     async def verify(self, request: SqlRequest) -> SqlVerdict:
-        """Compare the query in the response with the expected one.
-
-        Raises:
-            VerifierFailed: the judge did not answer, sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
+        """Compare the query in the response with the expected one. Raises VerifierFailed: the judge did not
+        answer, sandboxes died, or the machine is too busy; Unavailable: a sandbox does not start.
         """
         text = replace_surrogates(request.response.output_text)
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while

@@ -68,16 +68,11 @@ class SqlRunner(SandboxPool):
         super().__init__(sandbox, limits, size=size, prelude="import sqlite3")
 
     async def check(self, schema: str, expected: str, query: str) -> Execution:
-        """Run a query and the expected one, each on a new database.
+        """Run a query and the expected one, each on a new database. Raises VerifierFailed: sandboxes died, or
+        the machine is too busy; Unavailable: a sandbox does not start.
 
         Args:
             schema: statements that make the database.
-            expected: the right query.
-            query: a model's.
-
-        Raises:
-            VerifierFailed: sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
         """
         if len(query) > _MAX_SQL:
             return Execution("failed", f"the query has more than {_MAX_SQL:,} characters")

@@ -68,7 +68,6 @@ class Action(NamedTuple):
     """A tool call.
 
     Attributes:
-        name: the tool.
         arguments: its arguments as JSON text, or anything else that a model gave.
     """
 
@@ -86,15 +85,11 @@ class Outcome(NamedTuple):
 def compare_calls(
     expected: Sequence[Action], made: Sequence[Action], settings: ComparisonSettings
 ) -> Outcome:
-    """Compare calls in any order.
+    """Compare calls in any order. Raises ValueError: the arguments of an expected call cannot be read.
 
     Args:
         expected: at least one call; the arguments are JSON.
         made: at least one call.
-        settings: how.
-
-    Raises:
-        ValueError: the arguments of an expected call cannot be read.
     """
     if settings.parallel_tool_call_rewarding:
         missing, surplus = len(made) < len(expected), len(made) > len(expected)

@@ -13,13 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator
 
 from gym_serve.environments.workplace_assistant.office import Office, differing_tables
-from gym_serve.environments.workplace_assistant.tools import (
-    AnalyticsTools,
-    CalendarTools,
-    CustomerTools,
-    EmailTools,
-    ProjectTools,
-)
+from gym_serve.environments.workplace_assistant.tools import OfficeTools
 from gym_serve.grading import arguments_of
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
@@ -58,9 +52,7 @@ class WorkplaceVerdict(Verdict):
     """Number of those that failed."""
 
 
-class WorkplaceAssistant(
-    EmailTools, CalendarTools, AnalyticsTools, ProjectTools, CustomerTools, ResourcesServer
-):
+class WorkplaceAssistant(OfficeTools, ResourcesServer):
     """Tasks in an office: reward 1.0 for the right end state, else 0.0."""
 
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
@@ -73,10 +65,8 @@ class WorkplaceAssistant(
         """The office of an episode."""
 
     async def verify(self, request: WorkplaceRequest) -> WorkplaceVerdict:
-        """Compare the office after the response's calls with that after the solution's.
-
-        Raises:
-            InvalidRequest: a call of the solution fails.
+        """Compare the office after the response's calls with that after the solution's. Raises
+        InvalidRequest: a call of the solution fails.
         """
         wanted = Office()
         for index, call in enumerate(request.ground_truth):

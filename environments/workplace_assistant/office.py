@@ -48,25 +48,14 @@ class Office:
         }
 
     def record(self, table: str, record_id: str) -> Record:
-        """The record of an id.
-
-        Raises:
-            ToolFailed: there is none.
-        """
+        """The record of an id. Raises ToolFailed: there is none."""
         record = self.tables[table].get(record_id)
         if record is None:
             raise ToolFailed(f"there is no record {record_id[:50]!r} among the {table}")
         return record
 
     def add(self, table: str, **fields: str) -> str:
-        """Add a record.
-
-        Returns:
-            its id.
-
-        Raises:
-            ToolFailed: the table is full.
-        """
+        """Add a record. Returns its id. Raises ToolFailed: the table is full."""
         records = self.tables[table]
         if len(records) >= _MAX_RECORDS:
             raise ToolFailed(f"the office holds at most {_MAX_RECORDS} {table}")
@@ -76,11 +65,7 @@ class Office:
         return record_id
 
     def delete(self, table: str, record_id: str) -> None:
-        """Delete a record.
-
-        Raises:
-            ToolFailed: there is none.
-        """
+        """Delete a record. Raises ToolFailed: there is none."""
         self.record(table, record_id)
         del self.tables[table][record_id]
 
@@ -164,11 +149,7 @@ def shown(moment: datetime) -> str:
 
 
 def read(type_: Any, field: str, value: str) -> Any:
-    """``value`` converted to the type of a field.
-
-    Raises:
-        ToolFailed: it does not fit.
-    """
+    """``value`` converted to the type of a field. Raises ToolFailed: it does not fit."""
     try:
         return TypeAdapter(type_).validate_python(value)
     except ValidationError as error:

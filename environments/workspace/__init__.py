@@ -114,16 +114,11 @@ class Workspace(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether there are boxes."""
         yield from super().preflight(config)
         yield from provider_problems(config.sandbox)
 
     async def start(self) -> None:
-        """Find the provider.
-
-        Raises:
-            GraphError: it does not work on this machine.
-        """
+        """Find the provider. Raises GraphError: it does not work on this machine."""
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
         self._places = asyncio.Semaphore(self.config.max_boxes)
@@ -134,11 +129,8 @@ class Workspace(ResourcesServer):
         return {**super().operations(), "solve": solve}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> None:
-        """Make the box, once its image is built.
-
-        Raises:
-            InvalidRequest: the task cannot be run here.
-            Unavailable: no box starts.
+        """Make the box, once its image is built. Raises InvalidRequest: the task cannot be run here;
+        Unavailable: no box starts.
         """
         session.task = task = await asyncio.to_thread(task_of, row)
         session.oracle = row.oracle
@@ -169,7 +161,6 @@ class Workspace(ResourcesServer):
             self._places.release()
 
     async def close(self, session: Session) -> None:
-        """End the box."""
         box, session.box = session.box, None
         if box is not None:
             await self._end(box)

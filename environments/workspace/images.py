@@ -49,7 +49,6 @@ class Images:
 
     Args:
         provider: makes the boxes in which they are built.
-        cache: folder for them.
     """
 
     def __init__(self, provider: SandboxProvider, cache: Path) -> None:
@@ -58,16 +57,13 @@ class Images:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def spec(self, folder: Path | None, spec: SandboxSpec, timeout: float) -> SandboxSpec:
-        """The box of an image.
+        """The box of an image. Raises InvalidRequest: the Dockerfile asks for what is not done here, or a
+        step of it failed; Unavailable: no box starts.
 
         Args:
             folder: the folder with its Dockerfile; None for the box as it is.
             spec: what the box may use; an ``env`` and ``workdir`` of its own come first.
             timeout: seconds that each step may take.
-
-        Raises:
-            InvalidRequest: the Dockerfile asks for what is not done here, or a step of it failed.
-            Unavailable: no box starts.
         """
         if folder is None:
             return spec
@@ -183,10 +179,8 @@ def _say(image: str) -> None:
 
 
 def instructions(folder: Path) -> Iterator[tuple[str, str]]:
-    """The instructions of a folder's Dockerfile, in order.
-
-    Raises:
-        InvalidRequest: there is no such file, or it has several stages or an instruction that is not known.
+    """The instructions of a folder's Dockerfile, in order. Raises InvalidRequest: there is no such file, or
+    it has several stages or an instruction that is not known.
     """
     path = folder / DOCKERFILE
     try:
@@ -253,13 +247,11 @@ def _digest(folder: Path) -> str:
 
 
 def archive_of(source: Path | Mapping[str, str], *, without: str = "") -> bytes:
-    """A tar archive of a folder, or of texts by name; its files are root's.
+    """A tar archive of a folder, or of texts by name; its files are root's. Raises InvalidRequest: a name
+    leads out of the archive.
 
     Args:
         without: pattern of names to leave out.
-
-    Raises:
-        InvalidRequest: a name leads out of the archive.
     """
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:

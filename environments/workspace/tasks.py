@@ -99,11 +99,7 @@ class Task:
 
 
 def task_of(row: WorkspaceRow) -> Task:
-    """The task of a row.
-
-    Raises:
-        InvalidRequest: its folder is no task, or asks for what is not supported.
-    """
+    """The task of a row. Raises InvalidRequest: its folder is no task, or asks for what is not supported."""
     if row.task is not None:
         return _of_folder(Path(row.task))
     assert row.test_command is not None
@@ -227,10 +223,8 @@ class HarborRows:
     graph = "workspace"
 
     def rows(self, folder: Path) -> Iterator[JSON]:
-        """Rows of the task that a folder is, or of the tasks that it has.
-
-        Raises:
-            InvalidRequest: there is none.
+        """Rows of the task that a folder is, or of the tasks that it has. Raises InvalidRequest: there is
+        none.
         """
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
         found = [file.parent for file in files if file.is_file()]

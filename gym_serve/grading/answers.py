@@ -120,10 +120,8 @@ def is_denied(text: str, start: int) -> bool:
 
 
 def stated(expected: str) -> str:
-    """A row's right answer; for pydantic's `AfterValidator`.
-
-    Raises:
-        ValueError: it is blank. Such a row would score 0 whatever the model says.
+    """A row's right answer; for pydantic's `AfterValidator`. Raises ValueError: it is blank. Such a row would
+    score 0 whatever the model says.
     """
     if not expected.strip():
         raise ValueError("the right answer is missing: this text is empty")
@@ -367,10 +365,7 @@ def _is_rule(line: str) -> bool:
 
 
 def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:
-    """``content`` without ``font{}`` around all of it, however often; see `bare_answer` for ``everything``.
-
-    By indices: a slice per wrapper would take quadratic time on a deep nest of them.
-    """
+    """``content`` without ``font{}`` around all of it, however often."""
     closing = _closing_braces(content)
     start, end = _trimmed(content, 0, len(content))
     while start < end:

@@ -29,10 +29,8 @@ def decoded_arguments(call: JSON) -> Any:
 
 def decode_arguments(text: Any) -> Any:
     """The JSON value in ``text``; a blank text or null, as a call without parameters may have, is ``{}``.
-
-    Raises:
-        ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands of
-            digits.
+    Raises ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands
+    of digits.
     """
     if is_empty(text):
         return {}
@@ -61,14 +59,12 @@ def pair_up(candidates: Sequence[Sequence[int]]) -> set[int]:
     """The expected calls that can each have an actual call of their own: a maximum bipartite matching.
 
     An actual call may fit several expected ones. Taking the first that fits could leave another expected call
-    without any, so pairs are changed as long as that makes more of them (Kuhn's algorithm).
+    without any, so pairs are changed as long as that makes more of them (Kuhn's algorithm). Returns the
+    indices of the expected calls in pairs. Where several choices are as large, calls with fewer candidates go
+    first.
 
     Args:
         candidates: for each expected call, the indices of the actual calls that fit it.
-
-    Returns:
-        the indices of the expected calls in pairs. Where several choices are as large, calls with fewer
-        candidates go first.
     """
     owner: dict[int, int] = {}
     dead: set[int] = set()  # calls that a search has tried in vain can never be given up

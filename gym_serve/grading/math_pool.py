@@ -50,10 +50,8 @@ class MathVerifyPool(WorkerPool):
         """Comparisons that are waited for."""
 
     async def start(self) -> None:
-        """Start the workers; returns when all are warm, after one to three seconds.
-
-        Raises:
-            VerifierFailed: a worker did not start, with its reason (math-verify is not installed, ...).
+        """Start the workers; returns when all are warm, after one to three seconds. Raises VerifierFailed: a
+        worker did not start, with its reason (math-verify is not installed, ...).
         """
         try:
             await super().start()
@@ -65,18 +63,15 @@ class MathVerifyPool(WorkerPool):
     async def verify(
         self, gold: str, answer: str, *, timeout: float, until: float | None = None
     ) -> Comparison:
-        r"""Compare an answer with the right one in the next free worker.
+        r"""Compare an answer with the right one in the next free worker. Raises InvalidRequest: the right
+        answer cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside, or
+        got almost no CPU time; Unavailable: the pool is not running.
 
         Args:
             gold: the right answer, in ``\\boxed{}``.
             answer: text with the answer in it.
             timeout: seconds of CPU time that the comparison may take.
             until: the `time.monotonic()` moment at which an answer that takes long is given up; see `run`.
-
-        Raises:
-            InvalidRequest: the right answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside, or got almost no CPU time.
-            Unavailable: the pool is not running.
         """
         question = await asyncio.to_thread(ask, gold, answer) if len(answer) > _LONG else ask(gold, answer)
         written = question.written
@@ -106,10 +101,7 @@ class MathVerifyPool(WorkerPool):
             ) from None
 
     async def _shared(self, pairs: list[tuple[str, str]], timeout: float, until: float | None) -> Any:
-        """The result of a comparison, which all who ask for the same at the same time wait for together.
-
-        Verdicts on answers that took long are kept, so that an answer that many rollouts give is paid once.
-        """
+        """The result of a comparison, which all who ask for the same at the same time wait for together."""
         key = json.dumps([pairs, timeout])
         if key in self._failed:
             raise WorkFailed(self._failed[key])

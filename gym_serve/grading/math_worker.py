@@ -90,11 +90,8 @@ def compare(gold: str, answer: str) -> Comparison:
 
 
 def arithmetic(text: str) -> Any:
-    """A SymPy expression, not evaluated, of numbers, ``+ - * / **`` and brackets.
-
-    Raises:
-        ValueError: there is anything else in it.
-        SyntaxError: it is no expression.
+    """A SymPy expression, not evaluated, of numbers, ``+ - * / **`` and brackets. Raises ValueError: there is
+    anything else in it; SyntaxError: it is no expression.
     """
     import sympy  # type: ignore[import-untyped]
 
@@ -141,10 +138,7 @@ def _library() -> Any:
 
 
 def _treat_alike(*texts: str) -> None:
-    """Take the variables of both texts for real ones, or those of both for complex ones.
-
-    math-verify decides for each text alone, and a real ``i`` is not a complex one to SymPy.
-    """
+    """Take the variables of both texts for real ones, or those of both for complex ones."""
     from math_verify import grader, parser
 
     are_complex = any(map(grader.should_treat_as_complex, texts))
@@ -237,11 +231,7 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
 
 
 def _same_exactly(gold: Any, answer: Any) -> bool:
-    """Whether two exact constants that agree to many digits agree to all that their numbers have.
-
-    Two fractions whose numbers have n digits differ relatively by 10^(-2n) at least, or not at all. Of
-    numbers with more than `_MAX_DIGITS` digits, only those of the same form are equal.
-    """
+    """Whether two exact constants that agree to many digits agree to all that their numbers have."""
     from sympy import Float
 
     if gold == answer:

@@ -60,7 +60,8 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_
 
 
 class EnvServer:
-    """Serves a graph to prime-rl.
+    """Serves a graph to prime-rl. Raises InvalidRequest: there is no such version; GraphError: the graph has
+    problems, or no model that an agent names.
 
     Args:
         graph: path of a graph file, or what stands under its ``args``.
@@ -69,13 +70,6 @@ class EnvServer:
         overrides: values of the graph by path.
         attempts: how often a rollout is tried if its failure is worth it.
         **options: of `Gym.from_graph`, such as ``ray=False``.
-
-    Attributes:
-        address: where it listens.
-
-    Raises:
-        InvalidRequest: there is no such version.
-        GraphError: the graph has problems, or no model that an agent names.
     """
 
     def __init__(
@@ -230,11 +224,7 @@ def _delta(trace: JSON) -> JSON:
 
 
 def row_of(task: Mapping[str, Any]) -> JSON:
-    """The row of a task: its ``row``, else its own keys.
-
-    Raises:
-        InvalidRequest: it has no prompt.
-    """
+    """The row of a task: its ``row``, else its own keys. Raises InvalidRequest: it has no prompt."""
     row = task.get("row")
     fields = dict(row if isinstance(row, dict) else task)
     if "responses_create_params" not in fields and not fields.get("prompt"):

@@ -46,15 +46,12 @@ _NONE = "which gym_serve does not provide"
 
 
 class Tasks:
-    """A taskset.
+    """A taskset. Raises GraphError: verifiers is not installed, there is no such taskset, its settings do not
+    fit, or its tasks need a runtime, or have no rewards.
 
     Args:
         taskset: import path of its class, ``package.module:Class``, or the id of an installed taskset.
         settings: fields of its config.
-
-    Raises:
-        GraphError: verifiers is not installed, there is no such taskset, its settings do not fit, or its
-            tasks need a runtime, or have no rewards.
     """
 
     def __init__(self, taskset: str, settings: Mapping[str, Any]) -> None:
@@ -92,11 +89,7 @@ class Tasks:
             }
 
     def task(self, row: Mapping[str, Any]) -> Any:
-        """The task of a row.
-
-        Raises:
-            InvalidRequest: the row holds none.
-        """
+        """The task of a row. Raises InvalidRequest: the row holds none."""
         metadata = row.get("verifier_metadata")
         data = metadata.get("task") if isinstance(metadata, Mapping) else None
         try:
@@ -105,19 +98,13 @@ class Tasks:
             raise InvalidRequest(f"verifier_metadata.task: {error}") from None
 
     async def score(self, row: JSON, response: JSON, state: Any = None) -> JSON:
-        """Score a rollout.
+        """Score a rollout. Returns ``reward``, ``reward_components`` and the metrics by name. Raises
+        InvalidRequest: the row holds no task, or verifiers has no form for the rollout; Exception: whatever a
+        reward raises.
 
         Args:
-            row: the row.
             response: what the agent did.
             state: the state that the tools left; None for a fresh one.
-
-        Returns:
-            ``reward``, ``reward_components`` and the metrics by name.
-
-        Raises:
-            InvalidRequest: the row holds no task, or verifiers has no form for the rollout.
-            Exception: whatever a reward raises.
         """
         task = self.task(row)
         episode = verifiers_episode(Rollout.read({**row, "response": response, "reward": 0.0}))
@@ -167,14 +154,7 @@ def _prompt(data: JSON) -> list[JSON]:
 
 
 class SessionTools:
-    """The tools of one rollout.
-
-    Args:
-        toolsets: of verifiers, constructed.
-
-    Raises:
-        GraphError: two of them have a state.
-    """
+    """The tools of one rollout. Raises GraphError: two of them have a state."""
 
     def __init__(self, toolsets: Sequence[Any]) -> None:
         self._toolsets = toolsets
@@ -194,7 +174,6 @@ class SessionTools:
         self.state: Any = states[0] if states else None
 
     async def start(self, data: Any) -> None:
-        """Set the toolsets up for the data of a task."""
         for toolset in self._toolsets:
             await toolset.setup()
             await toolset.setup_task(data)
@@ -208,11 +187,8 @@ class SessionTools:
         ]
 
     async def call(self, name: str, arguments: JSON) -> str:
-        """The text that a tool answers.
-
-        Raises:
-            NotFound: there is no such tool.
-            ToolFailed: the tool refuses its arguments, or failed.
+        """The text that a tool answers. Raises NotFound: there is no such tool; ToolFailed: the tool refuses
+        its arguments, or failed.
         """
         if all(tool.name != name for tool in await self._server.list_tools()):
             raise NotFound(f"there is no tool {name[:100]!r}")
@@ -257,23 +233,14 @@ class Verifiers(ResourcesServer):
         self._tools: list[ToolDescription] = []
 
     async def start(self) -> None:
-        """Load the taskset, and find its tools.
-
-        Raises:
-            GraphError: see `Tasks`.
-        """
+        """Load the taskset, and find its tools. Raises GraphError: see `Tasks`."""
         self._tasks = await asyncio.to_thread(Tasks, self.config.taskset, self.config.config)
         self._tools = await SessionTools(self._tasks.toolsets()).described()
         await super().start()
 
     async def seed(self, row: JSON, session: _Rollout) -> JSON:
-        """Set up the rollout's toolsets.
-
-        Returns:
-            ``tools``, for agents whose row brings none.
-
-        Raises:
-            InvalidRequest: the row holds no task of the taskset.
+        """Set up the rollout's toolsets. Returns ``tools``, for agents whose row brings none. Raises
+        InvalidRequest: the row holds no task of the taskset.
         """
         tasks = self._loaded()
         data = tasks.task(row).data

@@ -58,7 +58,6 @@ class Answer(Generic[V]):
 
     Attributes:
         request: the body of the call.
-        response: the reply.
         verdict: the verdict of the reply; None if it gives none.
     """
 
@@ -92,7 +91,6 @@ class JudgeCalls:
         """Nothing to do: the cache is open."""
 
     async def stop(self) -> None:
-        """Close the cache."""
         if self._cache is not None:
             self._cache.close()
 
@@ -106,21 +104,16 @@ class JudgeCalls:
         judge: int = 0,
         vote: int = 0,
     ) -> Answer[V]:
-        """Make a call to a judge.
+        """Make a call to a judge. Raises VerifierFailed: the judge was too slow, or its reply is malformed;
+        because of a `BadRequest` if it does not take the request; Overloaded, Unavailable: its endpoint is
+        busy or down, and is waited for as a policy's is; OperatorError: the judge's endpoint refuses the key,
+        or is not a model endpoint; AuthorError: the code of the judge's model is wrong.
 
         Args:
-            model: its model.
             request: the body of the call.
             read: returns the verdict of a reply, or None if it gives none. May raise `VerifierFailed`.
             protocol: the protocol of ``request``.
             judge, vote: number of the judge, and of the repetition, if the same is asked several times.
-
-        Raises:
-            VerifierFailed: the judge was too slow, or its reply is malformed; because of a `BadRequest` if it
-                does not take the request.
-            Overloaded, Unavailable: its endpoint is busy or down, and is waited for as a policy's is.
-            OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
-            AuthorError: the code of the judge's model is wrong.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
@@ -186,15 +179,12 @@ async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
     """Ask a judge about a policy's text; about less of it if the judge refuses it, and at last about nothing.
 
     Else a policy could make a failure of its zero: by a text that does not fit the judge's context, or by
-    words that its endpoint does not take.
+    words that its endpoint does not take. Raises VerifierFailed: the judge failed, or refuses what is asked
+    without the text, too; BadRequest: ``ask`` cannot ask, without the text either.
 
     Args:
         ask: asks about at most so many characters of the text.
         chars: how many that are at first.
-
-    Raises:
-        VerifierFailed: the judge failed, or refuses what is asked without the text, too.
-        BadRequest: ``ask`` cannot ask, without the text either.
     """
     for limit in (chars, chars // 8, chars // 64):
         try:
@@ -218,14 +208,7 @@ class CacheSettings(BaseModel):
 
 
 class VerdictCache:
-    """Replies by request.
-
-    Args:
-        settings: the settings.
-
-    Raises:
-        BadRequest: the file cannot be opened.
-    """
+    """Replies by request. Raises BadRequest: the file cannot be opened."""
 
     def __init__(self, settings: CacheSettings) -> None:
         self._model = settings.model
@@ -247,7 +230,6 @@ class VerdictCache:
         Args:
             judge: number of the judge among several.
             protocol: protocol of the request.
-            request: its body.
             vote: number of the repetition.
         """
         parts = [self._model, judge, protocol, request, vote]
@@ -272,7 +254,6 @@ class VerdictCache:
         await asyncio.to_thread(self._execute, insert, key, orjson.dumps(reply))
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 

@@ -63,20 +63,16 @@ class Ballot:
 
 @dataclass(frozen=True)
 class LabelJudge:
-    """Asks judges for a label.
+    """Asks judges for a label. Raises ValueError: neither prompt nor system message mentions a label, see
+    `check_labels`.
 
     Attributes:
-        models: the judges.
-        calls: makes the calls.
         prompt_template: the prompt, for `filled_in`; see `check_fields`.
         labels: the allowed labels; the one that a reply ends with is its verdict.
         params: Responses body of every call, less ``input``.
         system_message: message before each prompt, or None.
         read: returns the part of a reply that is searched for labels.
         votes: number of times that each judge is asked.
-
-    Raises:
-        ValueError: neither prompt nor system message mentions a label, see `check_labels`.
     """
 
     models: Sequence[ModelClient]
@@ -92,13 +88,10 @@ class LabelJudge:
         check_labels(self.labels, self.prompt_template, self.system_message)
 
     async def ask(self, fields: Mapping[str, str]) -> Ballot:
-        """Ask the judges a question.
+        """Ask the judges a question. Raises Retryable: calls failed, and the others have no majority.
 
         Args:
             fields: values of the prompt's fields; text of a policy must go through `escape_labels` first.
-
-        Raises:
-            Retryable: calls failed, and the others have no majority.
         """
         prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
@@ -141,15 +134,12 @@ class LabelJudge:
 async def both_orders(
     ask: Callable[[str, str], Awaitable[Ballot]], first: str, second: str, label: str
 ) -> list[Ballot]:
-    """Ask about two texts, and again with the texts swapped if the answer was ``label``.
+    """Ask about two texts, and again with the texts swapped if the answer was ``label``. Returns one ballot
+    or two; the answer holds if all of them have the label.
 
     Args:
         ask: asks about two texts in the order given.
-        first, second: the texts.
         label: the answer that must hold both times.
-
-    Returns:
-        one ballot or two; the answer holds if all of them have the label.
     """
     ballot = await ask(first, second)
     return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
@@ -215,26 +205,19 @@ class JudgeSettings(ResourcesServer.Config):
         """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags.
 
         Args:
-            text: the text.
             max_chars: number of characters that are kept.
         """
         forbidden = (*self.judge_labels, *delimiters_of(self.judge_prompt_template))
         return escape_labels(text, forbidden, max_chars)
 
     def judge_calls(self) -> JudgeCalls:
-        """The limit of concurrent calls, and the cache, that these settings describe.
-
-        Raises:
-            BadRequest: the cache's file cannot be opened.
+        """The limit of concurrent calls, and the cache, that these settings describe. Raises BadRequest: the
+        cache's file cannot be opened.
         """
         return JudgeCalls(self.judge_max_concurrency, open_cache(self.judge_cache))
 
     def label_judge(self, calls: JudgeCalls, read: Callable[[JSON], str] = final_text) -> LabelJudge:
-        """The judge that these settings describe; `judge` must be set.
-
-        Args:
-            calls, read: see `LabelJudge`.
-        """
+        """The judge that these settings describe; `judge` must be set."""
         assert self.judge is not None
         return LabelJudge(
             (self.judge, *self.further_judges),
@@ -264,10 +247,8 @@ class JudgeSettings(ResourcesServer.Config):
 
 
 def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
-    """The verdict cache of an environment; None without settings.
-
-    Raises:
-        BadRequest: the file cannot be opened.
+    """The verdict cache of an environment; None without settings. Raises BadRequest: the file cannot be
+    opened.
     """
     return None if settings is None else VerdictCache(settings)
 
@@ -286,11 +267,7 @@ class Calibration:
 
     @classmethod
     def of(cls, labels: Iterable[tuple[Label, Label]], failed: int = 0) -> Calibration:
-        """The calibration of (person's label, judge's label) pairs.
-
-        Raises:
-            InvalidRequest: there is no pair.
-        """
+        """The calibration of (person's label, judge's label) pairs. Raises InvalidRequest: there is none."""
         pairs = Counter(labels)
         if not pairs:
             raise InvalidRequest("calibration needs at least one labelled row with a verdict")
@@ -334,14 +311,12 @@ class Calibration:
 async def calibrate(
     labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
 ) -> Calibration:
-    """Let a judge label questions that people have labelled. `JudgeCalls` bounds the concurrency.
+    """Let a judge label questions that people have labelled. `JudgeCalls` bounds the concurrency. Raises
+    InvalidRequest: no question got a label.
 
     Args:
         labelled: each question with the person's label.
         judge: returns the judge's label of a question; a `Retryable` error counts as failed.
-
-    Raises:
-        InvalidRequest: no question got a label.
     """
 
     async def pair(question: T, label: Label) -> tuple[Label, Label] | None:

@@ -34,10 +34,8 @@ _DECODER = json.JSONDecoder()
 def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
     """Check that a template has the ``required`` fields, and none but these and ``optional`` ones; return it.
 
-    It may have ``{mark}`` as well, see `filled_in`.
-
-    Raises:
-        ValueError: it has other fields, or a brace that is not doubled.
+    It may have ``{mark}`` as well, see `filled_in`. Raises ValueError: it has other fields, or a brace that
+    is not doubled.
     """
     fields = set(_fields(template))
     allowed = {*required, *optional, _MARK}
@@ -59,15 +57,12 @@ def check_labels(labels: Collection[str], template: str, system_message: str | N
     A judge that is asked for other labels never writes these, and every answer would get 0. A prompt may
     describe a label in pieces: ``Judgement: answer 'yes' if ...`` for the label ``Judgement: yes``, or
     ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt of hardly more than its fields is for a judge
-    that was trained to its labels, and is not checked.
+    that was trained to its labels, and is not checked. Raises ValueError: the prompt gives instructions and
+    does not mention a label.
 
     Args:
-        labels: the allowed labels.
         template: the prompt, for `str.format`.
         system_message: message before each prompt, or None.
-
-    Raises:
-        ValueError: the prompt gives instructions and does not mention a label.
     """
     parts = string.Formatter().parse(template)  # a doubled brace ends a part, too
     said = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
@@ -101,7 +96,6 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
     So a judge that quotes the text does not give a verdict by that.
 
     Args:
-        text: the text.
         labels: the labels of the judge, and whatever else the text must not say (`delimiters_of`).
         max_chars: number of characters that are kept, at the end of the text.
     """
@@ -148,19 +142,13 @@ def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]
 
 
 def whole_text(response: JSON) -> str:
-    """The text of all assistant messages of a Response.
-
-    Raises:
-        VerifierFailed: it is not a Response.
-    """
+    """The text of all assistant messages of a Response. Raises VerifierFailed: it is not a Response."""
     return _checked(response).output_text
 
 
 def final_text(response: JSON) -> str:
-    """The last part of the message that ends a Response; empty if another item ends it.
-
-    Raises:
-        VerifierFailed: it is not a Response.
+    """The last part of the message that ends a Response; empty if another item ends it. Raises
+    VerifierFailed: it is not a Response.
     """
     reply = _checked(response)
     messages = reply.messages
@@ -225,15 +213,12 @@ def contradicts(text: str, labels: Sequence[str]) -> bool:
 
 
 def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
-    """The label of a reply; None if the reply is complete and has none, or contradicts itself.
+    """The label of a reply; None if the reply is complete and has none, or contradicts itself. Raises
+    VerifierFailed: the reply is empty, or broke off before its verdict.
 
     Args:
-        response: the reply.
         text: the part of it to search: `whole_text` or `final_text`.
         labels: the labels of the judge.
-
-    Raises:
-        VerifierFailed: the reply is empty, or broke off before its verdict.
     """
     label = verdict_in(text, labels)
     if label is None:

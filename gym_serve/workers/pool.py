@@ -75,10 +75,8 @@ class WorkerProcess:
         return self._live is not None
 
     async def start(self) -> None:
-        """Start the process and wait until it is warm.
-
-        Raises:
-            VerifierFailed: it does not start; gives the reason.
+        """Start the process and wait until it is warm. Raises VerifierFailed: it does not start; gives the
+        reason.
         """
         reason = None
         try:
@@ -99,11 +97,7 @@ class WorkerProcess:
             raise VerifierFailed(f"a {self._name} worker does not start: {reason}")
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """Send a line and wait for its answer.
-
-        Raises:
-            ConnectionError: the process died, or was not started.
-        """
+        """Send a line and wait for its answer. Raises ConnectionError: the process died or did not start."""
         if self._live is not None:
             self._live.writer.write(request)
             await self._live.writer.drain()
@@ -114,11 +108,7 @@ class WorkerProcess:
         return await self._end(_LAST_SECONDS)
 
     async def stop(self) -> End | None:
-        """Kill the process and collect it.
-
-        Returns:
-            how it ended; None if there was none.
-        """
+        """Kill the process and collect it. Returns how it ended; None if there was none."""
         return await self._end(0)
 
     async def _end(self, grace: float) -> End | None:
@@ -210,10 +200,8 @@ class WorkerPool:
         self._running = False
 
     async def start(self) -> None:
-        """Start the workers; returns when all are warm.
-
-        Raises:
-            VerifierFailed: a worker did not start; gives the reason, such as a missing package.
+        """Start the workers; returns when all are warm. Raises VerifierFailed: a worker did not start; gives
+        the reason, such as a missing package.
         """
         try:
             starts = (worker.start() for worker in self._workers[: self._num_workers])
@@ -230,7 +218,6 @@ class WorkerPool:
         ]
 
     async def stop(self) -> None:
-        """End the workers; waiting calls raise `Unavailable`. Safe to call twice."""
         self._running = False
         for slot in self._slots:
             slot.cancel()
@@ -246,18 +233,15 @@ class WorkerPool:
         """Run ``work(request)`` in the next free worker and return its result.
 
         A cancelled call leaves the queue. If a worker has begun it, the worker finishes it (or is killed at
-        its limit) and continues, which is cheaper than a new process.
+        its limit) and continues, which is cheaper than a new process. Raises WorkFailed: the request is at
+        fault; VerifierFailed: the machine is at fault: the worker was killed, or got almost no CPU time;
+        Unavailable: the pool is not running.
 
         Args:
             request: a value that JSON can hold.
             cpu_seconds: limit of CPU time; waiting for a worker or a processor does not count.
             until: the `time.monotonic()` moment at which a request is given up that has used up its slice.
             urgent: serve it before those that wait: others depend on it.
-
-        Raises:
-            WorkFailed: the request is at fault.
-            VerifierFailed: the machine is at fault: the worker was killed, or got almost no CPU time.
-            Unavailable: the pool is not running.
         """
         if not self._running:
             raise Unavailable("the verifier is not running")

@@ -72,16 +72,14 @@ class ChildProcess:
         max_line: int,
         folder: str | None = None,
     ) -> ChildProcess:
-        """Start a process. It has no output and is not in the terminal's process group.
+        """Start a process. It has no output and is not in the terminal's process group. Raises OSError: the
+        program cannot be started.
 
         Args:
             command: the program with its arguments.
             environment: all of its environment variables.
             max_line: bytes of the longest line that `reader` accepts.
             folder: its working directory; by default this process's.
-
-        Raises:
-            OSError: the program cannot be started.
         """
         # On the event loop's thread: the kernel ties the life of a child with a "parent death signal" to the
         # thread that starts it.

@@ -59,10 +59,8 @@ class Exporter:
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of this format, converted to their types.
-
-        Raises:
-            InvalidRequest: there is no such option, or its value has another type.
+        """Options of this format, converted to their types. Raises InvalidRequest: there is no such option,
+        or its value has another type.
         """
         types, checked = get_type_hints(self.records), {}
         for name, value in options.items():
@@ -102,9 +100,11 @@ def export(
 ) -> ExportReport:
     """Write rollouts in a format of a trainer or a tool.
 
-    The rollouts are read once and in order, and memory does not grow with their number (for one row a
-    task it grows by a few hundred bytes a task). The output appears when it is complete;
-    if anything fails, nothing is left behind.
+    The rollouts are read once and in order, and memory does not grow with their number (for one row a task it
+    grows by a few hundred bytes a task). The output appears when it is complete; if anything fails, nothing
+    is left behind. Returns The account: how many rollouts were read, exported and left out, and why. Raises
+    InvalidRequest: no such format or option, or a package is missing; Conflict: there is something at
+    ``path``; BadRequest: ``path`` cannot be written.
 
     Args:
         rollouts: lines of a rollout file (docs/formats.md, Rollouts), failed ones as well.
@@ -113,14 +113,6 @@ def export(
         min_reward: leave out rollouts whose reward is lower, e.g. for rejection sampling.
         overwrite: replace the file at ``path``; a folder with something in it is never replaced.
         options: of the format, see `Exporter.options`.
-
-    Returns:
-        The account: how many rollouts were read, exported and left out, and why.
-
-    Raises:
-        InvalidRequest: no such format or option, or a package is missing.
-        Conflict: there is something at ``path``.
-        BadRequest: ``path`` cannot be written.
     """
     exporter = FORMATS.get(format)
     if exporter is None:

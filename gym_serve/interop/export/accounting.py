@@ -120,7 +120,6 @@ def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
     """The records of a format that makes one of each rollout, with all its conversations, by ``convert``.
 
     Args:
-        convert: makes the record.
         has_mask: whether a record says that its rollout is masked.
     """
 

@@ -56,15 +56,13 @@ class Step:
 def conversation(
     rollout: Rollout, *, reasoning: ReasoningForm = "field", arguments: ArgumentsForm = "string"
 ) -> Conversation:
-    """A rollout as prompt and completion.
+    """A rollout as prompt and completion. Raises NotExportable: it has an item that chat has no form for, or
+    no answer.
 
     Args:
         rollout: one with a model's answer.
         reasoning: as ``reasoning_content`` beside the content, as ``<think>`` tags in it, or not at all.
         arguments: the form of tool-call arguments. Those that are no JSON object stay a string.
-
-    Raises:
-        NotExportable: it has an item that chat has no form for, or no answer.
     """
     completion = _chat({"input": rollout.output[rollout.context :]}, "response.output", reasoning)
     while completion and _teaches_nothing(completion[-1]):
@@ -80,10 +78,8 @@ def conversation(
 
 
 def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> list[JSON]:
-    """The instructions and input, and what else was there before the model's first own turn.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or no message at all.
+    """The instructions and input, and what else was there before the model's first own turn. Raises
+    NotExportable: an item that chat has no form for, or no message at all.
     """
     params = {key: rollout.params.get(key) for key in ("input", "instructions")}
     messages = _chat(params, "responses_create_params", reasoning)
@@ -96,11 +92,9 @@ def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> 
 def steps(rollout: Rollout) -> list[Step]:
     """The episode, message by message, all of it that is not in `prompt_messages`.
 
-    An assistant message ends where its model call did: at the item with the token bundle, else where
-    a tool output or another role follows.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or malformed tokens.
+    An assistant message ends where its model call did: at the item with the token bundle, else where a tool
+    output or another role follows. Raises NotExportable: an item that chat has no form for, or malformed
+    tokens.
     """
     all_steps: list[Step] = []
     turn: list[JSON] = []
@@ -125,11 +119,7 @@ def steps(rollout: Rollout) -> list[Step]:
 
 
 def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
-    """The steps with their calls of the timeline, if these can only belong to them.
-
-    They cannot be told apart in a rollout with several conversations, nor where calls without tokens follow
-    one another, whose answers are one message.
-    """
+    """The steps with their calls of the timeline, if these can only belong to them."""
     turns = [i for i, step in enumerate(all_steps) if step.message["role"] == "assistant"]
     calls = model_calls(rollout)
     if len(calls) == len(turns) and not (rollout.branch or rollout.raw.get("branches")):
@@ -146,11 +136,7 @@ def model_calls(rollout: Rollout) -> list[timeline.Step]:
 
 
 def tools_of(rollout: Rollout) -> list[JSON]:
-    """The row's tools as chat has them.
-
-    Raises:
-        NotExportable: a tool is not a function.
-    """
+    """The row's tools as chat has them. Raises NotExportable: a tool is not a function."""
     try:
         return chat_tools(rollout.params.get("tools") or [])
     except BadRequest as error:
@@ -225,14 +211,11 @@ _PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
 
 def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[list[JSON], list[str]]:
-    """The messages with text content only, and the URLs of their images in order.
+    """The messages with text content only, and the URLs of their images in order. Raises NotExportable: media
+    other than images, or a text that would be taken for a placeholder.
 
     Args:
-        messages: chat messages.
         strict: refuse a text that spells a placeholder also where there are no images.
-
-    Raises:
-        NotExportable: media other than images, or a text that would be taken for a placeholder.
     """
     images: list[str] = []
     texts: list[JSON] = []
@@ -258,10 +241,6 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
 
 
 def require_text(messages: list[JSON]) -> None:
-    """Refuse media, for formats that hold none.
-
-    Raises:
-        NotExportable: a message has a part that is not text.
-    """
+    """Refuse media, for formats that hold none. Raises NotExportable: a part is not text."""
     if any(isinstance(message["content"], list) for message in messages):
         raise NotExportable("media", "this format has no form for images and other media")

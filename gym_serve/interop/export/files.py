@@ -47,10 +47,8 @@ class Sink:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds.
-
-    Raises:
-        BadRequest: there is no such folder.
+    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds. Raises BadRequest: there is
+    no such folder.
     """
     check_folder(path)
     partial = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.partial")
@@ -137,11 +135,7 @@ class Seen:
 
 
 def pyarrow() -> Any:
-    """The pyarrow module.
-
-    Raises:
-        InvalidRequest: it is not installed.
-    """
+    """The pyarrow module. Raises InvalidRequest: it is not installed."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:

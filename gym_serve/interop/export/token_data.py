@@ -47,10 +47,8 @@ def message_log(turns: list[TokenTurn]) -> list[JSON]:
 
 
 def nemo_rl_record(rollout: Rollout) -> JSON:
-    """A rollout, or a branch of one, as NeMo RL's result.
-
-    Raises:
-        NotExportable: it has no usable tokens, or no reward.
+    """A rollout, or a branch of one, as NeMo RL's result. Raises NotExportable: it has no usable tokens, or
+    no reward.
     """
     try:
         log = message_log(token_turns(rollout))
@@ -105,7 +103,7 @@ def verl_task(
     ground_truth: str = "expected_answer",
     split: str = "train",
 ) -> JSON:
-    """The task of a rollout, as a row for RL.
+    """The task of a rollout, as a row for RL. Raises NotExportable: the prompt has no form in verl.
 
     Args:
         rollout: any rollout of the task.
@@ -113,9 +111,6 @@ def verl_task(
             metrics; the agent's name if not given.
         ground_truth: key of the row that holds the answer.
         split: name of the split.
-
-    Raises:
-        NotExportable: the prompt has no form in verl.
     """
     prompt, images = with_placeholders(prompt_messages(rollout))
     source = data_source or rollout.agent
@@ -136,10 +131,8 @@ def verl_task(
 
 
 def verl_rollout(rollout: Rollout, *, reasoning: ReasoningForm = "field", **task_options: Any) -> JSON:
-    """A rollout, or a branch of one, as a row for SFT, for RL, and with its tokens.
-
-    Raises:
-        NotExportable: it failed, is masked, or has no form in verl.
+    """A rollout, or a branch of one, as a row for SFT, for RL, and with its tokens. Raises NotExportable: it
+    failed, is masked, or has no form in verl.
     """
     rollout.require_trainable()
     row = verl_task(rollout, **task_options)
@@ -192,7 +185,6 @@ def verl_records(
     """The rows of all rollouts, or one row for each of their tasks.
 
     Args:
-        rollouts: the rollouts.
         report: counts what is left out.
         per: ``task`` writes the RL columns alone, once a task: verl repeats a prompt itself.
         reasoning: in ``messages``: as ``reasoning_content``, as ``<think>`` tags, or left out.

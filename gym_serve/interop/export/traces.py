@@ -48,10 +48,8 @@ _IMAGES = {ending: f"image/{ending}" for ending in ("png", "jpeg", "gif", "webp"
 
 
 def atif_trajectory(rollout: Rollout) -> JSON:
-    """A rollout as an ATIF trajectory.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or malformed tokens.
+    """A rollout as an ATIF trajectory. Raises NotExportable: an item that chat has no form for, or malformed
+    tokens.
     """
     began = rollout.timeline.began if rollout.timeline else None
     # Harbor keeps steps of the prompt apart from the agent's own: they are not to be trained on.
@@ -209,7 +207,6 @@ class MessageGraph:
 
     Args:
         tools: what the model could call, kept on each root.
-        timestamp: see the attribute.
 
     Attributes:
         nodes: the messages; ``parent`` is an index into the list.
@@ -272,10 +269,8 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens"
 
 
 def verifiers_episode(rollout: Rollout) -> JSON:
-    """A rollout as a verifiers episode.
-
-    Raises:
-        NotExportable: an item or medium that verifiers has no form for, malformed tokens, or no reward.
+    """A rollout as a verifiers episode. Raises NotExportable: an item or medium that verifiers has no form
+    for, malformed tokens, or no reward.
     """
     prompt = [_message(message, {}) for message in prompt_messages(rollout)]
     task: JSON = {"type": "Task", "data": {"id": rollout.task, "prompt": prompt}, "key": rollout.task}

@@ -43,13 +43,11 @@ class AsgiApp:
         self._life: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Run what the application does at its start; whatever that raises is raised."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(ready))
         await ready
 
     async def stop(self) -> None:
-        """Run what it does at its end."""
         self._end.set()
         if self._life is not None:
             await self._life
@@ -58,9 +56,7 @@ class AsgiApp:
         self, path: str, body: Any, cookies: httpx.Cookies, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """A POST request with a JSON body to an escaped path; ``cookies`` receives those of the answer.
-
-        Raises:
-            Exception: whatever the application does not catch.
+        Raises Exception: whatever the application does not catch.
         """
         request = httpx.Request(
             "POST",
@@ -97,10 +93,8 @@ class McpTools:
         self._path = path
 
     async def tools(self) -> list[JSON]:
-        """All tools, as a row has them (OpenAI's function tools).
-
-        Raises:
-            GraphError: the server does not tell them, or one has a name that cannot be a route's.
+        """All tools, as a row has them (OpenAI's function tools). Raises GraphError: the server does not tell
+        them, or one has a name that cannot be a route's.
         """
         found: list[JSON] = []
         cursor: JSON = {}
@@ -119,10 +113,8 @@ class McpTools:
         return found
 
     async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
-        """The text of a tool's answer; ``headers`` name the session, see `session_headers`.
-
-        Raises:
-            ToolFailed: it failed or refused its arguments.
+        """The text of a tool's answer; ``headers`` name the session, see `session_headers`. Raises
+        ToolFailed: it failed or refused its arguments.
         """
         answer = await self._ask("tools/call", {"name": name, "arguments": arguments}, headers)
         result = answer.get("result")

@@ -45,10 +45,8 @@ _PATHS = "config_paths"
 
 
 def load_configs(paths: Sequence[Path]) -> dict[str, Any]:
-    """The contents of configs and of all that they pull in, merged.
-
-    Raises:
-        InvalidRequest: a file is missing, invalid YAML, or not a config.
+    """The contents of configs and of all that they pull in, merged. Raises InvalidRequest: a file is missing,
+    invalid YAML, or not a config.
     """
     merging: dict[str, Any] = {}
     seen: set[Path] = set()
@@ -106,10 +104,8 @@ _AS_TEXT = {"${inherit_from:": True, "${copy:": False}
 
 
 def apply_directives(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with every instance spelled out.
-
-    Raises:
-        InvalidRequest: a path leads nowhere, or in a circle.
+    """The config with every instance spelled out. Raises InvalidRequest: a path leads nowhere, or in a
+    circle.
     """
     moved: list[str] = []
     result: dict[str, Any] = _applied(config, config, moved, ())
@@ -122,10 +118,8 @@ def apply_directives(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def value_at(config: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys, indices of lists included.
-
-    Raises:
-        KeyError: there is none; holds the key that is missing.
+    """The value at a path of keys, indices of lists included. Raises KeyError: there is none; holds the key
+    that is missing.
     """
     for key in path:
         if isinstance(config, dict) and key in config:

@@ -76,10 +76,8 @@ class GraphServers:
 
     async def request(self, server_name: str, url_path: str, json: Any = None) -> ServerAnswer:
         """Call a route of a server, such as ``/v1/responses``; of a pydantic model, the set fields are sent.
-
-        Raises:
-            NotFound: no server of the graph stands for that name.
-            Retryable: the server is overloaded or unreachable.
+        Raises NotFound: no server of the graph stands for that name; Retryable: the server is overloaded or
+        unreachable.
         """
         client = self._servers.get(server_name)
         if client is None:
@@ -97,19 +95,14 @@ _FOLDERS: list[Path] = []
 
 
 def make_server(path: str, settings: Mapping[str, Any], name: str, servers: GraphServers) -> Any:
-    """Construct a server.
+    """Construct a server. Returns a `nemo_gym.base_resources_server.SimpleResourcesServer`. Raises
+    GraphError: NeMo Gym is not installed, there is no such class, or the settings do not fit it.
 
     Args:
         path: ``package.module:Class``; without a class, the module's only server class.
         settings: its settings in NeMo Gym's config; host, port and entrypoint are not needed.
         name: its name in the graph.
         servers: what it calls other servers with.
-
-    Returns:
-        a `nemo_gym.base_resources_server.SimpleResourcesServer`.
-
-    Raises:
-        GraphError: NeMo Gym is not installed, there is no such class, or the settings do not fit it.
     """
     try:
         base = importlib.import_module("nemo_gym.base_resources_server")
@@ -175,11 +168,7 @@ def _with_path(key: str, value: Any, folder: Path) -> Any:
 
 
 def _add_folder(module_name: str) -> None:
-    """Put the folder of a server's module on the import path.
-
-    Raises:
-        GraphError: another server of this process has neighbours of the same names.
-    """
+    """Put the folder of a server's module on the import path."""
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None or (folder := Path(spec.origin).parent) in _FOLDERS:
         return

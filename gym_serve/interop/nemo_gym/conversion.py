@@ -41,7 +41,6 @@ class Conversion:
 
     Args:
         config: the whole config, directives applied.
-        instances: its servers.
         files: the configs; the code of a server without a counterpart is looked for above them.
         skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
         unless_used: an instance to leave out if no other server of the graph refers to it.

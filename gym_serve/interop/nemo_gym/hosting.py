@@ -137,10 +137,8 @@ class NemoGym(ResourcesServer):
         self._mcp_tools: list[JSON] = []
 
     def make_app(self) -> tuple[Any, str | None]:
-        """The server's web application, and the path of its tools over MCP if it has some.
-
-        Raises:
-            GraphError: see `make_server`.
+        """The server's web application, and the path of its tools over MCP if it has some. Raises GraphError:
+        see `make_server`.
         """
         config = self.config
         servers = GraphServers(config.servers, f"servers of {self.name}")
@@ -149,10 +147,8 @@ class NemoGym(ResourcesServer):
         return server.setup_webserver(), getattr(server, "mcp_url_path", None)
 
     async def start(self) -> None:
-        """Make the server and start its application.
-
-        Raises:
-            GraphError: it cannot be made, or no model could call its tool.
+        """Make the server and start its application. Raises GraphError: it cannot be made, or no model could
+        call its tool.
         """
         made, mcp_path = await asyncio.to_thread(self.make_app)
         app = AsgiApp(made)
@@ -171,20 +167,17 @@ class NemoGym(ResourcesServer):
         await super().start()
 
     async def stop(self) -> None:
-        """End all sessions, and the application."""
         await super().stop()
         if self._app is not None:
             await self._app.stop()
 
     async def close(self, session: Session) -> None:
-        """Tell the server, if it has a route for that."""
         if "close" in self._routes:
             answer = await self._post("close", {}, session)
             if answer.status >= 400:
                 raise self._failure(answer)
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
-        """The server's own metrics."""
         if "aggregate_metrics" not in self._routes:
             return None
         metrics = self._json(
@@ -247,14 +240,9 @@ class NemoGym(ResourcesServer):
         return await self.in_any_session(step)
 
     async def verify(self, request: VerifyRequest, session: Session) -> JSON:
-        """Ask the server's verifier.
-
-        Returns:
-            what it answers, without what it repeats of the request; but always the reward, as a row that is a
-            stored rollout has one, too.
-
-        Raises:
-            VerifierFailed: it raised, or answered no verdict.
+        """Ask the server's verifier. Returns what it answers, without what it repeats of the request; but
+        always the reward, as a row that is a stored rollout has one, too. Raises VerifierFailed: it raised,
+        or answered no verdict.
         """
         if "verify" not in self._routes:
             raise NotFound(f"{self.config.server} has no verifier: it is stepped, by a gymnasium_agent")

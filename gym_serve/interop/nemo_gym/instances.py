@@ -100,11 +100,7 @@ _REASONING = (
 
 
 def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
-    """The type here of an implementation of NeMo Gym.
-
-    Returns:
-        its name, or None and what to do without one.
-    """
+    """The type here of an implementation of NeMo Gym. Its name, or None and what to do without one."""
     known = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
     is_other = (kind, implementation) in _OTHERS

@@ -126,12 +126,9 @@ class RunHelper:
         self._port: int | None = None
 
     def start(self, global_config_dict_parser_config: GlobalConfigDictParserConfig) -> None:
-        """Run the graph of a config, and wait until it is ready.
-
-        Raises:
-            GraphError: the graph, or the config, has problems; all of them.
-            InvalidRequest: a config cannot be read or followed.
-            Unavailable: the graph did not start.
+        """Run the graph of a config, and wait until it is ready. Raises GraphError: the graph, or the config,
+        has problems; all of them; InvalidRequest: a config cannot be read or followed; Unavailable: the graph
+        did not start.
         """
         config = _plain(global_config_dict_parser_config.initial_global_config_dict)
         settings = Settings.model_validate(config.get("gym_serve") or {})
@@ -143,11 +140,7 @@ class RunHelper:
         self._port = port
 
     def poll(self) -> None:
-        """Check the servers.
-
-        Raises:
-            RuntimeError: one is not healthy; names it.
-        """
+        """Check the servers. Raises RuntimeError: one is not healthy; names it."""
         states = _gym_at(self._port)[0].health()
         ill = {name: state for name, state in states.items() if state["state"] in _ILL}
         if ill:
@@ -165,10 +158,8 @@ class RolloutCollectionHelper:
     def run_examples(
         self, examples: Sequence[JSON], head_server_config: BaseServerConfig | None = None, **options: Any
     ) -> Iterator[Awaitable[tuple[JSON, JSON]]]:
-        """Awaitables of ``(row, result)`` as they complete; see the module. Equal rows are a group.
-
-        Raises:
-            RolloutError: from each awaitable, if a rollout failed and ``failures`` is ``raise``.
+        """Awaitables of ``(row, result)`` as they complete; see the module. Equal rows are a group. Raises
+        RolloutError: from each awaitable, if a rollout failed and ``failures`` is ``raise``.
         """
         gym, settings = _gym_at(None if head_server_config is None else head_server_config.port)
         return loop.awaitables(_results(gym, settings, examples), len(examples))
@@ -188,10 +179,8 @@ def install() -> None:
 
 
 def graph_of(config: JSON, settings: Settings) -> tuple[Any, JSON]:
-    """The graph of a config with NeMo RL's policy in it: for `Gym.from_graph`, with overrides.
-
-    Raises:
-        GraphError, InvalidRequest: see `RunHelper.start`.
+    """The graph of a config with NeMo RL's policy in it: for `Gym.from_graph`, with overrides. Raises
+    GraphError, InvalidRequest: see `RunHelper.start`.
     """
     urls, name = config.get("policy_base_url"), config.get("policy_model_name")
     policy: JSON = {"base_url": urls, "model": name, "return_token_ids": True}
@@ -264,7 +253,6 @@ def result_of(rollout: JSON, neutral: float | None = None) -> JSON:
     """A rollout as a result for NeMo RL.
 
     Args:
-        rollout: the rollout.
         neutral: its reward if it must not be trained on; None for a rollout to train on.
     """
     own = {key: value for key, value in rollout.items() if key not in _CAPTURED}

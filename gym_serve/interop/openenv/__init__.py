@@ -106,7 +106,6 @@ class OpenEnv(GymnasiumServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: OpenEnv, if the environment runs in the replica."""
         yield from super().preflight(config)
         if config.env is not None:
             yield from missing_package("openenv", "gym-serve[openenv]")
@@ -123,11 +122,8 @@ class OpenEnv(GymnasiumServer):
         self._open = 0
 
     async def start(self) -> None:
-        """Find out the actions, or the tools.
-
-        Raises:
-            GraphError: the environment's classes cannot be imported.
-            Unavailable: the environment does not answer.
+        """Find out the actions, or the tools. Raises GraphError: the environment's classes cannot be
+        imported; Unavailable: the environment does not answer.
         """
         config = self.config
         if config.env is not None:
@@ -147,15 +143,12 @@ class OpenEnv(GymnasiumServer):
         await super().start()
 
     async def stop(self) -> None:
-        """End all instances."""
         await super().stop()
         await self._end()
 
     async def seed(self, row: JSON, session: Any) -> JSON:
-        """Begin an episode.
-
-        Returns:
-            observation and info as `reset` has them, and the ``tools`` for agents whose row brings none.
+        """Begin an episode. Returns observation and info as `reset` has them, and the ``tools`` for agents
+        whose row brings none.
         """
         fields = await super().seed(row, session)
         return (
@@ -163,11 +156,8 @@ class OpenEnv(GymnasiumServer):
         )
 
     async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
-        """Make an instance, and begin.
-
-        Raises:
-            InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do not fit.
-            Overloaded: the environment serves no further episode now.
+        """Make an instance, and begin. Raises InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do
+        not fit; Overloaded: the environment serves no further episode now.
         """
         start = parse(_ROW, row, "row").verifier_metadata or _Start()
         options = start.options if start.seed is None else {**start.options, "seed": start.seed}
@@ -195,7 +185,6 @@ class OpenEnv(GymnasiumServer):
         return Step(observation=text, reward=outcome.reward, terminated=outcome.done)
 
     async def close(self, session: _Episode) -> None:
-        """End the instance."""
         if session.instance is not None:
             self._open -= 1
             await session.instance.close()
@@ -285,14 +274,10 @@ def text_field(schema: JSON) -> str | None:
 
 
 def action_in(text: str, field: str | None) -> JSON:
-    """The action in a model's text.
+    """The action in a model's text. Raises InvalidRequest: there is no action in it.
 
     Args:
         text: all of it is ``field``; without a field it is, or ends with, a JSON object in a code block.
-        field: of the action.
-
-    Raises:
-        InvalidRequest: there is no action in it.
     """
     if len(text) > _MAX_ACTION:
         raise InvalidRequest(f"longer than {_MAX_ACTION} characters")

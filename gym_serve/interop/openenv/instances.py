@@ -57,39 +57,25 @@ class Instance(Protocol):
     """An environment with one episode at a time."""
 
     async def reset(self, options: JSON) -> Outcome:
-        """Begin an episode.
+        """Begin an episode. Raises InvalidRequest: the options do not fit; Overloaded: the environment serves
+        no further episode now; Unavailable: it cannot be started or reached.
 
         Args:
             options: ``seed``, ``episode_id`` and what else the environment's reset takes.
-
-        Raises:
-            InvalidRequest: the options do not fit.
-            Overloaded: the environment serves no further episode now.
-            Unavailable: it cannot be started or reached.
         """
         ...
 
     async def step(self, action: JSON) -> Outcome:
-        """Take a step.
-
-        Raises:
-            InvalidRequest: it is not an action of this environment.
-            ToolFailed: the environment failed.
-            SessionLost: it is gone.
+        """Take a step. Raises InvalidRequest: it is not an action of this environment; ToolFailed: the
+        environment failed; SessionLost: it is gone.
         """
         ...
 
-    async def close(self) -> None:
-        """End it; it is not called again."""
-        ...
+    async def close(self) -> None: ...
 
 
 def outcome_of(payload: Any) -> Outcome:
-    """A payload of OpenEnv's wire format.
-
-    Raises:
-        Unavailable: it is not such a payload.
-    """
+    """A payload of OpenEnv's wire format. Raises Unavailable: it is not such a payload."""
     observation = payload.get("observation") if isinstance(payload, dict) else None
     reward = payload.get("reward") if isinstance(payload, dict) else None
     if not isinstance(observation, dict) or not isinstance(reward, int | float | None):
@@ -98,14 +84,12 @@ def outcome_of(payload: Any) -> Outcome:
 
 
 class LocalClasses:
-    """An environment's classes, imported.
+    """An environment's classes, imported. Raises GraphError: OpenEnv is not installed, or a class cannot be
+    imported.
 
     Args:
         env: import path of the environment's class, or of a function that makes one.
         action: import path of its action class; None for OpenEnv's own, for environments of tools.
-
-    Raises:
-        GraphError: OpenEnv is not installed, or a class cannot be imported.
     """
 
     def __init__(self, env: str, action: str | None) -> None:
@@ -270,11 +254,7 @@ class RemoteInstance(Instance):
 
 
 async def action_schema(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> JSON:
-    """JSON schema of an environment's actions, from its ``/schema``.
-
-    Raises:
-        Unavailable: it does not.
-    """
+    """JSON schema of an environment's actions, from its ``/schema``. Raises Unavailable: it does not."""
     try:
         async with http.get(f"{url.rstrip('/')}/schema", headers=headers) as response:
             body = orjson.loads(await response.read())
