@@ -51,13 +51,10 @@ class PolicyQueue:
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
-        """Requests without an answer."""
         return len(self._open)
 
     async def ask(self, request: JSON) -> JSON:
-        """The trainer's answer to a request; cancelling the call cancels the request. Raises Unavailable: no
-        trainer serves the policy, or it failed.
-        """
+        """The trainer's answer to a request; cancelling the call cancels the request."""
         name = str(next(self._ids))
         answer: asyncio.Future[JSON] = asyncio.get_running_loop().create_future()
         self._open[name] = ({**request, "id": name}, answer)
@@ -114,7 +111,6 @@ class PolicyQueue:
         return {"requests": [self._open[name][0] for name in given], "cancelled": list(self._cancelled)}
 
     def answer(self, answers: list[JSON]) -> None:
-        """Take a trainer's answers; those that nobody waits for are dropped."""
         self._seen = self._clock()
         for given in answers:
             found = self._open.get(str(given.get("id")))
@@ -134,8 +130,6 @@ class CallbackModel(TokenizingModel):
     requires: ClassVar[Mapping[str, str]] = {"transformers": "gym-serve[callback]"}
 
     class Config(TokenizingModel.Config):
-        """Settings of the server."""
-
         policy_timeout: float = Field(300.0, gt=0)
         """Seconds without a sign of the trainer after which calls fail as retryable."""
 

@@ -34,8 +34,6 @@ class ChatServer(ModelServer):
     """
 
     class Config(ModelServer.Config):
-        """Settings of every such model."""
-
         extra_body: JSON = Field(default_factory=dict)
         """Default fields of every request; the row and the request may say otherwise."""
         chat_template_kwargs: JSON = Field(default_factory=dict)

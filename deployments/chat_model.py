@@ -28,8 +28,6 @@ class ChatModel(ChatServer, RowEndpointModel):
     """A model behind Chat Completions endpoints."""
 
     class Config(ChatServer.Config, RowEndpointModel.Config):
-        """Settings of the backend."""
-
         inline_token_ids: bool = True
         """Ask for the ids in the answer itself (vLLM 0.10.2 and later). Off: the ids produced are
         read from the log probabilities, and those of the prompt from ``/tokenize``."""

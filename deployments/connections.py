@@ -105,11 +105,9 @@ class Connections:
 
     @property
     def are_open(self) -> bool:
-        """Whether `open` was called, and `close` not yet."""
         return self._session is not None
 
     def configure(self, config: EndpointConfig) -> None:
-        """Change the settings; calls under way end as they began."""
         key = config.api_key.get_secret_value()
         bearer = config.api_key_header.lower() == "authorization"
         further = {name: value.get_secret_value() for name, value in config.headers.items()}
@@ -123,7 +121,6 @@ class Connections:
         self._query = f"?{urlencode(config.query)}" if config.query else ""
 
     async def open(self) -> None:
-        """Open the connection pool; needs a running event loop."""
         self._session = open_session()
 
     async def close(self) -> None:
@@ -215,7 +212,6 @@ class Connections:
 
     @asynccontextmanager
     async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
-        """Send a request; the block reads the answer."""
         assert self._session is not None
         url = self._url(endpoint, request)
         try:

@@ -100,7 +100,6 @@ class Breaker:
         return float("-inf") if self._until is None else self._until
 
     def allows(self, now: float) -> bool:
-        """Whether a call may begin."""
         return self._until is None or self._until <= now
 
     def began(self, now: float) -> None:
@@ -110,7 +109,6 @@ class Breaker:
             self._trial = True
 
     def succeeded(self) -> None:
-        """The endpoint answered."""
         if self._failures or self._until is not None:
             self._failures = 0
             self._pause = _PAUSE
@@ -182,7 +180,6 @@ class RateLimit:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether there is a limit of tokens."""
         return self._tokens is not None
 
     def expected(self, now: float, tokens: float) -> float:
@@ -191,7 +188,6 @@ class RateLimit:
 
     @asynccontextmanager
     async def turn(self, tokens: float) -> AsyncIterator[None]:
-        """Be the first in the queue."""
         self._queued += 1
         self._queued_tokens += tokens
         try:
@@ -293,7 +289,6 @@ class EndpointPool:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """All of them."""
         return list(self._endpoints.values())
 
     def set(

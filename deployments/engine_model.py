@@ -52,8 +52,6 @@ class EngineModel(TokenModel):
     """
 
     class Config(TokenModel.Config):
-        """Settings of every engine."""
-
         weight_version: str = "0"
         """Version of the weights that it starts with."""
         weight_updates: bool = False
@@ -84,11 +82,9 @@ class EngineModel(TokenModel):
         raise NotImplementedError
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; calls wait."""
         raise NotImplementedError
 
     async def resume(self) -> None:
-        """Go on."""
         raise NotImplementedError
 
     async def hold(self, mode: HoldMode) -> None:
@@ -107,10 +103,7 @@ class EngineModel(TokenModel):
     async def update_weights(
         self, weights: Path | bytes | None, version: str, mode: PauseMode = "keep"
     ) -> None:
-        """Pause, replace the weights, and go on with ``version``. Raises BadRequest: the weights are not
-        those of this model; it goes on with the old ones; Unavailable: the engine broke while loading; its
-        next health check fails.
-        """
+        """Pause, replace the weights, and go on with ``version``."""
         if weights is None:
             raise BadRequest(f"{self.name} has its engine here: give `path` or `tensors` with a version")
         if not self.config.weight_updates:

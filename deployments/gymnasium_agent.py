@@ -53,7 +53,6 @@ class _SteppedEpisode(Episode):
 
     @property
     def over(self) -> bool:
-        """Whether the last step ended it."""
         return bool(self._steps) and (self._steps[-1].terminated or self._steps[-1].truncated)
 
     async def seed(self) -> None:

@@ -59,8 +59,6 @@ class HarnessAgent(AgentServer):
     stages = (*AgentServer.stages, "harness")
 
     class Config(AgentServer.Config):
-        """Settings of the harness."""
-
         gateway_url: _Url | None = None
         """Address of this graph, as the harness reaches it: ``http://127.0.0.1:8000/math``. A graph on Ray
         needs it; without Ray, the graph has an address of its own."""
@@ -169,7 +167,6 @@ class HarnessAgent(AgentServer):
         return DeadlineExceeded(message, stage="harness")
 
     def _drop(self, recording: Recording) -> None:
-        """Drop the capture in a task of its own, so that a cancelled episode frees it as well."""
         with use(replace(current(), deadline=None)):
             task = asyncio.create_task(self._drop_quietly(recording))
         self._closing.add(task)
@@ -209,7 +206,7 @@ class Harness(Protocol):
 
     async def run(self, task: Task) -> JSON:
         """Let a harness work until it is done; cancelling it ends the harness. Returns what it said, for the
-        rollout's field ``harness``. Raises GymError: it could not be started, or failed.
+        rollout's field ``harness``.
         """
         ...
 
@@ -235,7 +232,6 @@ class CommandHarness:
         """Nothing is needed."""
 
     async def answers(self) -> bool:
-        """It ran here, beside this process, until its time was over."""
         return True
 
     async def stop(self) -> None:

@@ -92,7 +92,6 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def _open_files() -> int:
-    """How many files this process may have open, sockets included."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -72,7 +72,6 @@ class PoolingModel(UpstreamModel):
 
 
 def _inputs_of(request: JSON) -> int:
-    """How many scores a request asks for; a list of token ids is one input."""
     given = None if "messages" in request else request.get("input")
     texts = isinstance(given, list) and given and not all(type(token) is int for token in given)
     return len(given) if texts and isinstance(given, list) else 1

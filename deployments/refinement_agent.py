@@ -46,7 +46,6 @@ class _RefinedEpisode(Episode):
         self._verdict: JSON | None = None
 
     async def judge(self, turn_index: int, items: list[JSON]) -> JSON:
-        """The verdict on an attempt: ``reward`` and the verifier's own fields."""
         if self.response is None:
             raise Unavailable("the agent made no model call, so there is nothing to verify", stage="verify")
         row = {**self.row, "turn_index": turn_index}
@@ -142,7 +141,6 @@ class RefinementAgent(SimpleAgent):
 
 
 def _task(row: JSON) -> str:
-    """What the policy was asked: the row's user messages."""
     given = row["responses_create_params"]["input"]
     if isinstance(given, str):
         return given

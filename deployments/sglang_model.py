@@ -148,7 +148,6 @@ def sampling_params(sampling: JSON) -> JSON:
 
 
 def _constraint(sampling: JSON) -> JSON:
-    """What constrains the text, by SGLang's name; empty without any."""
     form = sampling.get("response_format")
     kind = form.get("type") if isinstance(form, dict) else None
     if isinstance(form, dict) and kind == "json_schema":

@@ -16,8 +16,6 @@ class SimpleAgent(AgentServer):
     """The tool-calling loop."""
 
     class Config(AgentServer.Config):
-        """Settings of the loop."""
-
         max_steps: int | None = Field(32, ge=0)
         """Model calls per episode at most; 0 and null set no limit, and then ``episode_timeout`` ends what a
         model does not end."""
@@ -55,7 +53,6 @@ class SimpleAgent(AgentServer):
         return episode
 
     async def verdict(self, episode: Episode) -> JSON:
-        """The verifier's, unless it is not to be asked."""
         if not self.config.skip_verification:
             return await super().verdict(episode)
         return {"reward": self.config.skip_verification_reward, "verification_skipped": True}

@@ -21,8 +21,6 @@ class OracleAgent(AgentServer):
     stages = (*AgentServer.stages, "solve")
 
     class Config(AgentServer.Config):
-        """Settings of the agent."""
-
         solve_timeout: float = 600.0
         """Deadline of the solution."""
 

@@ -27,8 +27,6 @@ class TokenModel(ChatServer):
     """
 
     class Config(ChatServer.Config):
-        """Settings of every such model."""
-
         return_token_ids: bool = True
         """Put the token ids and log probabilities of every call on its last output item, and continue
         from them. Off for judges, which are not trained."""
@@ -84,7 +82,6 @@ class TokenModel(ChatServer):
                 yield item
 
     async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:
-        """The body and the tokens of the prompt, as `complete` takes them."""
         body = self._merged(chat)
         prompt = None
         if self.config.return_token_ids:
@@ -95,7 +92,6 @@ class TokenModel(ChatServer):
         return body, prompt
 
     def _merged(self, chat: JSON) -> JSON:
-        """A body with the sampling of row and deployment."""
         config = self.config
         return apply_sampling(
             inline_audio(chat),

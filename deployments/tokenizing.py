@@ -68,8 +68,6 @@ class TokenizingModel(TokenModel):
     """
 
     class Config(TokenModel.Config):
-        """Settings of every such model."""
-
         tokenizer: str
         """Folder or name of the policy's tokenizer."""
         chat_template: str | None = None
@@ -96,7 +94,6 @@ class TokenizingModel(TokenModel):
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Load the tokenizer. Raises GraphError: a package is missing, or there is no parser of this name."""
         await super().start()
         self._tokenizer = await asyncio.to_thread(self.load_tokenizer)
         self.ends = frozenset(filter(lambda end: end is not None, [self._tokenizer.eos_token_id]))
@@ -104,7 +101,6 @@ class TokenizingModel(TokenModel):
             self._parser = await asyncio.to_thread(tool_parser, parser, self._tokenizer)
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer, of ``transformers`` or like one of those."""
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -140,7 +136,6 @@ class TokenizingModel(TokenModel):
         return await asyncio.to_thread(render, self._tokenizer, chat, messages)
 
     def completion_of(self, chat: JSON, prompt: list[int], generation: Generation) -> JSON:
-        """The chat completion that a generation is."""
         tokens, logprobs, finish, versions, cached = generation
         said = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         text, calls = self._text(chat, said), list[JSON]()
@@ -179,7 +174,6 @@ class TokenizingModel(TokenModel):
         }
 
     def _text(self, chat: JSON, tokens: list[int], *, special: bool = False) -> str:
-        """What the tokens say, up to a stop text."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
         given = chat.get("stop")
         for stop in [given] if isinstance(given, str) else given or ():

@@ -61,7 +61,6 @@ class Upstream:
         self.configure(config)
 
     def configure(self, config: EndpointConfig) -> None:
-        """Change the settings; calls under way end where they began."""
         self._config = config
         self._connections.configure(config)
         for endpoint in self.pool.endpoints:
@@ -193,7 +192,6 @@ class Upstream:
             await asyncio.sleep(pause)
 
     def _pause(self, request: Request, error: Overloaded | Unavailable, failed: int) -> float:
-        """Seconds before the next attempt; raises the error if there is none."""
         pause, left = pause_after(error, failed), request.call.timeout()
         too_long = (error.retry_after or 0.0) > _LONGEST_PAUSE or (left is not None and pause >= left)
         if failed >= self._config.max_retries or too_long:
@@ -218,7 +216,6 @@ class Upstream:
             ENDPOINT_WAIT.set(self._model, endpoint.url, value=wait)
 
     def _pick(self, request: Request) -> Endpoint:
-        """The endpoint for an attempt: the one that the row names, else one of this server's."""
         if (named := request.call.endpoint) is not None:
             return Endpoint(named.base_url, named=named)
         return self.pool.pick(request.call.affinity, time.monotonic())
@@ -296,8 +293,6 @@ class Upstream:
             endpoint.calls -= 1
 
     async def _wait(self, endpoint: Endpoint, limit: RateLimit, request: Request) -> None:
-        """Wait until the rate limits let a call begin."""
-
         def check(wait: float) -> None:
             left = request.call.timeout()
             if left is not None and wait >= left:
@@ -332,7 +327,6 @@ class UpstreamModel(ModelServer):
         self._upstream = self.manage(Upstream(self.config, self.connections(), self.name))
 
     def connections(self) -> Connections:
-        """What sends the requests."""
         return Connections(self.config)
 
     def observe(self) -> None:
@@ -370,7 +364,6 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 
 def _limit_of(body: Mapping[str, Any]) -> int:
-    """The most tokens that a request asks for; 0 if it does not say."""
     given = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
     return given if type(given) is int and given > 0 else 0
 

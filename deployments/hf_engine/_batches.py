@@ -26,8 +26,6 @@ from gym_serve.types.errors import GymError, Unavailable
 
 
 class _Batch:
-    """Rows whose caches lie in one tensor."""
-
     def __init__(self, rows: list[Row], device: torch.device) -> None:
         self.rows = rows
         self.cache: Any = None
@@ -145,7 +143,6 @@ class Batches:
 
     @property
     def alive(self) -> bool:
-        """Whether it can generate."""
         return self._thread.is_alive()
 
     @property
@@ -163,7 +160,6 @@ class Batches:
             self._end_all("abort")
 
     def resume(self) -> None:
-        """Go on."""
         if self._paused:
             self._paused = False
             self._stepping.release()

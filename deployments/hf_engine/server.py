@@ -52,8 +52,6 @@ class HFEngine(EngineModel):
     requires: ClassVar[Mapping[str, str]] = {"torch": "gym-serve[hf]", "transformers": "gym-serve[hf]"}
 
     class Config(EngineModel.Config):
-        """Settings of the engine."""
-
         model: str | None = None
         """Folder or name of the model; by default a tiny one with random weights, made at first use."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -81,7 +79,6 @@ class HFEngine(EngineModel):
         self._grammars: Grammars | None = None
 
     async def start(self) -> None:
-        """Load the model. Raises GraphError: the packages of the extra are missing."""
         try:
             from gym_serve.deployments.hf_engine import _batches, _grammar, _model
         except ImportError as error:
@@ -205,7 +202,6 @@ class HFEngine(EngineModel):
         }
 
     def _scores(self, chat: JSON, row: Row, begin: int, end: int) -> JSON:
-        """The tokens of a row from ``begin`` to ``end``, as a choice tells them."""
         tokens, log_probs = row.tokens[begin:end], row.log_probs[begin:end]
         entries = [
             {"token": token, "logprob": log_prob, "bytes": None, "top_logprobs": []}

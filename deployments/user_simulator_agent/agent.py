@@ -67,7 +67,6 @@ class UserSimulatorAgent(SimpleAgent):
         episode.fields["conversation_end"] = await self._converse(episode, user)
 
     async def _open(self, episode: Episode, user: SimulatedUser) -> None:
-        """Tell the user what the row's conversation holds already; it speaks, if it is next."""
         params: JSON = episode.row["responses_create_params"]
         given = params["input"]
         items: list[JSON] = [_message(given)] if isinstance(given, str) else list(given)
@@ -140,7 +139,6 @@ class SimulatedUser:
         self.transcript: list[JSON] = [{"role": "system", "content": persona}]
 
     def hears(self, text: str) -> None:
-        """The agent said ``text``."""
         self.transcript.append({"role": "user", "content": text})
 
     def remembers(self, item: JSON) -> None:

@@ -52,8 +52,6 @@ class VLLMEngine(EngineModel):
     requires: ClassVar[Mapping[str, str]] = {"vllm": "gym-serve[vllm]"}
 
     class Config(EngineModel.Config):
-        """Settings of the engine."""
-
         model: str
         """Folder or name of the model."""
         runner: Literal["generate", "pooling"] = "generate"
@@ -109,9 +107,7 @@ class VLLMEngine(EngineModel):
         return {"num_gpus": 0, "accelerator_type": None, "placement_group_bundles": [first, *rest]}
 
     async def start(self) -> None:
-        """Start the engine and generate once, so that the first call finds it warm. Raises GraphError: vLLM
-        is missing, or refuses the arguments.
-        """
+        """Start the engine and generate once, so that the first call finds it warm."""
         try:
             from gym_serve.deployments.vllm_engine import _vllm
 
@@ -270,7 +266,6 @@ class VLLMEngine(EngineModel):
             await self._engine.llm.check_health()
 
     def _model_of(self, body: JSON) -> str:
-        """The adapter that a request names, or the model itself."""
         adapters, model = self.config.lora_adapters, body.get("model")
         if not adapters or model in (None, "", self.name, self.config.model):
             return self.name

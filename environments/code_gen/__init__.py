@@ -91,8 +91,6 @@ class CodeGen(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName = "bubblewrap"
         """``bubblewrap`` confines programs; ``process`` trusts them, see README.md."""
         num_processes: PositiveInt = 2
@@ -124,9 +122,6 @@ class CodeGen(ResourcesServer):
         yield from sandbox_problems(config.sandbox, config.packages)
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready. Raises GraphError: the sandbox does not work on
-        this machine; Unavailable: a sandbox does not start.
-        """
         config = self.config
         limits = Limits(
             memory_bytes=config.memory_mb << 20,
@@ -138,9 +133,7 @@ class CodeGen(ResourcesServer):
         await super().start()
 
     async def verify(self, request: CodeRequest) -> CodeVerdict:
-        """Run the tests on the program in the response. Raises VerifierFailed: two sandboxes died, or the
-        machine is too busy; Unavailable: a sandbox does not start.
-        """
+        """Run the tests on the program in the response."""
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
         code = await asyncio.to_thread(extract_code, text)
@@ -215,7 +208,6 @@ _KEPT_ROWS = 8
 
 
 def _why_failed(report: TestReport, count: int) -> str:
-    """What a person needs to know of the test that was not passed."""
     fault = report.fault or {}
     what = f"test {len(report.result)} of {count}: {str(fault['error_message']).lower()}"
     if fault["error"]:

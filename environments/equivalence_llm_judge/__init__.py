@@ -91,7 +91,6 @@ class EquivalenceRequest(VerifyRequest):
 
     @property
     def expected(self) -> str:
-        """The right answer; empty if the row has none."""
         inner = (self.metadata or {}).get("expected_answer")
         return self.expected_answer or ("" if inner is None else str(inner))
 
@@ -112,8 +111,6 @@ class EquivalenceLlmJudge(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
@@ -144,9 +141,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         self._calls = self.manage(self.config.judge_calls())
 
     async def verify(self, request: EquivalenceRequest) -> EquivalenceVerdict:
-        """Let the judge compare the response's answer with the expected one. Raises VerifierFailed: the judge
-        did not answer.
-        """
+        """Let the judge compare the response's answer with the expected one."""
         expected = request.expected
         reward, ballots = await self._judged(request, expected)
         return EquivalenceVerdict(

@@ -42,8 +42,6 @@ class GenrmCompare(ResourcesServer):
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         genrm: ModelClient
         """The generative reward model."""
         genrm_responses_create_params: dict[str, Any] = Field(default_factory=dict)
@@ -96,9 +94,7 @@ class GenrmCompare(ResourcesServer):
         )
 
     async def compare(self, request: CompareRequest) -> GroupRewards:
-        """Compare the rollouts of a group in pairs. Raises VerifierFailed: the model could not be reached;
-        BadRequest: the conversation has items that a chat cannot hold.
-        """
+        """Compare the rollouts of a group in pairs."""
         responses = request.response_objs
         if len(responses) < 2:
             return GroupRewards(rewards=[self.config.default_score] * len(responses))

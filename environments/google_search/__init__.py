@@ -79,8 +79,6 @@ class GoogleSearch(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy", "reward"),), answer="parsed_option")
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         google_api_key: SecretStr | None = None
         """Key of the Custom Search JSON API; not needed to replay."""
         google_cx: SecretStr | None = None
@@ -129,9 +127,6 @@ class GoogleSearch(ResourcesServer):
         self._web: Web | None = None
 
     async def start(self) -> None:
-        """Open connections and cassette. Raises GraphError: the cassette cannot be read, or a library is
-        missing.
-        """
         self._web = self.manage(self._open())
         await super().start()
 
@@ -156,7 +151,6 @@ class GoogleSearch(ResourcesServer):
         return BrowseResult(page_content=await self._web.browse(url))
 
     async def verify(self, request: SearchRequest) -> SearchVerdict:
-        """Compare what is in the box of the last message with the expected answer."""
         option = boxed_option(request.response)
         right = option is not None and same_option(request.expected_answer, option)
         failed = sum(output.startswith(_FAILURES) for output in request.response.tool_outputs.values())

@@ -206,9 +206,7 @@ class WebPages:
             self._session = None
 
     async def get(self, url: URL) -> Page:
-        """The page behind a URL. Raises ToolFailed: it cannot be fetched or read; the message says why;
-        Overloaded, Unavailable: its server was busy or away to the last attempt.
-        """
+        """The page behind a URL."""
         return await with_retries(lambda: self._within_time(url), self._max_retries)
 
     def _checked_socket(self, info: AddressInfo) -> socket.socket:

@@ -167,7 +167,6 @@ class Cassette:
             raise
 
     def get(self, tool: str, argument: str) -> str | None:
-        """The recorded answer of a tool; None if there is none."""
         place = self._places.get(_digest(tool, argument))
         if place is None:
             return None
@@ -175,7 +174,6 @@ class Cassette:
         return answer
 
     def put(self, tool: str, argument: str, answer: str) -> None:
-        """Record an answer, unless there is one."""
         digest = _digest(tool, argument)
         if digest in self._places:
             return
@@ -242,7 +240,6 @@ class LiveWeb:
         self._text = text
 
     async def start(self) -> None:
-        """Open the connections. Raises GraphError: the library that extracts text is not installed."""
         if problems := list(missing_package("trafilatura", "gym-serve[google_search]")):
             raise GraphError(problems)
         await self._engine.start()
@@ -259,7 +256,6 @@ class LiveWeb:
             return f"{ERROR}{error.message}"
 
     async def browse(self, url: str) -> str:
-        """The text of a page."""
         try:
             page = await self._pages.get(checked_url(url))
             return await self._text.of(page) or "No text found"
@@ -288,7 +284,6 @@ class RecordedWeb:
         self._cassette.close()
 
     async def search(self, query: str) -> str:
-        """The recorded results, else those of the live web."""
         recorded = self._cassette.get("search", query)
         if recorded is not None:
             return recorded
@@ -297,7 +292,6 @@ class RecordedWeb:
         return self._recorded("search", query, await self._live.search(query))
 
     async def browse(self, url: str) -> str:
-        """The recorded page, else that of the live web."""
         try:
             key = str(checked_url(url))
         except ToolFailed as error:

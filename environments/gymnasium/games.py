@@ -148,8 +148,6 @@ class Gymnasium(GymnasiumServer):
     """A Gymnasium environment: the reward is the sum of the steps' rewards."""
 
     class Config(GymnasiumServer.Config):
-        """Settings of the environment."""
-
         env_id: str
         """Id of a registered environment; ``package.module:Id`` imports the module first."""
         env_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -167,9 +165,6 @@ class Gymnasium(GymnasiumServer):
         """The state of an episode."""
 
     async def start(self) -> None:
-        """Make the environment once, to see that it can be made. Raises GraphError: it cannot, or its actions
-        have no text.
-        """
         try:
             environment = await asyncio.to_thread(self._make)
             language_of(environment)
@@ -199,7 +194,6 @@ class Gymnasium(GymnasiumServer):
         }
 
     def step(self, request: VerifyRequest, session: Game) -> Step:
-        """Play the action of the response's text."""
         language = session.language
         assert language is not None  # set by `reset`, which opened the session
         action = _action_in(request.response.output_text)

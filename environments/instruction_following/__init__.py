@@ -84,8 +84,6 @@ class InstructionFollowing(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         max_response_chars: PositiveInt = 100_000
         """A longer response follows nothing."""
         check_timeout_seconds: PositiveFloat = 5.0
@@ -102,9 +100,7 @@ class InstructionFollowing(ResourcesServer):
         )
 
     async def verify(self, request: InstructionRequest) -> InstructionVerdict:
-        """Check each instruction on the last message. Raises InvalidRequest: an instruction that does not
-        exist, or with other arguments; VerifierFailed: a worker was killed from outside, or got no CPU time.
-        """
+        """Check each instruction on the last message."""
         metadata = request.verifier_metadata
         names, text, reason = metadata.instruction_id_list, request.response.last_text, None
         if len(text) > self.config.max_response_chars:

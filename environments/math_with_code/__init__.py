@@ -143,8 +143,6 @@ class MathWithCode(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName = "bubblewrap"
         """``bubblewrap`` confines the model's code; ``process`` trusts it, see README.md."""
         max_execution_time: PositiveFloat = 10.0
@@ -180,10 +178,6 @@ class MathWithCode(ResourcesServer):
         self._verifier = self.manage(MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY))
 
     async def start(self) -> None:
-        """Start the first interpreters and the verifier; returns when they are ready. Raises GraphError: the
-        sandbox does not work on this machine; Unavailable: an interpreter does not start; VerifierFailed:
-        math-verify does not start.
-        """
         config = self.config
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         limits = Limits(memory_bytes=config.memory_mb << 20)
@@ -222,10 +216,7 @@ class MathWithCode(ResourcesServer):
         await session.close()
 
     async def verify(self, request: MathCodeRequest) -> MathCodeVerdict:
-        """Compare the response's answer with the expected one. Raises InvalidRequest: the expected answer
-        cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside, or got no
-        CPU time.
-        """
+        """Compare the response's answer with the expected one."""
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)
         if answer is None:

@@ -114,8 +114,6 @@ class MathWithJudge(ResourcesServer):
     )
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         should_use_judge: bool = True
         """Ask the judge about answers that math-verify does not find equal."""
         judge_system_message: str = SYSTEM_MESSAGE
@@ -151,10 +149,7 @@ class MathWithJudge(ResourcesServer):
         )
 
     async def verify(self, request: MathRequest) -> MathVerdict:
-        """Compare the response's answer with the expected one. Raises InvalidRequest: the expected answer
-        cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside or got no
-        time, or the judge did not answer.
-        """
+        """Compare the response's answer with the expected one."""
         config = self.config
         text = replace_surrogates(request.response.output_text)[-config.max_answer_chars :]
         gold = boxed_gold(replace_surrogates(request.expected_answer))

@@ -154,9 +154,6 @@ class McpEnvironment(ResourcesServer):
         self._shared = McpSession()
 
     async def discover(self) -> dict[str, ToolDescription]:
-        """The tools that the model gets, by name, as the server tells them now. Raises Unavailable: the
-        server cannot be started or reached; GraphError: it lacks some of ``tools``.
-        """
         session = self._of(McpSession())
         try:
             connection = await session.connected(self._connection, self.config.start_timeout)
@@ -203,7 +200,6 @@ class McpEnvironment(ResourcesServer):
         return text
 
     async def verify(self, request: AnswerRequest) -> AnswerVerdict:
-        """Compare what is in the last box of the last message with the expected answer."""
         text = request.response.last_text
         answer = last_box(text)
         right = answer is not None and same_text(request.expected_answer, answer)
@@ -221,7 +217,6 @@ class McpEnvironment(ResourcesServer):
         return Reply(200, text_as_json(await self.call(session, name, arguments)))
 
     def _of(self, session: McpSession) -> McpSession:
-        """The session that holds the connection."""
         return session if self.config.connection == "session" else self._shared
 
     def _connection(self) -> McpConnection:

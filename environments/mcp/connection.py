@@ -164,7 +164,6 @@ class McpConnection:
             await asyncio.wait([self._task])
 
     async def tools(self) -> list[Tool]:
-        """All tools of the server. Raises Unavailable: it does not list them."""
         assert self._client is not None  # started
         found: list[Tool] = []
         cursor: str | None = None
@@ -222,7 +221,6 @@ class McpConnection:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first failure in a group of them."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     return error

@@ -27,7 +27,6 @@ class TemplateMetadata(BaseModel):
 
     @property
     def patterns(self) -> list[str]:
-        """``output_regex`` as a list."""
         return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex or []
 
 
@@ -59,7 +58,6 @@ class McqaRequest(VerifyRequest):
 
     @property
     def right_letter(self) -> str:
-        """``expected_answer`` in upper case."""
         return (self.expected_answer or "").strip().upper()
 
 
@@ -90,8 +88,6 @@ class Mcqa(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         grading_mode: GradingMode | None = None
         """Grading mode of all rows, whatever they say themselves."""
 
@@ -99,7 +95,6 @@ class Mcqa(ResourcesServer):
 
     # Not a coroutine: it then runs in a thread, so a long text or pattern does not block the event loop.
     def verify(self, request: McqaRequest) -> McqaVerdict:
-        """Compare the option that the response answers with the right one."""
         template = request.template_metadata or TemplateMetadata()
         mode = self.config.grading_mode or request.grading_mode
         choices = choices_of(request.options or [])

@@ -92,7 +92,6 @@ class MultiStepSynonyms(ResourcesServer):
         return Extraction(success=True)
 
     async def verify(self, request: SynonymsRequest) -> SynonymsVerdict:
-        """Compare the list that was handed in with the expected one."""
         expected = request.expected_synonym_values
         given = _handed_in(request.response)
         right = same_value(given, expected)

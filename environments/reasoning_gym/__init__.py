@@ -78,8 +78,6 @@ class ReasoningGym(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName | None = None
         """Sandbox that scores answers: ``bubblewrap`` or ``process`` (limits of time and memory); by default
         bubblewrap where it works."""
@@ -101,19 +99,13 @@ class ReasoningGym(ResourcesServer):
             yield from sandbox_problems(config.sandbox, _PACKAGES)
 
     async def start(self) -> None:
-        """Start the processes; returns when the package is imported in them. Raises GraphError: the sandbox
-        does not work on this machine; Unavailable: a process does not start (the package is not installed,
-        say).
-        """
         sandbox = await asyncio.to_thread(_sandbox_of, self.config.sandbox)
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
         self._pool = self.manage(ScoringPool(sandbox, limits, size=self.config.num_processes))
         await super().start()
 
     async def verify(self, request: ReasoningRequest) -> ReasoningVerdict:
-        """Score the answer in the response. Raises InvalidRequest: the package has no such family, or the
-        item lacks what its verifier needs; VerifierFailed: the answer could not be scored now.
-        """
+        """Score the answer in the response."""
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
         score, reason = await self._scored(task, answer, request)
@@ -164,7 +156,6 @@ _FULL = 1.0 - 1e-6
 
 
 def _sandbox_of(name: SandboxName | None) -> Confinement:
-    """The sandbox of a name; of None, the better one of those that work here."""
     if name is not None:
         return find_sandbox(name, _PACKAGES)
     try:

@@ -379,7 +379,6 @@ def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
         return read(expression, constant, {**constants, variable: _Dual(x, context.one)}, functions)
 
     def wanted(x: Any) -> Any | None:
-        """The integrand's value, where it is real."""
         try:
             value = at(integrand, x).value
         except NotAnExpression:

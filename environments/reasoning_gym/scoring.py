@@ -121,9 +121,6 @@ class ScoringPool:
         self._free: asyncio.Queue[SandboxedPython] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Start the processes; returns when the library is imported in all of them. Raises Unavailable: one
-        does not start, with its reason.
-        """
         try:
             await asyncio.gather(*(process.start() for process in self._processes))
         except BaseException:

@@ -110,8 +110,6 @@ class RewardModel(ResourcesServer):
     restorable: ClassVar[bool] = True  # there is no state
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         reward_model: ModelClient
         """The model: a ``pooling_model``, or a ``vllm_engine`` with ``runner: pooling``."""
         head: Head = "scalar"
@@ -146,9 +144,7 @@ class RewardModel(ResourcesServer):
         self._calls = self.manage(JudgeCalls(self.config.max_concurrency, open_cache(self.config.cache)))
 
     async def verify(self, request: VerifyRequest) -> RewardVerdict:
-        """Score the conversation. Raises VerifierFailed: the model could not be reached, or gave no score;
-        BadRequest: the prompt has something that a chat cannot hold.
-        """
+        """Score the conversation."""
         config = self.config
         params, output = request.responses_create_params, request.response.output
         size = len(str(output))

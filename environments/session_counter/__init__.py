@@ -58,15 +58,11 @@ class SessionCounter(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        """The state of an episode."""
-
         count: int | None = None
         """The counter; a tool that is called without a seeded session starts it at 0."""
 
     async def seed(self, row: JSON, session: Any) -> None:
-        """Set the counter to the row's ``initial_count``, unless a tool has started it. Raises
-        InvalidRequest: the row has none.
-        """
+        """Set the counter to the row's ``initial_count``, unless a tool has started it."""
         start = parse(_START, row, "row").initial_count
         session.count = start if session.count is None else session.count
 
@@ -90,7 +86,6 @@ class SessionCounter(ResourcesServer):
         return CounterValue(count=session.count)
 
     async def verify(self, request: CounterRequest, session: Session) -> CounterVerdict:
-        """Compare the counter with the expected value."""
         right = session.count == request.expected_count
         reason = None if right else f"the counter should be {request.expected_count}, and is {session.count}"
         return CounterVerdict(reward=float(right), reason=reason, final_count=session.count)

@@ -61,8 +61,6 @@ class SimpleWeather(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        """What happened in the episode so far."""
-
         asked: list[str] = []
         """Keys of the cities that `get_weather` was called for, each once."""
 

@@ -44,7 +44,6 @@ class StringMatch(ResourcesServer):
 
     # Not a coroutine: it then runs in a thread, so a long text does not block the event loop.
     def verify(self, request: StringMatchRequest) -> StringMatchVerdict:
-        """Compare the answer in the response with the expected one."""
         expected, mode = request.expected_answer, request.extraction_mode
         text = _text(request.response)
         answer = extract(text, mode)

@@ -93,8 +93,6 @@ class StructuredOutputs(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), breakdowns=_DESCRIPTIONS)
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         xml_coerce_types: bool = True
         """Read the text of XML elements as the types of the schema; else all of them are strings."""
         validation_timeout_seconds: PositiveFloat = 5.0
@@ -114,9 +112,7 @@ class StructuredOutputs(ResourcesServer):
         )
 
     async def verify(self, request: StructuredRequest) -> StructuredVerdict:
-        """Find the value, and check it against the schema. Raises InvalidRequest: the row's schema is
-        invalid; VerifierFailed: a worker was killed from outside, or got no CPU time.
-        """
+        """Find the value, and check it against the schema."""
         text = self._text_of(request)
         fault = await self._fault_of(text, request) if isinstance(text, str) else text
         if fault is None:

@@ -95,7 +95,6 @@ def _strict(schema: Any) -> Any:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` occurs in ``text``."""
     try:
         found = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
         return found is not None

@@ -132,8 +132,6 @@ class TextToSql(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), subset="sql_dialect")
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
@@ -169,9 +167,6 @@ class TextToSql(ResourcesServer):
         self._runner: SqlRunner | None = None
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready. Raises GraphError: the sandbox does not work on
-        this machine; Unavailable: a sandbox does not start.
-        """
         config = self.config
         if config.check_execution:
             self._runner = self.manage(
@@ -185,9 +180,7 @@ class TextToSql(ResourcesServer):
         await super().start()
 
     async def verify(self, request: SqlRequest) -> SqlVerdict:
-        """Compare the query in the response with the expected one. Raises VerifierFailed: the judge did not
-        answer, sandboxes died, or the machine is too busy; Unavailable: a sandbox does not start.
-        """
+        """Compare the query in the response with the expected one."""
         text = replace_surrogates(request.response.output_text)
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
         if query is None:
@@ -315,7 +308,6 @@ def _end_of(text: str, place: int) -> int:
 
 
 def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:
-    """What stands between an opening and the next fence, again and again."""
     place = 0
     while (opened := opening.search(text, place)) is not None:
         closed = text.find(_FENCE, opened.end())

@@ -106,8 +106,6 @@ class _Budget:
 
 
 class _Database:
-    """A database in memory, behind the authorizer."""
-
     def __init__(self, max_rows: int, max_bytes: int, heap_bytes: int) -> None:
         self.refusal: str | None = None
         self._max_rows = max_rows

@@ -151,7 +151,6 @@ def _problem(
 
 
 def _difference(expected: Any, made: Any, settings: ComparisonSettings) -> Category | None:
-    """The first way in which a value differs from the expected one."""
     if type(made) is not type(expected):
         return Category.OTHER_TYPE
     pairs: Sequence[tuple[Any, Any]] = ()
@@ -236,15 +235,12 @@ class ToolArgumentComparison(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         tool_call_comparator_config: ComparisonSettings = ComparisonSettings()
         """How calls are compared."""
 
     config: Config
 
     def verify(self, request: ActionRequest) -> ActionVerdict:
-        """Compare the action in the response with the expected one."""
         outcome = self._outcome(request.expected_action, request.response)
         reason = None if outcome.reward == 1.0 else _reason(outcome, request)
         return ActionVerdict(reward=outcome.reward, reason=reason, category=outcome.category)

@@ -76,7 +76,6 @@ class ToolCallMultireward(ResourcesServer):
         return WeatherReport(city=city, weather_description=f"The weather in {city} is sunny.")
 
     async def verify(self, request: MultirewardRequest) -> MultirewardVerdict:
-        """Score the calls of the response; the tool need not have been run."""
         calls = [(call.get("name"), arguments_of(call)) for call in request.response.function_calls]
         items = (item.get("type", "message") for item in request.response.output)
         expected = request.expected_call

@@ -48,14 +48,12 @@ class Office:
         }
 
     def record(self, table: str, record_id: str) -> Record:
-        """The record of an id. Raises ToolFailed: there is none."""
         record = self.tables[table].get(record_id)
         if record is None:
             raise ToolFailed(f"there is no record {record_id[:50]!r} among the {table}")
         return record
 
     def add(self, table: str, **fields: str) -> str:
-        """Add a record. Returns its id. Raises ToolFailed: the table is full."""
         records = self.tables[table]
         if len(records) >= _MAX_RECORDS:
             raise ToolFailed(f"the office holds at most {_MAX_RECORDS} {table}")
@@ -65,7 +63,6 @@ class Office:
         return record_id
 
     def delete(self, table: str, record_id: str) -> None:
-        """Delete a record. Raises ToolFailed: there is none."""
         self.record(table, record_id)
         del self.tables[table][record_id]
 

@@ -73,7 +73,8 @@ def _days(prefix: str, what: str = "day") -> Arguments:
 
 
 def _id(noun: str) -> Arguments:
-    return {f"{noun.split()[-1].replace('-', '')}_id": (Id, f"Id of the {noun.split()[-1]}.")}
+    _, name = noun.split()
+    return {f"{name.replace('-', '')}_id": (Id, f"Id of the {name}.")}
 
 
 def _get(table: str, noun: str, fields: Any, about: str = "The field.") -> tuple[str, Arguments, Act]:

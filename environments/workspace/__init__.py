@@ -83,8 +83,6 @@ class Workspace(ResourcesServer):
     Row = WorkspaceRow
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: str = "bubblewrap"
         """Provider of the boxes."""
         command_timeout: PositiveFloat = 100.0
@@ -100,8 +98,6 @@ class Workspace(ResourcesServer):
         """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
 
     class Session:
-        """The box of an episode."""
-
         def __init__(self) -> None:
             self.task: Task | None = None
             self.box: Sandbox | None = None
@@ -118,7 +114,6 @@ class Workspace(ResourcesServer):
         yield from provider_problems(config.sandbox)
 
     async def start(self) -> None:
-        """Find the provider. Raises GraphError: it does not work on this machine."""
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
         self._places = asyncio.Semaphore(self.config.max_boxes)
@@ -129,9 +124,6 @@ class Workspace(ResourcesServer):
         return {**super().operations(), "solve": solve}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> None:
-        """Make the box, once its image is built. Raises InvalidRequest: the task cannot be run here;
-        Unavailable: no box starts.
-        """
         session.task = task = await asyncio.to_thread(task_of, row)
         session.oracle = row.oracle
         session.spec = await self._images.spec(task.image, task.spec, task.build_timeout)
@@ -355,7 +347,6 @@ def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:
 
 
 def _rewards(name: str, data: bytes) -> dict[str, float]:
-    """Raises ValueError if they are none."""
     value = json.loads(data) if name.endswith(".json") else float(data)
     rewards = value if isinstance(value, dict) else {"reward": value}
     if not rewards or any(

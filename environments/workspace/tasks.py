@@ -168,8 +168,6 @@ class _Artifact(BaseModel):
 
 
 class _Config(BaseModel):
-    """``task.toml``, as far as it is read."""
-
     environment: _Environment = _Environment()
     agent: _Phase = _Phase()
     verifier: _Verifier = _Verifier()
@@ -223,9 +221,7 @@ class HarborRows:
     graph = "workspace"
 
     def rows(self, folder: Path) -> Iterator[JSON]:
-        """Rows of the task that a folder is, or of the tasks that it has. Raises InvalidRequest: there is
-        none.
-        """
+        """Rows of the task that a folder is, or of the tasks that it has."""
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
         found = [file.parent for file in files if file.is_file()]
         if not found:

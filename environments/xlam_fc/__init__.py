@@ -55,7 +55,6 @@ class XlamFc(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     async def verify(self, request: XlamRequest) -> XlamVerdict:
-        """Pair the expected calls with those that were made."""
         expected = request.expected_answers
         calls = request.response.function_calls
         given = [(call.get("name"), decoded_arguments(call)) for call in calls]

@@ -26,8 +26,6 @@ _LONG = 10_000  # characters that take longer to read than another thread to be 
 
 @dataclass
 class _Flight:
-    """A comparison, and how many wait for it."""
-
     work: asyncio.Future[Any]
     passengers: int = 0
 

@@ -148,7 +148,6 @@ class EnvServer:
         await self._socket.send_multipart([client, request, *kind, msgspec.msgpack.encode(answer)])
 
     async def _send_deltas(self, client: bytes, request: bytes, episode: JSON) -> JSON:
-        """Send the traces of an episode; what is left for its reply."""
         traces = episode.pop("traces")
         for trace in traces:
             delta = msgspec.msgpack.encode(_delta(trace))

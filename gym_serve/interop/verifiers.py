@@ -80,7 +80,6 @@ class Tasks:
             raise GraphError(problems, source=taskset)
 
     def rows(self) -> Iterator[JSON]:
-        """The tasks as rows, in their order; without end where the taskset has none."""
         for task in self.taskset:
             data = task.data.model_dump(mode="json", exclude_defaults=True)
             yield {
@@ -89,7 +88,6 @@ class Tasks:
             }
 
     def task(self, row: Mapping[str, Any]) -> Any:
-        """The task of a row. Raises InvalidRequest: the row holds none."""
         metadata = row.get("verifier_metadata")
         data = metadata.get("task") if isinstance(metadata, Mapping) else None
         try:
@@ -179,7 +177,6 @@ class SessionTools:
             await toolset.setup_task(data)
 
     async def described(self) -> list[ToolDescription]:
-        """The tools, as a model gets them."""
         return [
             ToolDescription(tool.name, tool.description or "", tool.input_schema)
             for tool in await self._server.list_tools()
@@ -203,8 +200,6 @@ class SessionTools:
 
 
 class _Rollout:
-    """The session of a rollout."""
-
     def __init__(self) -> None:
         self.tools: SessionTools | None = None
 
@@ -233,7 +228,6 @@ class Verifiers(ResourcesServer):
         self._tools: list[ToolDescription] = []
 
     async def start(self) -> None:
-        """Load the taskset, and find its tools. Raises GraphError: see `Tasks`."""
         self._tasks = await asyncio.to_thread(Tasks, self.config.taskset, self.config.config)
         self._tools = await SessionTools(self._tasks.toolsets()).described()
         await super().start()
@@ -251,7 +245,6 @@ class Verifiers(ResourcesServer):
         return {"tools": [tool.openai() for tool in self._tools]}
 
     async def verify(self, request: VerifyRequest, session: _Rollout) -> Mapping[str, Any]:
-        """Score by the task's rewards and metrics."""
         row = request.model_dump(mode="json", exclude_unset=True)
         response = row.pop("response")
         return await self._loaded().score(row, response, session.tools.state if session.tools else None)

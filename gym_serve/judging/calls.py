@@ -240,7 +240,6 @@ class VerdictCache:
         return hashlib.sha256(written).digest()
 
     async def get(self, key: bytes) -> JSON | None:
-        """The cached reply of a key, or None."""
         rows = await asyncio.to_thread(self._execute, "SELECT reply FROM replies WHERE key = ?", key)
         try:
             return orjson.loads(rows[0][0]) if rows else None
@@ -249,7 +248,6 @@ class VerdictCache:
             return None
 
     async def put(self, key: bytes, reply: JSON) -> None:
-        """Store a reply."""
         insert = "INSERT OR REPLACE INTO replies VALUES (?, ?)"
         await asyncio.to_thread(self._execute, insert, key, orjson.dumps(reply))
 

@@ -217,7 +217,6 @@ class JudgeSettings(ResourcesServer.Config):
         return JudgeCalls(self.judge_max_concurrency, open_cache(self.judge_cache))
 
     def label_judge(self, calls: JudgeCalls, read: Callable[[JSON], str] = final_text) -> LabelJudge:
-        """The judge that these settings describe; `judge` must be set."""
         assert self.judge is not None
         return LabelJudge(
             (self.judge, *self.further_judges),
@@ -275,12 +274,10 @@ class Calibration:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the figures."""
         return sum(self.pairs.values())
 
     @property
     def agreement(self) -> float:
-        """Share of rows with the same label, 0 to 1."""
         return sum(count for (person, judge), count in self.pairs.items() if person == judge) / self.rows
 
     @property

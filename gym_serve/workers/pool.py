@@ -71,7 +71,6 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Between `start` and `stop`; the process may have died since."""
         return self._live is not None
 
     async def start(self) -> None:
@@ -325,7 +324,6 @@ class WorkerPool:
         raise self._blame(ends)
 
     def _blame(self, ends: list[End]) -> Exception:
-        """The failure to raise when two workers have died of one request."""
         how = f"two {self._name} workers died of it, the last one with {ends[-1]}"
         if all(end.by_itself for end in ends):
             return WorkFailed(how)

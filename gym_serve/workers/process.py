@@ -36,7 +36,6 @@ class End:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether it had used up its CPU time."""
         return self.status == -signal.SIGPROF
 
     @property

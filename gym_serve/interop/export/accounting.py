@@ -55,11 +55,9 @@ class ExportReport:
         return asdict(self)
 
     def drop(self, reason: str, rollout_id: str, detail: str) -> None:
-        """Count a rollout as left out."""
         _count(self.dropped, reason, rollout_id, detail)
 
     def reading(self, rollouts: Iterable[Any]) -> Iterator[Rollout]:
-        """The rollouts that can be read; the rest is counted."""
         for raw in rollouts:
             self.read += 1
             try:

@@ -157,7 +157,6 @@ def _applied(value: Any, config: dict[str, Any], moved: list[str], way: tuple[st
 
 
 def _taken(path: str, config: dict[str, Any], moved: list[str], way: tuple[str, ...], *, moves: bool) -> Any:
-    """The value at ``path``, with its own directives applied."""
     if path in way:
         raise InvalidRequest(f"{_INHERIT} leads in a circle: {' -> '.join([*way, path])}")
     keys = path.split(".")
@@ -208,7 +207,6 @@ class Translator:
         return self._text(value, path) if "${" in value else value
 
     def variable(self, name: str, meaning: str, default: str | None = None) -> str:
-        """A reference to an environment variable, which is noted."""
         self.variables.setdefault(name, meaning)
         return f"${{{name}}}" if default is None else f"${{{name}:-{default}}}"
 
@@ -262,7 +260,6 @@ class Translator:
         return "" if default is None else str(default)
 
     def _reference(self, key: str, path: tuple[str, ...], default: str | None) -> Any:
-        """The value at a key of the config; a variable, where that is to be given from outside."""
         dots = len(key) - len(key.lstrip("."))
         if dots > len(path):
             self._problem(path, f"${{{key}}} leads out of the config")

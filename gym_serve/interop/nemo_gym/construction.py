@@ -168,7 +168,6 @@ def _with_path(key: str, value: Any, folder: Path) -> Any:
 
 
 def _add_folder(module_name: str) -> None:
-    """Put the folder of a server's module on the import path."""
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None or (folder := Path(spec.origin).parent) in _FOLDERS:
         return

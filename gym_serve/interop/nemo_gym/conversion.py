@@ -71,7 +71,6 @@ class Conversion:
         return self._translator.variables
 
     def graph(self) -> JSON:
-        """The graph, as it stands under ``args``; problems are in `problems`."""
         servers: dict[str, JSON] = {}
         unknown: list[str] = []
         for instance in self._instances:
@@ -185,7 +184,6 @@ class Conversion:
             return ""
 
     def _target(self, target: Any, instance: Instance, path: tuple[str, ...]) -> str:
-        """The name in the graph of a server that an instance refers to."""
         if target in self._names:
             self._referred.setdefault(instance.name, set()).add(target)
             return self._names[target]

@@ -72,7 +72,6 @@ SERVER_INSTANCES = Page(
 
 
 def _address(request: Request) -> tuple[str, int]:
-    """Host and port of the proxy, as the client of this request reaches it."""
     try:
         parts = urlsplit(f"//{request.headers.get('host', '')}")
         host, port = parts.hostname or "127.0.0.1", parts.port

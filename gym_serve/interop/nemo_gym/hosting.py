@@ -137,9 +137,7 @@ class NemoGym(ResourcesServer):
         self._mcp_tools: list[JSON] = []
 
     def make_app(self) -> tuple[Any, str | None]:
-        """The server's web application, and the path of its tools over MCP if it has some. Raises GraphError:
-        see `make_server`.
-        """
+        """The server's web application, and the path of its tools over MCP if it has some."""
         config = self.config
         servers = GraphServers(config.servers, f"servers of {self.name}")
         settings = with_secrets(config.config, config.secrets)
@@ -147,9 +145,6 @@ class NemoGym(ResourcesServer):
         return server.setup_webserver(), getattr(server, "mcp_url_path", None)
 
     async def start(self) -> None:
-        """Make the server and start its application. Raises GraphError: it cannot be made, or no model could
-        call its tool.
-        """
         made, mcp_path = await asyncio.to_thread(self.make_app)
         app = AsgiApp(made)
         await app.start()

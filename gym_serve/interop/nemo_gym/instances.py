@@ -174,7 +174,6 @@ class Instance:
 
     @property
     def path(self) -> tuple[str, str, str]:
-        """Where its settings stand in the config."""
         return self.name, self.section, self.implementation
 
 

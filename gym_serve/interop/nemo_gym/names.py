@@ -140,7 +140,6 @@ class RunHelper:
         self._port = port
 
     def poll(self) -> None:
-        """Check the servers. Raises RuntimeError: one is not healthy; names it."""
         states = _gym_at(self._port)[0].health()
         ill = {name: state for name, state in states.items() if state["state"] in _ILL}
         if ill:
@@ -309,7 +308,6 @@ def _gym_at(port: int | None) -> tuple[Gym, Settings]:
 
 
 def _plain(config: Any) -> JSON:
-    """A config of OmegaConf as plain values."""
     if type(config).__module__.partition(".")[0] == "omegaconf":
         from omegaconf import OmegaConf
 

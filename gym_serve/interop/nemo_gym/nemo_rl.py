@@ -31,8 +31,6 @@ def environment() -> type[Any]:
     original: Any = theirs.NemoGym.__ray_metadata__.modified_class
 
     class NemoGym(original):  # type: ignore[misc]  # found at run time
-        """NeMo RL's environment, on a graph of gym_serve."""
-
         _tokenizer: Any
         _ended = False
 
@@ -46,7 +44,6 @@ def environment() -> type[Any]:
             super()._require_spinup()
 
         async def run_rollouts(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            """See NeMo RL's."""
             self._require_spinup()
             if self._tokenizer is None:
                 from transformers import AutoTokenizer
@@ -56,7 +53,6 @@ def environment() -> type[Any]:
                 yield result
 
         def shutdown(self) -> None:
-            """See NeMo RL's."""
             self._ended = True
             super().shutdown()
 

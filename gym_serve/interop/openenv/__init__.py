@@ -122,9 +122,6 @@ class OpenEnv(GymnasiumServer):
         self._open = 0
 
     async def start(self) -> None:
-        """Find out the actions, or the tools. Raises GraphError: the environment's classes cannot be
-        imported; Unavailable: the environment does not answer.
-        """
         config = self.config
         if config.env is not None:
             self._classes = await asyncio.to_thread(LocalClasses, config.env, config.action)
@@ -156,9 +153,7 @@ class OpenEnv(GymnasiumServer):
         )
 
     async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
-        """Make an instance, and begin. Raises InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do
-        not fit; Overloaded: the environment serves no further episode now.
-        """
+        """Make an instance, and begin."""
         start = parse(_ROW, row, "row").verifier_metadata or _Start()
         options = start.options if start.seed is None else {**start.options, "seed": start.seed}
         session.instance = self._instance()
@@ -169,7 +164,6 @@ class OpenEnv(GymnasiumServer):
         return f"{text}\n\n{how_to_act(self._schema, self._field)}", {}
 
     async def step(self, request: VerifyRequest, session: _Episode) -> Step:
-        """Take the step that the response's text is."""
         assert session.instance is not None  # made by `reset`, which opened the session
         try:
             outcome = await session.instance.step(action_in(request.response.output_text, self._field))
@@ -248,7 +242,6 @@ class OpenEnv(GymnasiumServer):
 
 
 def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
-    """The tools that an environment lists, by name."""
     found = outcome.observation.get("tools")
     if not isinstance(found, list) or not found:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")

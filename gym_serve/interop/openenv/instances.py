@@ -106,7 +106,6 @@ class LocalClasses:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether there may be more than one instance at a time."""
         return bool(getattr(self.env, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
 
