@@ -34,8 +34,7 @@ _MAX_EVENT = 16 * 2**20  # bytes; one event can hold a whole answer with its tok
 class Whole(NamedTuple):
     """The whole answer of a backend; the last item of a stream."""
 
-    answer: Any
-    """Decoded JSON; None if the prompt does not fit the model's context."""
+    answer: Any  # decoded JSON; None if the prompt does not fit the model's context
 
 
 def is_event_stream(headers: Mapping[str, str]) -> bool:

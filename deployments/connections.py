@@ -82,8 +82,7 @@ class Response(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    content: AsyncIterator[bytes]
-    """The body, in chunks of any size."""
+    content: AsyncIterator[bytes]  # the body, in chunks of any size
 
 
 def _headers_for(named: ModelEndpoint) -> dict[str, str]:

@@ -43,8 +43,7 @@ BaseUrl = Annotated[
     str,
     StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
     AfterValidator(lambda url: url.rstrip("/")),
-]
-"""A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
+]  # a URL without a query, which would swallow the path, and without credentials, which belong into headers
 
 
 def _sendable(secret: SecretStr) -> SecretStr:

@@ -20,8 +20,7 @@ import orjson
 
 from gym_serve.types.requests import input_items
 
-Turn = list[dict[str, Any]]
-"""Output items of one model call."""
+Turn = list[dict[str, Any]]  # output items of one model call
 
 _SHRUG = "I do not know. \\boxed{0}"
 
@@ -241,8 +240,7 @@ SCRIPTS: dict[str, Script] = {
     "multi_step_synonyms": _synonyms,
     "session_counter": _counter,
     "simple_weather": _weather,
-}
-"""By environment."""
+}  # by environment
 
 
 def _matching(regex: str, letter: str) -> str:

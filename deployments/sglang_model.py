@@ -44,8 +44,7 @@ _NAMES = {
     **{name: name for name in ("temperature", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")},
     **{"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"},
-}
-"""SGLang's names of vLLM's sampling parameters."""
+}  # SGLang's names of vLLM's sampling parameters
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _UNSAID = "default"  # SGLang's version of weights of which nobody said one
 

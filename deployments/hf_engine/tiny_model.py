@@ -66,8 +66,7 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-"""The chat template. Like Qwen's, it shows no reasoning but the last turn's."""
+"""  # the chat template. Like Qwen's, it shows no reasoning but the last turn's
 
 
 def tiny_model() -> Path:

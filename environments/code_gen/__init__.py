@@ -40,35 +40,28 @@ class CodeMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     unit_tests: UnitTests
-    """The tests that the program has to pass, all of them."""
-    difficulty: str | None = None
-    """Splits the metrics."""
+    difficulty: str | None = None  # splits the metrics
 
 
 class CodeRequest(VerifyRequest):
     """A programming problem with the response to it."""
 
     verifier_metadata: CodeMetadata
-    """The tests."""
 
 
 class CodeVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_model_output: str | None = None
-    """The text of the response; None if it is empty."""
-    extracted_model_code: str | None = None
-    """The program in it; None if there is none."""
+    extracted_model_output: str | None = None  # the text of the response; None if it is empty
+    extracted_model_code: str | None = None  # the program in it; None if there is none
     result: list[bool | int] | None = None
     """True for each test passed, then the code of the first that was not; None without a program."""
-    error_code: int | None = None
-    """That code: -1 killed, -2 wrong answer, -3 time limit, -4 exception."""
+    error_code: int | None = None  # that code: -1 killed, -2 wrong answer, -3 time limit, -4 exception
     metadata: dict[str, Any] | None = None
     """That test, shortened: its input, the expected output and the program's."""
     reasoning_format_violation_rate: float = 0.0
     """1.0 if thinking stands in the answer, or was begun or ended twice."""
     difficulty: str | None = None
-    """The row's."""
 
 
 class CodeGen(ResourcesServer):
@@ -203,8 +196,7 @@ class CodeGen(ResourcesServer):
         return report
 
 
-_KEPT_ROWS = 8
-"""Rows whose unpacked tests are kept."""
+_KEPT_ROWS = 8  # rows whose unpacked tests are kept
 
 
 def _why_failed(report: TestReport, count: int) -> str:

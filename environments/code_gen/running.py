@@ -26,14 +26,11 @@ from gym_serve.sandbox import ProgramRun, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
 
-MAX_INPUT = 32 << 20
-"""Characters that the input of one test may have."""
+MAX_INPUT = 32 << 20  # characters that the input of one test may have
 
-MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20
-"""Characters of ``packed``, and bytes of the JSON in it."""
+MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20  # characters of ``packed``, and bytes of the JSON in it
 
-_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20
-"""The same for tests that are unpacked when a row is read."""
+_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20  # the same for tests that are unpacked when a row is read
 
 _LONG_INTEGER = 4_000  # digits; Python's own limit is a little higher
 
@@ -43,10 +40,8 @@ class UnitTests(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    inputs: list[str] = []
-    """Standard input of each test; for a function its arguments, a line of JSON each."""
-    outputs: list[str] = []
-    """Standard output of each test; for a function the value that it returns, as JSON."""
+    inputs: list[str] = []  # standard input of each test; for a function its arguments, a line of JSON each
+    outputs: list[str] = []  # standard output of each test; for a function the value that it returns, as JSON
     fn_name: str | None = None
     """The function to call, which may be a method of a class ``Solution``; None for a whole program."""
     packed: str | None = Field(None, max_length=MAX_PACKED)
@@ -142,11 +137,9 @@ PRELUDE = "\n".join(
         "getattr(sys, 'set_int_max_str_digits', int)(50_000)",
     )
 )
-"""Python code."""
 
 
-KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4
-"""Codes of a test that was not passed."""
+KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4  # codes of a test that was not passed
 
 _MESSAGES = {
     KILLED: "Killed",
@@ -199,8 +192,7 @@ class TestLimits:
     debug: bool = False
 
 
-TURN_SECONDS = 2.0
-"""What a program may use, while others wait, before it is their turn."""
+TURN_SECONDS = 2.0  # what a program may use, while others wait, before it is their turn
 
 
 async def run_tests(

@@ -31,8 +31,7 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.requests import JSON
 
-MAX_ANSWER_CHARS = 32_000
-"""Of a longer answer the judge is shown only this many characters at its end."""
+MAX_ANSWER_CHARS = 32_000  # of a longer answer the judge is shown only this many characters at its end
 
 PROMPT_TEMPLATE = """\
 Decide whether a candidate answer to a question says the same as the reference answer.
@@ -69,19 +68,15 @@ class TemplateMetadata(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    output_regex: str | None = None
-    """Pattern that finds the answer in the text."""
+    output_regex: str | None = None  # pattern that finds the answer in the text
 
 
 class EquivalenceRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_answer: str | None = None
-    """The right answer; else ``metadata.expected_answer``."""
+    expected_answer: str | None = None  # the right answer; else ``metadata.expected_answer``
     metadata: dict[str, Any] | None = None
-    """Further data of the row."""
-    template_metadata: TemplateMetadata | None = None
-    """Settings that come with the prompt's template."""
+    template_metadata: TemplateMetadata | None = None  # settings that come with the prompt's template
 
     @model_validator(mode="after")
     def _has_gold(self) -> Self:
@@ -99,7 +94,6 @@ class EquivalenceVerdict(Verdict):
     """The reward and what it was given for."""
 
     expected_answer: str
-    """The row's."""
     judge_evaluations: list[dict[str, Any]]
     """The judge's calls: ``{"responses_create_params", "response", "verdict_label"}``."""
 

@@ -21,8 +21,7 @@ from gym_serve.servers import Response
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, message_text
 
-RANKING_MIDPOINT = 3.5
-"""Below it the first response is better, above it the second one."""
+RANKING_MIDPOINT = 3.5  # below it the first response is better, above it the second one
 
 
 class Scores(NamedTuple):

@@ -51,24 +51,20 @@ class SearchResult(BaseModel):
 class BrowseResult(BaseModel):
     """What `GoogleSearch.browse` answers."""
 
-    page_content: str
-    """Text of the page, ``No text found``, or ``Error: ...``."""
+    page_content: str  # text of the page, ``No text found``, or ``Error: ...``
 
 
 class SearchRequest(VerifyRequest):
     """A question with the response to it."""
 
-    expected_answer: str = Field(pattern=r"\S")
-    """The right option's letter, or a short text."""
+    expected_answer: str = Field(pattern=r"\S")  # the right option's letter, or a short text
 
 
 class SearchVerdict(Verdict):
     """The reward and what it was given for."""
 
-    parsed_option: str | None
-    r"""What the last message has in its box; None if it has none."""
-    failed_calls: int
-    """Tool calls whose answer tells of a failure."""
+    parsed_option: str | None  # what the last message has in its box; None if it has none
+    failed_calls: int  # tool calls whose answer tells of a failure
 
 
 class GoogleSearch(ResourcesServer):

@@ -97,8 +97,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped
 
 
-AddressInfo = tuple[Any, ...]
-"""What ``getaddrinfo`` gives: family, type, protocol, name, socket address."""
+AddressInfo = tuple[Any, ...]  # what ``getaddrinfo`` gives: family, type, protocol, name, socket address
 
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

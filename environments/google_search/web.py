@@ -143,8 +143,7 @@ def _seconds(header: str | None) -> float | None:
     return min(float(header), _DAY) if header and header.isascii() and header.isdigit() else None
 
 
-EXAMPLE = Path(__file__).with_name("cassette.jsonl")
-"""The answers for the example rows."""
+EXAMPLE = Path(__file__).with_name("cassette.jsonl")  # the answers for the example rows
 
 
 class Cassette:
@@ -211,8 +210,7 @@ def _digest(tool: str, argument: str) -> bytes:
     return hashlib.blake2b(f"{tool}\n{same}".encode("utf-8", "replace"), digest_size=16).digest()
 
 
-ERROR = "Error: "
-"""How an answer begins that tells of a failure."""
+ERROR = "Error: "  # how an answer begins that tells of a failure
 
 
 class Web(Protocol):

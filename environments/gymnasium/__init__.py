@@ -40,14 +40,10 @@ def __getattr__(name: str) -> Any:
 class Step(BaseModel):
     """The result of a step: the five values of Gymnasium's ``step``."""
 
-    observation: str | None = None
-    """The next message to the model; None for none."""
-    reward: float = 0.0
-    """Reward of this step; the episode's is the sum."""
-    terminated: bool = False
-    """The episode is over: solved, lost, won."""
-    truncated: bool = False
-    """The episode was cut short."""
+    observation: str | None = None  # the next message to the model; None for none
+    reward: float = 0.0  # reward of this step; the episode's is the sum
+    terminated: bool = False  # the episode is over: solved, lost, won
+    truncated: bool = False  # the episode was cut short
     info: JSON = Field(default_factory=dict)
     """Anything else; ``tool_outputs: [{call_id, output}]`` become outputs of the model's calls."""
 
@@ -69,11 +65,8 @@ class StepsVerdict(Verdict):
     """The sum of an episode's rewards, and how it ended."""
 
     terminated: bool
-    """Whether the episode is over."""
-    truncated: bool
-    """Whether it was cut short, or is not over yet."""
+    truncated: bool  # whether it was cut short, or is not over yet
     info: JSON
-    """The last step's."""
 
 
 class GymnasiumServer(ResourcesServer):

@@ -104,8 +104,7 @@ _LANGUAGES = {
         _blackjack,
         ("stand", "hit"),
     ),
-}
-"""By the class of the environment, whatever it is registered as."""
+}  # by the class of the environment, whatever it is registered as
 
 
 _OPEN, _CLOSE = "<action>", "</action>"
@@ -115,8 +114,7 @@ _MAX_ACTION = 10_000
 class _Start(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=1 << 32)
     """Seed of the episode; without one it follows from the prompt."""
-    options: JSON | None = None
-    """Options of the environment's ``reset``."""
+    options: JSON | None = None  # options of the environment's ``reset``
 
 
 class _Row(BaseModel):

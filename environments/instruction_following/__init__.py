@@ -30,9 +30,7 @@ class InstructionMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     instruction_id_list: Annotated[list[str], Field(min_length=1)]
-    """Names of the instructions."""
-    kwargs: list[dict[str, Any] | None]
-    """The arguments of each; None for none."""
+    kwargs: list[dict[str, Any] | None]  # the arguments of each; None for none
     grading_mode: Literal["binary", "fraction"] = "binary"
     """Reward for following all of them, or the share of them that is followed."""
 
@@ -70,11 +68,8 @@ class InstructionVerdict(Verdict):
     """The reward and what it was given for."""
 
     follow_all_instructions: bool
-    """Whether all are followed."""
-    follow_instruction_list: list[bool]
-    """Whether each is, in the order of the row."""
-    reason: str | None = None
-    """Which instructions are not followed, or why the response could not be checked."""
+    follow_instruction_list: list[bool]  # whether each is, in the order of the row
+    reason: str | None = None  # which instructions are not followed, or why the response could not be checked
 
 
 class InstructionFollowing(ResourcesServer):

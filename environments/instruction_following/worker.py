@@ -116,10 +116,8 @@ def _load() -> dict[str, Any]:
 class Checked(TypedDict):
     """The result."""
 
-    followed: list[bool]
-    """Whether the text follows each instruction."""
-    invalid: str | None
-    """Why no text could follow them; None if one could."""
+    followed: list[bool]  # whether the text follows each instruction
+    invalid: str | None  # why no text could follow them; None if one could
 
 
 def warm_up() -> None:

@@ -47,15 +47,10 @@ class ExecutionResult(BaseModel):
     """What the tool answers."""
 
     success: bool
-    """Whether the code ran to its end."""
     stdout: str = ""
-    """What it printed."""
-    stderr: str = ""
-    """Warnings, and the traceback of an exception."""
-    error_message: str | None = None
-    """The exception in one line, or what became of the interpreter."""
-    result: str | None = None
-    """Value of the last expression, unless it is None."""
+    stderr: str = ""  # warnings, and the traceback of an exception
+    error_message: str | None = None  # the exception in one line, or what became of the interpreter
+    result: str | None = None  # value of the last expression, unless it is None
 
 
 class PythonSession:
@@ -112,17 +107,14 @@ class MathCodeRequest(VerifyRequest):
 
     expected_result: Annotated[str, AfterValidator(stated)] = Field(
         validation_alias=AliasChoices("expected_result", "expected_answer")
-    )
-    """The right answer: LaTeX or a plain number, with or without math delimiters."""
+    )  # the right answer: LaTeX or a plain number, with or without math delimiters
 
 
 class MathCodeVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_answer: str | None
-    r"""What the last ``\boxed{}`` holds; None if there is none."""
+    extracted_answer: str | None  # what the last ``\boxed{}`` holds; None if there is none
     accuracy: bool
-    """Whether that is equal to the row's ``expected_result``."""
 
 
 class MathWithCode(ResourcesServer):

@@ -38,8 +38,7 @@ from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current
 from gym_serve.workers import give_up_at
 
-MAX_ANSWER_CHARS = 8_000
-"""Of a longer answer the judge is shown only this many characters at its end."""
+MAX_ANSWER_CHARS = 8_000  # of a longer answer the judge is shown only this many characters at its end
 
 SYSTEM_MESSAGE = """\
 You compare two answers to the same mathematical problem. Decide whether both denote the same \
@@ -75,8 +74,7 @@ _check_template = partial(check_fields, required=("question", "first_answer", "s
 class MathRequest(VerifyRequest):
     """A mathematical problem with the response to it."""
 
-    question: str
-    """The problem alone, as the judge sees it."""
+    question: str  # the problem alone, as the judge sees it
     expected_answer: Annotated[str, AfterValidator(stated)]
     """The right answer: LaTeX or a plain number, with or without math delimiters."""
 
@@ -84,8 +82,7 @@ class MathRequest(VerifyRequest):
 class MathVerdict(Verdict):
     """The reward and what it was given for."""
 
-    library_reward: float
-    """1.0 if math-verify finds the answers equal, else 0.0."""
+    library_reward: float  # 1.0 if math-verify finds the answers equal, else 0.0
     extracted_answer: str | None
     """The answer that math-verify found in the text, in SymPy's notation; None if it found none."""
     judge_evaluations: list[dict[str, Any]] | None

@@ -81,7 +81,6 @@ class AnswerRequest(VerifyRequest):
     """A task with the response to it."""
 
     expected_answer: str = Field(pattern=r"\S")
-    """The right answer."""
 
 
 class AnswerVerdict(Verdict):

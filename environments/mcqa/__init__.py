@@ -35,12 +35,10 @@ class McqaRequest(VerifyRequest):
 
     options: list[dict[str, str | None]] | None = None
     """Objects of letter and option text; a text of None takes the option out."""
-    expected_answer: str | None = None
-    """The letter of the right option."""
+    expected_answer: str | None = None  # the letter of the right option
     grading_mode: GradingMode = "strict_single_letter_boxed"
     """How the answer is found in the text, unless the server's config says it."""
-    template_metadata: TemplateMetadata | None = None
-    """Settings that come with the prompt's template."""
+    template_metadata: TemplateMetadata | None = None  # settings that come with the prompt's template
 
     @model_validator(mode="after")
     def _has_gold(self) -> Self:
@@ -67,7 +65,6 @@ class McqaVerdict(Verdict):
     extracted_answer: str | None
     """Letter of the option that the text answers; None if it answers none, or more than one."""
     expected_answer: str
-    """The row's letter in upper case."""
 
 
 class Mcqa(ResourcesServer):

@@ -65,16 +65,14 @@ _BESIDE = re.compile(
     r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"
     r"|likely|option|choice|letter|answer|but|if|with|plus|otherwise|alternatively)[\s(*]+)\Z",
     re.IGNORECASE,
-)
-"""What stands before a further option, and not before one that a remark mentions: "unlike D", "over D"."""
+)  # what stands before a further option, and not before one that a remark mentions: "unlike D", "over D"
 _REMARK = re.compile(
     r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?[(*]{0,3}[A-Z][)*]{0,3}"
     r"(?:(?:,\s*(?:and\s+)?|\s+(?:and|or)\s+)[A-Z]){0,9}"
     r"\s+(?!(?:or|and|if|when|too|also|could|may|might|works|fits|(?:is|are|seems?|would be)\s+(?:also"
     r"|possible|equally|likely|another|plausible|right|correct|fine|the|an?))\b)(?-i:[a-z])",
     re.IGNORECASE,
-)
-"""The beginning of a sentence about an option, behind the answer: "C. D would be too far"."""
+)  # the beginning of a sentence about an option, behind the answer: "C. D would be too far"
 _REASON = re.compile(
     r"\b(?:because|since|(?<!well )as(?! well)|due to|given|whereas|while|rather than|instead of)\b",
     re.IGNORECASE,
@@ -298,8 +296,7 @@ def _lists_letters(answer: str, letters: set[str]) -> bool:
     )
 
 
-SEARCH_SECONDS = 1.0
-"""Time for all patterns of a row together, on one text."""
+SEARCH_SECONDS = 1.0  # time for all patterns of a row together, on one text
 
 _TEXT_TAIL = 100_000
 _PATTERN_LENGTH = 1_000

@@ -42,24 +42,17 @@ class SynonymsRequest(VerifyRequest):
     expected_synonyms: list[str]
     """The synonyms of the term that the prompt asks about, in the order of the prompt."""
     expected_synonym_values: Annotated[list[int], Field(min_length=1)]
-    """Their values: the right answer."""
-    minefield_label: str
-    """The term itself, whose value is a likely mistake."""
+    minefield_label: str  # the term itself, whose value is a likely mistake
     minefield_label_value: int
-    """Its value."""
 
 
 class SynonymsVerdict(Verdict):
     """The reward, and how far an answer is off."""
 
-    parsed_synonym_values: list[int]
-    """The values that were handed in, as far as they can be read as integers."""
+    parsed_synonym_values: list[int]  # the values that were handed in, as far as they can be read as integers
     accuracy: bool
-    """Whether they are right."""
-    set_overlap: float
-    """Share of the expected values among them, 0 to 1."""
+    set_overlap: float  # share of the expected values among them, 0 to 1
     original_term_minefield_hit: bool
-    """Whether the value of the term itself is among them."""
     order_instruction_following_failure: bool
     """Whether all expected values are there, and the answer is wrong all the same: in another order, or
     with others between them."""

@@ -35,19 +35,15 @@ class ItemMetadata(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    source_dataset: str
-    """The family: ``knights_knaves``, ``countdown``, ..."""
+    source_dataset: str  # the family, e.g. ``knights_knaves``
 
 
 class ReasoningRequest(VerifyRequest):
     """An item with the response to it."""
 
     question: str
-    """The question, as it stands in the prompt."""
-    answer: str | None = None
-    """A right answer; None in the families whose items have none."""
+    answer: str | None = None  # a right answer; None in the families whose items have none
     metadata: ItemMetadata
-    """What the family's verifier needs."""
 
     @model_validator(mode="after")
     def _has_an_answer(self) -> Self:
@@ -60,11 +56,8 @@ class ReasoningVerdict(Verdict):
     """The reward and what it was given for."""
 
     task_name: str
-    """The family."""
     score: float
-    """The score, 0 to 1; the same as the reward."""
     extracted_answer: str
-    """The answer that was scored."""
 
 
 class ReasoningGym(ResourcesServer):
@@ -151,8 +144,7 @@ class ReasoningGym(ResourcesServer):
 
 
 _PACKAGES = ("reasoning-gym",)
-_FULL = 1.0 - 1e-6
-"""Parts of 1 that some verifiers add up."""
+_FULL = 1.0 - 1e-6  # parts of 1 that some verifiers add up
 
 
 def _sandbox_of(name: SandboxName | None) -> Confinement:

@@ -31,18 +31,12 @@ __all__ = ["NotAnExpression", "Polynomial", "arithmetic", "expanded", "is_antide
 
 V = TypeVar("V")
 
-MAX_CHARS = 2_000
-"""Length of an expression."""
-MAX_DEPTH = 250
-"""Levels of an expression; a sum of n terms has n."""
-MAX_BRACKETS = 40
-"""Levels of brackets."""
-MAX_BITS = 4_096
-"""Bits of a numerator or denominator."""
-MAX_EXPONENT = 200
-"""Largest exponent of an exact power."""
-MAX_TERMS = 500
-"""Terms of a polynomial."""
+MAX_CHARS = 2_000  # length of an expression
+MAX_DEPTH = 250  # levels of an expression; a sum of n terms has n
+MAX_BRACKETS = 40  # levels of brackets
+MAX_BITS = 4_096  # bits of a numerator or denominator
+MAX_EXPONENT = 200  # largest exponent of an exact power
+MAX_TERMS = 500  # terms of a polynomial
 
 _CHARACTERS = re.compile(r"[0-9A-Za-z_.,+\-*/^() \t\n]*")
 _SIGNS = re.compile(r"[+\-\s]{20,}")
@@ -269,14 +263,11 @@ _DIGITS = 50
 _TOLERANCE = "1e-20"
 _POINTS = 6
 _CANDIDATES = 400
-_MAX_MAGNITUDE = 14
-"""Functions take arguments below 2**14."""
-_MAX_POWER = 20_000
-"""Bits of a power's value."""
+_MAX_MAGNITUDE = 14  # functions take arguments below 2**14
+_MAX_POWER = 20_000  # bits of a power's value
 _CONSTANTS = ("C", "c", "K", "k")
 
-_computing = threading.Lock()
-"""mpmath changes the precision of a context while it works."""
+_computing = threading.Lock()  # mpmath changes the precision of a context while it works
 
 
 @cache

@@ -40,8 +40,7 @@ __all__ = [
     "strange_number",
 ]
 
-Item = Mapping[str, Any]
-"""An item of the package: ``question``, ``answer``, ``metadata``."""
+Item = Mapping[str, Any]  # an item of the package: ``question``, ``answer``, ``metadata``
 
 WITHOUT_ANSWER = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Families whose items have no answer of their own."""
@@ -49,8 +48,7 @@ WITHOUT_ANSWER = frozenset({"boxnet", "graph_color", "propositional_logic", "rub
 LITERALS = frozenset({"binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"})
 """Families that read a list of literals: in the answer, or (number_sorting) in the item."""
 
-_WRONG = 0.01
-"""What the package gives to a wrong answer of these games."""
+_WRONG = 0.01  # what the package gives to a wrong answer of these games
 
 
 class Unsolved(Exception):
@@ -151,8 +149,7 @@ SCORED_HERE: Mapping[str, Callable[[str, Item], None]] = {
     "polynomial_multiplication": _polynomial_multiplication,
     "puzzle24": _puzzle24,
     "simple_integration": _integration,
-}
-"""What scores an answer of a family; raises `Unsolved` for a wrong one."""
+}  # what scores an answer of a family; raises `Unsolved` for a wrong one
 
 
 # Full scores that are refuted
@@ -298,5 +295,4 @@ REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "survo": _denied,  # everything but numbers is skipped
     "time_intervals": _several_intervals,  # text after the first interval is not looked at
     "word_sorting": _other_list,  # words after the right ones are not looked at
-}
-"""Why a full score of the package is wrong; None if it is right."""
+}  # why a full score of the package is wrong; None if it is right

@@ -71,8 +71,7 @@ class Given(dict):
         self.missing.append(key)
         raise KeyError(key)
 '''
-)
-"""Run once in each process; `score` below finds its names."""
+)  # run once in each process; `score` below finds its names
 
 _SCORE = """
 def score(task, answer, entry):

@@ -97,10 +97,8 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
 class RewardVerdict(Verdict):
     """The reward and what it was made from."""
 
-    reward_model_score: float
-    """What the model said, before ``scale``, ``offset`` and ``clip``."""
-    reward_model_label: str | None
-    """The most probable class; None for a scalar head."""
+    reward_model_score: float  # what the model said, before ``scale``, ``offset`` and ``clip``
+    reward_model_label: str | None  # the most probable class; None for a scalar head
 
 
 class RewardModel(ResourcesServer):

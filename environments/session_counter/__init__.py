@@ -34,21 +34,18 @@ class CounterValue(BaseModel):
     """What `SessionCounter.get_counter_value` answers."""
 
     count: int
-    """The counter's value now."""
 
 
 class CounterRequest(VerifyRequest):
     """A counter row with the response to it."""
 
-    expected_count: int
-    """Value of the counter at the end of a right episode."""
+    expected_count: int  # value of the counter at the end of a right episode
 
 
 class CounterVerdict(Verdict):
     """The reward and what it was given for."""
 
-    final_count: int | None
-    """Value of the counter at the end; None if the session never had one."""
+    final_count: int | None  # value of the counter at the end; None if the session never had one
 
 
 class SessionCounter(ResourcesServer):
@@ -58,8 +55,7 @@ class SessionCounter(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        count: int | None = None
-        """The counter; a tool that is called without a seeded session starts it at 0."""
+        count: int | None = None  # the counter; a tool that is called without a seeded session starts it at 0
 
     async def seed(self, row: JSON, session: Any) -> None:
         """Set the counter to the row's ``initial_count``, unless a tool has started it."""

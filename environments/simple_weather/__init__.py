@@ -23,10 +23,8 @@ City = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 class WeatherReport(BaseModel):
     """What the tool answers."""
 
-    city: str
-    """The city as it was asked for."""
-    weather_description: str
-    """A sentence with the condition and the temperature."""
+    city: str  # the city as it was asked for
+    weather_description: str  # a sentence with the condition and the temperature
 
 
 class WeatherMetadata(BaseModel):
@@ -41,17 +39,14 @@ class WeatherMetadata(BaseModel):
 class WeatherRequest(VerifyRequest):
     """A weather row with the response to it."""
 
-    verifier_metadata: WeatherMetadata | None = None
-    """What a right answer has to tell."""
+    verifier_metadata: WeatherMetadata | None = None  # what a right answer has to tell
 
 
 class WeatherVerdict(Verdict):
     """The reward, and the row's cities that it failed on."""
 
-    not_asked: list[str]
-    """Cities for which the tool was not called."""
-    not_reported: list[str]
-    """Cities whose condition or temperature the final answer lacks."""
+    not_asked: list[str]  # cities for which the tool was not called
+    not_reported: list[str]  # cities whose condition or temperature the final answer lacks
 
 
 class SimpleWeather(ResourcesServer):
@@ -61,8 +56,7 @@ class SimpleWeather(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        asked: list[str] = []
-        """Keys of the cities that `get_weather` was called for, each once."""
+        asked: list[str] = []  # keys of the cities that `get_weather` was called for, each once
 
     @tool
     async def get_weather(self, city: City, session: Session) -> WeatherReport:
@@ -112,10 +106,8 @@ _TEMPERATURES = 10
 class Weather(NamedTuple):
     """The weather of one city."""
 
-    condition: str
-    """One English word."""
-    temperature: int
-    """Degrees Celsius, never below 0."""
+    condition: str  # one English word
+    temperature: int  # degrees Celsius, never below 0
 
 
 def city_key(city: str) -> str:

@@ -20,20 +20,15 @@ class StringMatchRequest(VerifyRequest):
     """A row with the response to it."""
 
     expected_answer: Annotated[str, AfterValidator(stated)]
-    """The right answer."""
-    extraction_mode: ExtractionMode = "final_answer"
-    """Where the answer stands in the text."""
-    case_sensitive: bool = False
-    """Compare letter by letter, without any tolerance."""
+    extraction_mode: ExtractionMode = "final_answer"  # where the answer stands in the text
+    case_sensitive: bool = False  # compare letter by letter, without any tolerance
 
 
 class StringMatchVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_answer: str | None
-    """The answer that was compared; None if the text gives none."""
+    extracted_answer: str | None  # the answer that was compared; None if the text gives none
     expected_answer: str
-    """The row's."""
 
 
 class StringMatch(ResourcesServer):

@@ -69,8 +69,7 @@ def same_letters(expected: str, answer: str) -> bool:
     return any(form(expected) == form(answer) for form in (str.strip, plain_answer))
 
 
-NEAR = 0.98
-"""Score of a number that is nearly the expected one, and the least closeness that earns it."""
+NEAR = 0.98  # score of a number that is nearly the expected one, and the least closeness that earns it
 
 _MAX_NUMBER = 1000  # characters; what is longer is compared as text only
 _MAX_FACTOR, _MAX_MORE = 10, 10_000
@@ -99,10 +98,8 @@ _STATE = re.compile(rf"\b(?:{'|'.join(sorted(_STATES, key=len, reverse=True))})\
 
 
 class _Measured(NamedTuple):
-    text: str
-    """What is measured, without its unit."""
-    unit: str
-    """The unit, with the signs of money and percent; empty if there is none."""
+    text: str  # what is measured, without its unit
+    unit: str  # the unit, with the signs of money and percent; empty if there is none
 
 
 def similarity(expected: str, answer: str) -> float:

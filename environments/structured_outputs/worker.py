@@ -42,8 +42,7 @@ MAX_CHARS: dict[Format, int] = {
     "xml": 100_000,
     "toml": 20_000,  # tomllib takes quadratic time on dotted keys
     "csv": 100_000,
-}
-"""Characters of a document that are read."""
+}  # characters of a document that are read
 
 _MAX_NODES = 20_000
 _MAX_DEPTH = 100
@@ -229,24 +228,17 @@ class Document(TypedDict):
     """What is to be checked."""
 
     schema: str
-    """The schema as JSON."""
-    text: str
-    """A document, or the arguments of a function call."""
-    format: Format | None
-    """Format of a document; None for arguments."""
-    key: str | None
-    """The argument that holds the value; None if all arguments are the value."""
-    coerce: bool
-    """Read the text of XML elements as the types of the schema."""
+    text: str  # a document, or the arguments of a function call
+    format: Format | None  # format of a document; None for arguments
+    key: str | None  # the argument that holds the value; None if all arguments are the value
+    coerce: bool  # read the text of XML elements as the types of the schema
 
 
 class Checked(TypedDict):
     """The result; empty if the value fits."""
 
-    fault: NotRequired[Fault]
-    """What is wrong with it; ``invalid_row`` if it is the schema."""
+    fault: NotRequired[Fault]  # what is wrong with it; ``invalid_row`` if it is the schema
     message: NotRequired[str]
-    """The same as a sentence."""
 
 
 def check(document: Document) -> Checked:

@@ -30,8 +30,7 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
 
-MAX_QUERY_CHARS = 32_000
-"""Of a longer query the judge is shown only this many characters at its end."""
+MAX_QUERY_CHARS = 32_000  # of a longer query the judge is shown only this many characters at its end
 
 PROMPT_TEMPLATE = """\
 Decide whether two SQL queries answer a question in the same way on the database below.
@@ -97,30 +96,21 @@ class SqlRequest(VerifyRequest):
     """A row with the response to it."""
 
     sql: str = Field(pattern=r"\S")
-    """The right query."""
     sql_dialect: Annotated[Literal["mysql", "postgresql", "sqlite"], BeforeValidator(_dialect)]
     """The dialect; ``postgres``, ``pg`` and ``sqlite3`` will do too."""
     sql_prompt: str
-    """The question."""
-    sql_context: str = ""
-    """The database: CREATE and INSERT statements."""
+    sql_context: str = ""  # the database: CREATE and INSERT statements
 
 
 class SqlVerdict(Verdict):
     """The reward and what it was given for."""
 
     sql_dialect: str
-    """The row's."""
     model_output: str
-    """The text of the response."""
     extracted_sql: str | None
-    """The query in it."""
     judge_passed: bool
-    """The judge found the query equal to the expected one."""
-    failure_reason: FailureReason
-    """What took the reward away; ``none`` where nothing did."""
-    execution: dict[str, Any] | None
-    """``{"outcome", "detail"}`` of running the query; None if it was not run."""
+    failure_reason: FailureReason  # what took the reward away; ``none`` where nothing did
+    execution: dict[str, Any] | None  # ``{"outcome", "detail"}`` of running the query; None if it was not run
     judge_evaluations: list[dict[str, Any]]
     """The judge's calls: ``{"responses_create_params", "response", "verdict_label"}``."""
 

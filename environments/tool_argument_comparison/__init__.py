@@ -190,7 +190,6 @@ class ExpectedMessage(BaseModel):
 
     type: Literal["message"]
     content: str
-    """What the expert said."""
 
 
 class ExpectedCall(BaseModel):
@@ -198,9 +197,7 @@ class ExpectedCall(BaseModel):
 
     type: Literal["function_call"]
     name: str
-    """The tool."""
     arguments: Annotated[str, AfterValidator(_readable)]
-    """Its arguments as JSON text."""
 
 
 class ExpectedCalls(BaseModel):
@@ -208,7 +205,6 @@ class ExpectedCalls(BaseModel):
 
     type: Literal["function_call_batch"]
     calls: list[ExpectedCall] = Field(min_length=1)
-    """The calls."""
 
 
 ExpectedAction = Annotated[ExpectedMessage | ExpectedCall | ExpectedCalls, Field(discriminator="type")]
@@ -218,14 +214,12 @@ class ActionRequest(VerifyRequest):
     """A row with the response to it."""
 
     expected_action: ExpectedAction
-    """What the expert did next."""
 
 
 class ActionVerdict(Verdict):
     """The reward and what it was given for."""
 
-    category: Category
-    """How the action compares with the expected one."""
+    category: Category  # how the action compares with the expected one
 
 
 class ToolArgumentComparison(ResourcesServer):

@@ -31,29 +31,23 @@ class ExpectedCall(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """Name of the tool."""
-    arguments: dict[str, Any] = {}
-    """Arguments with these values; the model may give more."""
+    arguments: dict[str, Any] = {}  # arguments with these values; the model may give more
 
 
 class MultirewardRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_call: ExpectedCall
-    """The right call, ``{"name", "arguments"}``."""
+    expected_call: ExpectedCall  # the right call, ``{"name", "arguments"}``
 
 
 class MultirewardVerdict(Verdict):
     """The rewards and what they were given for."""
 
-    reward_components: dict[str, float]
-    """The three rewards by name; ``reward`` is their sum."""
-    correctness: float
-    """1.0 if a call has the expected name and arguments."""
+    reward_components: dict[str, float]  # the three rewards by name; ``reward`` is their sum
+    correctness: float  # 1.0 if a call has the expected name and arguments
     schema_valid: float
     """1.0 if the first call of a tool of the row has an object with all its required parameters."""
-    format: float
-    """1.0 for exactly one call, and no message."""
+    format: float  # 1.0 for exactly one call, and no message
     predicted_calls: list[dict[str, Any]]
     """The model's calls: ``{"name", "arguments"}``; arguments that cannot be read are ``{}``."""
 

@@ -27,7 +27,6 @@ class SolutionCall(BaseModel):
     """A call of the row's solution."""
 
     name: str
-    """Name of the tool."""
     arguments: Annotated[str, BeforeValidator(lambda a: json.dumps(a) if isinstance(a, dict) else a)] = "{}"
     """Its arguments as JSON; an object will do as well."""
 
@@ -35,21 +34,16 @@ class SolutionCall(BaseModel):
 class WorkplaceRequest(VerifyRequest):
     """A row with the response to it."""
 
-    ground_truth: list[SolutionCall]
-    """Calls that lead to the right end state; none: nothing is to be changed."""
+    ground_truth: list[SolutionCall]  # calls that lead to the right end state; none: nothing is to be changed
     category: str | None = None
-    """Department of the task, for the metrics."""
 
 
 class WorkplaceVerdict(Verdict):
     """The reward and what it was given for."""
 
-    differing_tables: list[str]
-    """Tables whose end state is wrong."""
+    differing_tables: list[str]  # tables whose end state is wrong
     num_calls: int
-    """Number of the model's calls."""
     num_failed_calls: int
-    """Number of those that failed."""
 
 
 class WorkplaceAssistant(OfficeTools, ResourcesServer):

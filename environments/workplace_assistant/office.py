@@ -22,11 +22,9 @@ from gym_serve.types.errors import ToolFailed
 Record = dict[str, str]
 Table = dict[str, Record]
 
-NOW = datetime(2026, 3, 12, 9, 0)
-"""The office's time, a Thursday."""
+NOW = datetime(2026, 3, 12, 9, 0)  # the office's time, a Thursday
 
-ME = "jo.marsh@heron.example"
-"""Address of the user, who sends the e-mails and calls the meetings."""
+ME = "jo.marsh@heron.example"  # address of the user, who sends the e-mails and calls the meetings
 
 TABLES = ("directory", "emails", "events", "tasks", "customers", "visits", "plots")
 """Names of the tables; each record has an ``id``."""
@@ -121,8 +119,7 @@ def _morning() -> Mapping[str, Table]:
     return tables
 
 
-MAX_RESULTS = 20
-"""Records that a search answers at most."""
+MAX_RESULTS = 20  # records that a search answers at most
 
 _MOMENT = "%Y-%m-%d %H:%M"
 

@@ -58,22 +58,17 @@ _ANSWERS = ("reward.json", "reward.txt")
 class CommandOutput(BaseModel):
     """What `Workspace.bash` answers."""
 
-    output: str
-    """What the command wrote; of a long text, the start and the end."""
+    output: str  # what the command wrote; of a long text, the start and the end
     exit_status: int
-    note: str | None = None
-    """What became of it, if it did not end by itself."""
+    note: str | None = None  # what became of it, if it did not end by itself
 
 
 class WorkspaceVerdict(Verdict):
     """The reward and what it was given for."""
 
-    rewards: dict[str, float] | None = None
-    """All rewards that a task of Harbor wrote."""
-    exit_status: int | None = None
-    """Exit status of the tests; None if they did not run."""
-    test_output: str = ""
-    """The end of what they wrote."""
+    rewards: dict[str, float] | None = None  # all rewards that a task of Harbor wrote
+    exit_status: int | None = None  # exit status of the tests; None if they did not run
+    test_output: str = ""  # the end of what they wrote
 
 
 class Workspace(ResourcesServer):

@@ -25,8 +25,7 @@ else:
     import tomli as tomllib
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
-PUBLISHED = f"{LOGS}/artifacts"
-"""Folder whose files go to the tests of every task of Harbor."""
+PUBLISHED = f"{LOGS}/artifacts"  # folder whose files go to the tests of every task of Harbor
 
 Texts = dict[str, str]
 
@@ -36,23 +35,18 @@ class WorkspaceRow(BaseModel):
 
     task: str | None = None
     """Folder of a task in Harbor's format, on the machine of the environment; all other keys are its then."""
-    files: Texts = {}
-    """Files of the work folder at the beginning, by name."""
-    image: str | None = None
-    """Folder with a Dockerfile, on the machine of the environment."""
+    files: Texts = {}  # files of the work folder at the beginning, by name
+    image: str | None = None  # folder with a Dockerfile, on the machine of the environment
     workdir: Annotated[str, Field(pattern=r"^/.")] = "/app"
     """The work folder. All that is in it at the end is there when the tests run, and nothing else."""
-    tests: Texts = {}
-    """Hidden files of the folder ``/tests``, by name."""
-    test_command: str | None = None
-    """Runs in the work folder of a fresh box; exit status 0 is a reward of 1."""
+    tests: Texts = {}  # hidden files of the folder ``/tests``, by name
+    test_command: str | None = None  # runs in the work folder of a fresh box; exit status 0 is a reward of 1
     must_fail: Texts = {}
     """Further hidden tests that fail whatever the agent wrote: if the command succeeds with them too, the
     agent's code has forged its status, and the reward is 0."""
     solution: str | None = None
     """A script for `OracleAgent`, run in the work folder; the policy never sees it."""
-    oracle: bool = False
-    """Set by `OracleAgent`: the session may run the solution."""
+    oracle: bool = False  # set by `OracleAgent`: the session may run the solution
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -163,8 +157,7 @@ class _Artifact(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: _Path
-    destination: str | None = None
-    """A place on the machine that collects it, which is not of interest here."""
+    destination: str | None = None  # a place on the machine that collects it, which is not of interest here
 
 
 class _Config(BaseModel):

@@ -23,7 +23,6 @@ class ExpectedCall(BaseModel):
     """A call that the model has to make."""
 
     name: str
-    """The function's name."""
     arguments: Annotated[dict[str, Any], BeforeValidator(_decoded)] = {}
     """Arguments with these values, in any order; the model may give more. JSON text will do as well."""
 
@@ -39,11 +38,8 @@ class XlamVerdict(Verdict):
     """The reward and what it was given for."""
 
     num_expected: int
-    """Number of expected calls."""
     num_predicted: int
-    """Number of calls that the model made."""
     num_correct: int
-    """Number of expected calls that were made."""
     predicted_calls: list[dict[str, Any]]
     """The model's calls: ``{"name", "arguments"}``; arguments that are no JSON are shown as ``{}``."""
 

@@ -42,8 +42,7 @@ COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
-_OBJECT = re.compile(r"\{\s*[\"'}]")
-"""How an object of JSON begins, and no group of LaTeX."""
+_OBJECT = re.compile(r"\{\s*[\"'}]")  # how an object of JSON begins, and no group of LaTeX
 
 _LIST_GAP = re.compile(
     r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
@@ -63,8 +62,7 @@ _HEADING = re.compile(
     r"[*_]{0,3}[ \t]{0,99}$",
     re.IGNORECASE | re.MULTILINE,
 )
-_LOOK_AHEAD = 4
-"""Lines after a label in which its answer may begin: blank ones, a code fence."""
+_LOOK_AHEAD = 4  # lines after a label in which its answer may begin: blank ones, a code fence
 LINE_MARK = re.compile(r"^(?:>+\s*|[#•*]+\s+|-\s+(?![\s\d]))+")
 """Of a quotation, a heading or a list; a minus before a number is its sign."""
 _BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
@@ -75,14 +73,12 @@ _OPENING = re.compile(
     r"[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]*)?(`{3,}|~{3,})(?=[^`]*$)[ \t{.]*([\w+#-]*).*"
     r"|.*[^`](```)([\w+#-]*)\s*",
     re.DOTALL,
-)
-"""The line of a fence that opens a code block: its mark and its language, before or behind words."""
+)  # the line of a fence that opens a code block: its mark and its language, before or behind words
 _MAX_LABELS, _MAX_LINE = 16, 20_000
 """Labels that are looked at from the end of a text, and characters of an answer behind one."""
 _INVISIBLE = dict.fromkeys(
     (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
-)
-"""Characters that are not seen: spaces without width, joiners, marks of direction."""
+)  # characters that are not seen: spaces without width, joiners, marks of direction
 _DENIED = re.compile(
     r"(?:\b(?:not|never|\w{2,6}n['’]t|instead of|rather than|other than|except|anything but|neither|nor)"
     r"|\\neq?|\\not\s?=|≠|!=)(?:\s{1,9}(?:be|equal to|the|is))?[\s$*_(\[\\]{0,9}(?:boxed\s?\{)?$",

@@ -29,8 +29,7 @@ from gym_serve.grading.answers import (
     visible,
 )
 
-MAX_ANSWER = 10_000
-"""Characters of an answer that are read; a longer one is equal to nothing."""
+MAX_ANSWER = 10_000  # characters of an answer that are read; a longer one is equal to nothing
 
 _BOX = r"\boxed{"
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
@@ -290,8 +289,7 @@ _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     r"(?<=\d)\s(thousand|million|billion|trillion)(?![A-Za-z])": lambda m: _NAMED[m[1]],
     r"(?<![\w.\\}])\.(?=\d)": "0.",
-}
-"""Spellings, and those that math-verify reads."""
+}  # spellings, and those that math-verify reads
 _SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _SYNONYMS.items()]
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -329,8 +327,7 @@ _UNREAD = re.compile(
     r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
     r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
     r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$|\\pmod(?![A-Za-z])|(?<![\w^.])\d+\)?\s?_"
-)
-"""What math-verify drops, though it changes the answer."""
+)  # what math-verify drops, though it changes the answer
 
 _UNIT_NAMES = """
 mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
@@ -363,8 +360,7 @@ _SCALES = {
     unit: (group.split()[0], int(size))
     for group in _SIZES.split(";")
     for unit, size in re.findall(r"(\S+) (\d+)", group)
-}
-"""Of a unit: the smallest one of its kind, and how many of those it is."""
+}  # of a unit: the smallest one of its kind, and how many of those it is
 _AMOUNT = r"\d{1,20}(?:\.\d{1,20})?\s?[A-Za-z]{1,12}\b"
 _NUMBER_END = re.compile(r"\d$|\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}$")
 _COMPOUND = re.compile(rf"{_AMOUNT}(?:,?\s(?:and\s)?{_AMOUNT}){{1,4}}")
@@ -386,8 +382,7 @@ _NO_UNITS = _OPERATORS | frozenset(
         " incorrect impossible invalid extraneous rejected never cannot except without higher lower bigger"
         " maybe perhaps possibly",
     )
-)
-"""Words of comparison, denial, arithmetic and number: what they stand behind is another answer."""
+)  # words of comparison, denial, arithmetic and number: what they stand behind is another answer
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
 _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
 _LABEL_IN_FRONT = re.compile(

@@ -34,10 +34,8 @@ _MAX_ARGUMENT, _MAX_DEGREE, _MAX_TERMS = 1_000.0, 1_000.0, 10_000.0
 _DIGITS = 50
 _SAME, _DIFFERENT = 1e-40, 1e-15
 """Relative distance of two exact numbers that may be equal (`_same_exactly` decides), and surely not."""
-_ROUNDED = 2e-6
-"""Distance of a decimal from every number that agrees with it to six places."""
-_STORED = 1e-14
-"""Relative distance of a decimal from what is stored for it."""
+_ROUNDED = 2e-6  # distance of a decimal from every number that agrees with it to six places
+_STORED = 1e-14  # relative distance of a decimal from what is stored for it
 _FRACTION, _EXACT, _NOTHING = 1e-4, 1e-12, 1e-9
 """Relative distance of two equal numbers, one of which is a decimal, or none; what a decimal 0 may be."""
 

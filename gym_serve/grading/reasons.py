@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-EXCERPT_CHARS = 80
-"""Characters of an excerpt."""
-_EDGE = 4
-"""How many times as much is looked at, as white space is taken together."""
+EXCERPT_CHARS = 80  # characters of an excerpt
+_EDGE = 4  # how many times as much is looked at, as white space is taken together
 
 
 def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:

@@ -39,8 +39,7 @@ from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, Retryable
 from gym_serve.types.requests import JSON
 
-_CONTRADICTIONS = 2
-"""How often a judge is asked again that contradicts itself."""
+_CONTRADICTIONS = 2  # how often a judge is asked again that contradicts itself
 
 logger = logging.getLogger(__name__)
 

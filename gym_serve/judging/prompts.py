@@ -24,8 +24,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 _SYMBOL = re.compile(r"[^\w\s]")
 _PIECES = re.compile(r"\w+|[^\w\s]+")
 _MARK = "mark"
-_INSTRUCTION = 8
-"""Minimum number of words in a prompt that gives its judge instructions."""
+_INSTRUCTION = 8  # minimum number of words in a prompt that gives its judge instructions
 
 _TAIL = 20_000  # characters; verdicts are at the end, and the search for JSON can take quadratic time
 _DECODER = json.JSONDecoder()

@@ -43,11 +43,9 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """One thread each: every further one reserves memory for its stack."""
 
 
-SLICE_SECONDS = 0.5
-"""CPU time of a request that others wait for."""
+SLICE_SECONDS = 0.5  # CPU time of a request that others wait for
 
-_SHARE = 0.8
-"""Of the time until a caller's deadline, for work that takes long."""
+_SHARE = 0.8  # of the time until a caller's deadline, for work that takes long
 
 _PATIENCE = 20
 """Allowed wall time as a multiple of the CPU time; a worker that needs more gets too little of the

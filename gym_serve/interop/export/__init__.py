@@ -43,7 +43,6 @@ class Exporter:
 
     name: str
     summary: str
-    """One line: what reads it."""
     records: Records
     sink: Sink
 
@@ -85,8 +84,7 @@ _ALL = (
     ("verifiers", "verifiers 0.4: traces.jsonl", whole(verifiers_episode, has_mask=True), json_lines),
 )
 
-FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}
-"""Every format, by name."""
+FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}  # every format, by name
 
 
 def export(

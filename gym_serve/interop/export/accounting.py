@@ -24,10 +24,8 @@ class Dropped:
     """The rollouts that were left out for one reason."""
 
     count: int
-    example: str
-    """Id of the first of them."""
-    detail: str
-    """What was wrong with the first of them."""
+    example: str  # id of the first of them
+    detail: str  # what was wrong with the first of them
 
 
 @dataclass
@@ -36,20 +34,14 @@ class ExportReport:
 
     format: str
     path: str
-    read: int = 0
-    """Rollouts that came in."""
-    exported: int = 0
-    """Rollouts that are in the output."""
-    masked: int = 0
-    """Of those, how many carry a mask that keeps them out of the loss."""
-    records: int = 0
-    """Lines, rows or files written."""
-    dropped: dict[str, Dropped] = field(default_factory=dict)
-    """Why rollouts were left out, by reason."""
+    read: int = 0  # rollouts that came in
+    exported: int = 0  # rollouts that are in the output
+    masked: int = 0  # of those, how many carry a mask that keeps them out of the loss
+    records: int = 0  # lines, rows or files written
+    dropped: dict[str, Dropped] = field(default_factory=dict)  # why rollouts were left out, by reason
     dropped_branches: dict[str, Dropped] = field(default_factory=dict)
     """Why conversations of exported rollouts were left out, by reason."""
-    notes: list[str] = field(default_factory=list)
-    """What the reader of the output should know."""
+    notes: list[str] = field(default_factory=list)  # what the reader of the output should know
 
     def to_json(self) -> JSON:
         return asdict(self)
@@ -81,8 +73,7 @@ def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: st
     dropped.setdefault(reason, Dropped(0, rollout_id, detail[:500])).count += 1
 
 
-Records = Callable[..., Iterator[JSON]]
-"""``(rollouts, report, **options)`` -> the records of a format."""
+Records = Callable[..., Iterator[JSON]]  # ``(rollouts, report, **options)`` -> the records of a format
 
 
 def each(convert: Callable[..., JSON]) -> Records:

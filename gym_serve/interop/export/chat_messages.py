@@ -33,10 +33,8 @@ class Conversation:
     """A rollout for a trainer that renders chat templates."""
 
     prompt: list[JSON]
-    completion: list[JSON]
-    """Everything after the prompt; it ends with an assistant message."""
+    completion: list[JSON]  # everything after the prompt; it ends with an assistant message
     tools: list[JSON]
-    """Chat tool definitions."""
 
     @property
     def messages(self) -> list[JSON]:
@@ -49,8 +47,7 @@ class Step:
 
     message: JSON
     tokens: Bundle | None = None
-    call: timeline.Step | None = None
-    """When and where the model call ran, if the rollout tells."""
+    call: timeline.Step | None = None  # when and where the model call ran, if the rollout tells
 
 
 def conversation(

@@ -31,16 +31,14 @@ from gym_serve.rollouts.files import check_folder
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-Write = Callable[[JSON], None]
-"""Takes one record."""
+Write = Callable[[JSON], None]  # takes one record
 
 
 @dataclass(frozen=True)
 class Sink:
     """A kind of output."""
 
-    suffix: str
-    """Of its name; empty for a folder."""
+    suffix: str  # of its name; empty for a folder
     open: Callable[[Path, ExportReport], AbstractContextManager[Write]]
     """Opens the output at a path; leaving it completes the output, an exception discards it."""
 
@@ -72,8 +70,7 @@ def _json_lines(path: Path, report: ExportReport) -> Iterator[Write]:
         yield write
 
 
-json_lines = Sink(".jsonl", _json_lines)
-"""A file with one record a line."""
+json_lines = Sink(".jsonl", _json_lines)  # a file with one record a line
 
 
 def json_files(id_key: str) -> Sink:
@@ -109,8 +106,7 @@ _MAX_TOOL_SETS = 64
 class Seen:
     """What the records of a file hold."""
 
-    columns: list[str] = field(default_factory=list)
-    """The keys of the records, in order of appearance."""
+    columns: list[str] = field(default_factory=list)  # the keys of the records, in order of appearance
     filled: set[str] = field(default_factory=set)
     """The columns that are neither null nor an empty list everywhere."""
     keys: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))

@@ -38,8 +38,7 @@ from gym_serve.graph.loading import read_yaml
 from gym_serve.graph.spec import nearest
 from gym_serve.types.errors import GraphError, InvalidRequest
 
-MISSING = "???"
-"""OmegaConf's mark of a value that must be given from outside."""
+MISSING = "???"  # OmegaConf's mark of a value that must be given from outside
 
 _PATHS = "config_paths"
 

@@ -90,8 +90,7 @@ class GraphServers:
             return ServerAnswer(error.status, encode(error.to_body()))
 
 
-_FOLDERS: list[Path] = []
-"""The folders of this process's hosted servers, on the import path."""
+_FOLDERS: list[Path] = []  # the folders of this process's hosted servers, on the import path
 
 
 def make_server(path: str, settings: Mapping[str, Any], name: str, servers: GraphServers) -> Any:

@@ -25,11 +25,9 @@ KINDS: dict[str, Kind] = {
     "responses_api_models": "model",
     "resources_servers": "resources",
     "responses_api_agents": "agent",
-}
-"""NeMo Gym's types of server, and what they are here."""
+}  # NeMo Gym's types of server, and what they are here
 
-HOSTED = "nemo_gym"
-"""The type here that hosts a resources server of NeMo Gym."""
+HOSTED = "nemo_gym"  # the type here that hosts a resources server of NeMo Gym
 
 _TYPES = {
     ("model", "vllm_model"): "chat_model",
@@ -47,18 +45,15 @@ _TYPES = {
 # Their harness_agent runs a program in a sandbox of the task's image.
 _OTHERS = frozenset(
     {("resources", "openenv"), ("resources", "workplace_assistant"), ("agent", "harness_agent")}
-)
-"""Types of ours that are something else than NeMo Gym's of the same name."""
+)  # types of ours that are something else than NeMo Gym's of the same name
 _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("model", "vllm_model"): {"base_url": "???"},
     ("model", "genrm_model"): {"base_url": "???"},
     ("resources", "google_search"): {"google_api_key": "???", "google_cx": "???"},
-}
-"""Settings that are required and that some of NeMo Gym's configs leave to the command line."""
+}  # settings that are required and that some of NeMo Gym's configs leave to the command line
 _AS_THERE: dict[tuple[Kind, str], dict[str, Any]] = {
     ("resources", "text_to_sql"): {"check_execution": False},  # NeMo Gym runs no query
-}
-"""Settings that give NeMo Gym's verdicts where the defaults here go further."""
+}  # settings that give NeMo Gym's verdicts where the defaults here go further
 _SETTINGS = {
     "judge_endpoint_max_concurrency": "judge_max_concurrency",
     "openai_base_url": "base_url",
@@ -69,15 +64,13 @@ _SETTINGS = {
     "model_server": "model",
     "resources_server": "resources",
 }
-FOREIGN = "docs/foreign-environments.md"
-"""The page about what can be hosted."""
+FOREIGN = "docs/foreign-environments.md"  # the page about what can be hosted
 _CANNOT = f"of NeMo Gym's servers, {{}}s cannot be hosted: {FOREIGN} lists those with a counterpart"
 _INSTEAD: dict[Kind, str] = {
     "model": _CANNOT.format("model"),
     "resources": "to host NeMo Gym's, import the config from a checkout of NeMo Gym, or install nemo-gym",
     "agent": f"{_CANNOT.format('agent')}, and docs/harnesses.md runs a program such as a coding agent",
-}
-"""What to do with a server that has no counterpart."""
+}  # what to do with a server that has no counterpart
 OWN_TO_NEMO_GYM = frozenset(
     {
         "entrypoint",
@@ -90,8 +83,7 @@ OWN_TO_NEMO_GYM = frozenset(
         "value",
         "datasets",
     }
-)
-"""Settings that say where NeMo Gym runs a server, or describe it to people."""
+)  # settings that say where NeMo Gym runs a server, or describe it to people
 _REASONING = (
     "uses_reasoning_parser",
     "uses_interleaved_reasoning",
@@ -158,8 +150,7 @@ def _reasoning(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-POLICY = "policy_model"
-"""The model that NeMo Gym's configs refer to, and leave to the command line."""
+POLICY = "policy_model"  # the model that NeMo Gym's configs refer to, and leave to the command line
 
 
 @dataclass(frozen=True)

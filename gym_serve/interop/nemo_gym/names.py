@@ -66,13 +66,11 @@ _OF_NEMO_RL = frozenset(
         *("port_range_low", "port_range_high", "uv_cache_dir", "uv_venv_dir", "skip_venv_if_present"),
         *("global_aiohttp_connector_limit", "global_aiohttp_connector_limit_per_host"),
     }
-)
-"""Keys of the config that say nothing of the graph."""
+)  # keys of the config that say nothing of the graph
 
 _ILL = ("unhealthy", "unreachable")
 
-_POLICY_URL = "${POLICY_BASE_URL}"
-"""What stands in an imported graph for NeMo Gym's ``policy_base_url``."""
+_POLICY_URL = "${POLICY_BASE_URL}"  # what stands in an imported graph for NeMo Gym's ``policy_base_url``
 
 _PLACE = {"prompt_token_ids": [0], "generation_token_ids": [0], "generation_log_probs": [0.0]}
 
