@@ -27,10 +27,7 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
     plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
     try:
         text = tokenizer.apply_chat_template(
-            plain,
-            tools=chat.get("tools"),
-            tokenize=False,
-            **{"add_generation_prompt": True, **arguments},
+            plain, tools=chat.get("tools"), tokenize=False, **{"add_generation_prompt": True, **arguments}
         )
     except Exception as error:  # a template is code of the model's author, and may raise anything
         raise BadRequest(f"the chat template refuses this: {type(error).__name__}: {error}") from None

@@ -63,11 +63,7 @@ class _Peer:
         self._client = client
 
     async def post(
-        self,
-        op: str,
-        body: Any,
-        cookies: dict[str, str] | None = None,
-        secrets: Iterable[SecretStr] = (),
+        self, op: str, body: Any, cookies: dict[str, str] | None = None, secrets: Iterable[SecretStr] = ()
     ) -> Any:
         """The answer to ``POST {url}/{op}``; see `HttpClient.post`."""
         context = current()

@@ -16,11 +16,7 @@ from gym_serve.types.requests import JSON
 
 _ROLES = ("user", "assistant", "system", "developer")
 _CHOICES = ("auto", "none", "required")
-_CHAT_KEYS = (
-    "tool_calls",
-    "reasoning_content",
-    "reasoning",
-)  # of a chat message that needs no content
+_CHAT_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # of a chat message that needs no content
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _LONGEST_ID = 64
 _MOST_CALLS = 128

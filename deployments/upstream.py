@@ -83,12 +83,7 @@ class Upstream:
         await self._connections.close()
 
     def post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        call: CallContext,
-        *,
-        below_v1: bool = True,
+        self, path: str, body: Mapping[str, Any], call: CallContext, *, below_v1: bool = True
     ) -> Coroutine[Any, Any, Any]:
         """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
 

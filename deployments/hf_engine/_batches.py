@@ -94,11 +94,7 @@ class Batches:
         self._thread.start()
 
     async def generate(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        limit: int,
-        constraint: Constraint | None = None,
+        self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
     ) -> Row:
         """The finished generation; cancelling the call ends it. Raises BadRequest: the constraint cannot be
         held; Unavailable: the engine broke, or stopped.

@@ -116,11 +116,7 @@ class CodeGen(ResourcesServer):
 
     async def start(self) -> None:
         config = self.config
-        limits = Limits(
-            memory_bytes=config.memory_mb << 20,
-            file_bytes=MAX_INPUT,
-            disk_bytes=4 * MAX_INPUT,
-        )
+        limits = Limits(memory_bytes=config.memory_mb << 20, file_bytes=MAX_INPUT, disk_bytes=4 * MAX_INPUT)
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         self._pool = self.manage(SandboxPool(sandbox, limits, size=config.num_processes, prelude=PRELUDE))
         await super().start()

@@ -19,14 +19,7 @@ import regex
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging import (
-    Ballot,
-    JudgeSettings,
-    ask_within,
-    both_orders,
-    check_fields,
-    dissent,
-)
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, dissent
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.requests import JSON

@@ -126,12 +126,7 @@ def comparison_request(
         conversation = "\n\n".join(f"{item.get('role', 'tool')}: {_text(item)}" for item in history)
         prompt = filled_in(
             _PROMPT,
-            {
-                "principle": principle or "",
-                "conversation": conversation,
-                "first": first,
-                "second": second,
-            },
+            {"principle": principle or "", "conversation": conversation, "first": first, "second": second},
         )
         return responses_to_chat({**params, "input": [{"role": "user", "content": prompt}]})
     body: JSON = responses_to_chat({**params, "input": history})

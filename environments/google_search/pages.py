@@ -193,10 +193,7 @@ class WebPages:
             socket_factory=self._checked_socket,
         )
         self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=_HEADERS,
-            auto_decompress=False,
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers=_HEADERS, auto_decompress=False
         )
 
     async def stop(self) -> None:

@@ -191,11 +191,7 @@ class MathWithCode(ResourcesServer):
         """
         config = self.config
         return await session.execute(
-            code,
-            self._pool,
-            self._turns,
-            timeout=config.max_execution_time,
-            output_limit=self._output_limit,
+            code, self._pool, self._turns, timeout=config.max_execution_time, output_limit=self._output_limit
         )
 
     @tool

@@ -17,22 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.grading import (
-    Comparison,
-    MathVerifyPool,
-    boxed_gold,
-    replace_surrogates,
-    stated,
-    why_unequal,
-)
-from gym_serve.judging import (
-    Ballot,
-    JudgeSettings,
-    ask_within,
-    both_orders,
-    check_fields,
-    whole_text,
-)
+from gym_serve.grading import Comparison, MathVerifyPool, boxed_gold, replace_surrogates, stated, why_unequal
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, whole_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current

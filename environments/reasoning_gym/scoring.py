@@ -170,11 +170,7 @@ class ScoringPool:
                 await process.start()
             try:
                 return await process.run(
-                    _SCORE,
-                    timeout=timeout,
-                    output_limit=_OUTPUT_LIMIT,
-                    function="score",
-                    arguments=arguments,
+                    _SCORE, timeout=timeout, output_limit=_OUTPUT_LIMIT, function="score", arguments=arguments
                 )
             except SandboxDied as error:
                 end = error  # not by the answer, which has a process of its own

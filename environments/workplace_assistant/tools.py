@@ -267,10 +267,7 @@ _add(
 _add(
     "calendar_search_events",
     "Search the calendar. Answers at most 20 events, the earliest first.",
-    {
-        "query": (Query, "Words that all occur in the name or the participant's address.", ""),
-        **_days("date"),
-    },
+    {"query": (Query, "Words that all occur in the name or the participant's address.", ""), **_days("date")},
     _search("events", ("event_name", "participant_email"), ("event_start",), ("event_start", _days("date"))),
     list[Record],
 )

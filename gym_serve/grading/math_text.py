@@ -123,11 +123,7 @@ def written_answer(text: str) -> str | None:
     if boxes := last_boxes(text):
         return ", ".join(boxes)
     line = next(answer_lines(text), None)
-    for candidate, longest_word in (
-        (line, 2),
-        (_stated(text), 2),
-        (LINE_MARK.sub("", undecorated(text)), 1),
-    ):
+    for candidate, longest_word in ((line, 2), (_stated(text), 2), (LINE_MARK.sub("", undecorated(text)), 1)):
         if candidate is not None and _is_formula(candidate, longest_word):
             return candidate.strip()
     formulas = list(_FORMULA.finditer(text))

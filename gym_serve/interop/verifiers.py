@@ -82,10 +82,7 @@ class Tasks:
     def rows(self) -> Iterator[JSON]:
         for task in self.taskset:
             data = task.data.model_dump(mode="json", exclude_defaults=True)
-            yield {
-                "responses_create_params": {"input": _prompt(data)},
-                "verifier_metadata": {"task": data},
-            }
+            yield {"responses_create_params": {"input": _prompt(data)}, "verifier_metadata": {"task": data}}
 
     def task(self, row: Mapping[str, Any]) -> Any:
         metadata = row.get("verifier_metadata")

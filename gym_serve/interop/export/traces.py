@@ -28,13 +28,7 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from gym_serve.interop.export.chat_messages import (
-    Step,
-    decoded_arguments,
-    prompt_messages,
-    steps,
-    tools_of,
-)
+from gym_serve.interop.export.chat_messages import Step, decoded_arguments, prompt_messages, steps, tools_of
 from gym_serve.training.rollout import Bundle, NotExportable, Rollout, number
 from gym_serve.types.requests import JSON
 

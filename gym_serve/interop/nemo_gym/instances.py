@@ -52,7 +52,7 @@ _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("resources", "google_search"): {"google_api_key": "???", "google_cx": "???"},
 }  # settings that are required and that some of NeMo Gym's configs leave to the command line
 _AS_THERE: dict[tuple[Kind, str], dict[str, Any]] = {
-    ("resources", "text_to_sql"): {"check_execution": False},  # NeMo Gym runs no query
+    ("resources", "text_to_sql"): {"check_execution": False}  # NeMo Gym runs no query
 }  # settings that give NeMo Gym's verdicts where the defaults here go further
 _SETTINGS = {
     "judge_endpoint_max_concurrency": "judge_max_concurrency",
@@ -72,17 +72,7 @@ _INSTEAD: dict[Kind, str] = {
     "agent": f"{_CANNOT.format('agent')}, and docs/harnesses.md runs a program such as a coding agent",
 }  # what to do with a server that has no counterpart
 OWN_TO_NEMO_GYM = frozenset(
-    {
-        "entrypoint",
-        "host",
-        "port",
-        "num_workers",
-        "domain",
-        "verified",
-        "description",
-        "value",
-        "datasets",
-    }
+    {"entrypoint", "host", "port", "num_workers", "domain", "verified", "description", "value", "datasets"}
 )  # settings that say where NeMo Gym runs a server, or describe it to people
 _REASONING = (
     "uses_reasoning_parser",
