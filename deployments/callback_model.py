@@ -1,11 +1,8 @@
 """`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Gym.serve_policy`).
 
-verl, OpenRLHF, ROLL and others own their engines and give out no address. This server is what stands between
-a conversation and such an engine (`gym_serve.deployments.tokenizing`).
-
-The trainer's process fetches requests from every replica and brings the answers (`PolicyQueue`), so no
-function crosses a process, and a replica needs no way to the trainer. A request whose caller has gone is
-cancelled in the trainer as well. What a trainer took before it was started again is given out again.
+The trainer's process fetches requests from every replica and brings the answers (`PolicyQueue`), so a replica
+needs no way to the trainer. A request whose caller has gone is cancelled there as well. What a trainer took
+before it was started again is given out again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
 """Streams of a backend: read, joined to its completion, and turned into the streams of a `ModelServer`.
 
-    read_events        server-sent events, decoded as they arrive
-    joined             the chunks of a chat stream, and then the completion that they add up to
-    whole_events       the events of a Responses stream, without halves of surrogate pairs
-    chat_stream        what `ModelServer.stream_chat` yields
-    response_stream    what `ModelServer.stream_responses` yields
-
 A backend that is asked for a stream may answer whole instead, e.g. when the prompt exceeds its context. So
 the streams of a backend may hold a `Whole` answer, as their last item.
-
-Model APIs use the field ``data`` of server-sent events, and ``event`` only to repeat the type that is in the
-data (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """`Connections`: one HTTP request to one endpoint of a model, and what its answer means.
 
-- A backend's failure becomes one of the error tree, which says whether it may be tried again; how calls to an
-  endpoint end is told to its breaker.
-- A prompt that does not fit the context is an answer, not an error.
-- Cancelling a call closes its connection, on which engines stop generating.
-- The key is in the request's header and nowhere else: not in an error, which shows no query either, and not
-  at another host, as redirects are refused.
+A prompt that does not fit the context is an answer, not an error. Cancelling a call closes its connection, on
+which engines stop generating. The key is in the request's header and nowhere else: not in an error, which
+shows no query either, and not at another host, as redirects are refused.
 """
 
 from __future__ import annotations

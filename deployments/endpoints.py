@@ -1,15 +1,10 @@
-"""The endpoints of a model behind HTTP: which of them gets a call, how many there may be, and what follows
-a failure.
+"""The endpoints of a model: which of them gets a call, how many there may be, and what follows a failure.
 
-- `EndpointPool`: the calls of an episode go to one endpoint, whose prefix cache holds their conversation,
-  while it is alive. A new episode goes to the endpoint with the fewest calls in progress. Ties are broken
-  by a rendezvous hash of the episode's key and the URL: every replica of the model server makes the same
-  choice without coordination, and when an endpoint goes, only its own episodes move. If all endpoints have
-  failed, the one that may be back first is tried.
+- `EndpointPool`: the calls of an episode go to one endpoint, whose prefix cache holds their conversation.
+  A new episode goes to the one with the fewest calls in progress; a rendezvous hash of the episode's key
+  breaks ties, so that all replicas choose alike, and only the episodes of an endpoint that goes move.
 - `Breaker`: skips an endpoint that failed, until its pause is over (M. Nygard, *Release It!*, 2007).
-- `RateLimit`: requests and tokens per minute, as two token buckets.
-- `hedged`: sends a slow call a second time; the first answer counts (J. Dean and L. A. Barroso, "The Tail
-  at Scale", CACM 56(2), 2013).
+- `hedged`: sends a slow call a second time (J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2)).
 
 Pool, breaker and buckets are pure: they own no task and no connection, and the clock is an argument.
 """

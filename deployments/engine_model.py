@@ -1,10 +1,7 @@
 """`EngineModel`: a model whose engine runs inside the server: exact tokens, and weights that change.
 
-- It is a `TokenModel`: the prompt of a later turn begins with exactly the tokens of the turns before.
-- Weights have a version. What was generated after an update says so: ``weight_version`` beside the
-  tokens is the version with which the call *began*, the oldest that any of its tokens can have.
-- One update at a time: the engine pauses, takes the weights, forgets what it cached with the old ones,
-  and goes on.
+``weight_version`` beside tokens is the version with which the call *began*, the oldest that any of them can
+have. One update at a time: the engine pauses, takes the weights, forgets what it cached, and goes on.
 """
 
 from __future__ import annotations

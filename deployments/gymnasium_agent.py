@@ -1,9 +1,8 @@
 """`gymnasium_agent`: reset, then model call and step in turns, until the episode is over.
 
 It drives every server with the routes ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments),
-also one that has no ``/verify``: the episode's reward is the sum of the steps' rewards. Observations are user
-messages; those after the first one stand between the model's items in the response's ``output``, as in
-NeMo Gym.
+also one without ``/verify``: the reward is the sum of the steps' rewards. Observations are user messages
+between the model's items in the response's ``output``, as in NeMo Gym.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """`harness_agent`: an external harness works on the row, and its model calls become the rollout.
 
-The agent opens a capture at the model server, gives the harness the capture's URL as the address of its
-model, and waits until the harness is done. The harness may speak any of the protocols. What was captured is
-then the episode: the trajectory with the last call is verified. All others (sub-agents, dropped retries, a
-context before it was compacted) are kept beside it, in the rollout's field ``branches``.
+The agent opens a capture at the model server and gives the harness its URL as the address of its model. The
+trajectory with the last call is verified; all others (sub-agents, dropped retries) are ``branches``.
 
-The model is a server of this graph and not ``inline``: the harness reaches it through the gateway.
-
-A harness is a URL that is asked once per rollout, or a program. A program finds the model in its
-environment variables and the row on its input. It runs with the rights of this process, in an empty folder
-that is removed when it ends, with no environment variable of this process except ``PATH``. Its whole
-process group ends with it. The program is trusted, what a model makes it do is not: run a harness that
-executes code in a container.
+A harness is a URL that is asked once per rollout, or a program, which finds the model in its environment
+variables and the row on its input. It runs with the rights of this process, in an empty folder, with no
+environment variable of it except ``PATH``; its whole process group ends with it. The program is trusted,
+what a model makes it do is not: run a harness that executes code in a container.
 """
 
 from __future__ import annotations

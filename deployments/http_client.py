@@ -1,9 +1,8 @@
 """`HttpClient`: JSON requests to an external agent or harness, and their failures as typed errors.
 
 A request is sent once: it is unknown whether a peer that disconnected has done its work. Redirects are not
-followed, to no address that the graph does not name. Cancelling a request closes its connection, which tells
-the peer that nobody waits. The caller bounds its own concurrency and time, so connections have no limit here
-but that of the process's open files. Rollouts are kept, so secrets that a peer repeats are masked.
+followed. Cancelling a request closes its connection. Secrets that a peer repeats are masked, as rollouts are
+kept.
 """
 
 from __future__ import annotations

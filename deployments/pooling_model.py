@@ -1,11 +1,7 @@
-"""`pooling_model`: a classifier or a reward head behind vLLM's ``/classify`` and ``/pooling`` routes.
+"""`pooling_model`: a classifier or a reward head behind vLLM's own routes (0.11 to 0.33):
 
-It scores conversations and writes none. The bodies are vLLM's (0.11 to 0.33, ``--runner pooling``):
-
-    POST /pooling   {messages, task: "classify", use_activation}  ->  {data: [{index, data: [float]}], usage}
-    POST /classify  {messages | input}  ->  {data: [{index, label, probs: [float], num_classes}], usage}
-
-`vllm_engine` with ``runner: pooling`` answers the same operations in this graph.
+POST /pooling   {messages, task: "classify", use_activation}  ->  {data: [{index, data: [float]}], usage}
+POST /classify  {messages | input}  ->  {data: [{index, label, probs: [float], num_classes}], usage}
 """
 
 from __future__ import annotations

@@ -1,25 +1,15 @@
 """`refinement_agent`: attempt, verify, critique, and again, until the verifier is content.
 
-How the attempts are in the rollout. All of them are one conversation: ``response.output`` holds the items of
-the first attempt, a ``user`` message with the critique, the items of the second attempt, and so on. Nothing
-that the policy was shown or said is ever taken back, so the tokens of one attempt are a prefix of the next
-one's prompt (docs/formats.md, Training tokens), and a trainer that reads ``response.output`` trains on
-every attempt. ``all_attempts`` says which items are whose, and what each was worth:
+All attempts are one conversation: ``response.output`` holds the items of the first attempt, a ``user``
+message with the critique, the items of the second attempt, and so on. So the tokens of one attempt are a
+prefix of the next one's prompt. ``all_attempts`` says which items are whose, and what each was worth:
 
-    {"turn_index": 0,            number of the attempt
-     "items": [0, 3],            its items are ``response.output[0:3]``, the last model call's tokens in them
-     "reward": 0.0,              what the verifier said of it
-     "verdict": {...},           and the verifier's own fields
-     "generation": "...",        text of its last message
-     "critique": "..."}          what the policy was told then; null after the last attempt
+    {"turn_index": 0, "items": [0, 3], "reward": 0.0, "verdict": {}, "generation": "...", "critique": "..."}
 
-The rollout's own ``reward`` and verdict are those of the last attempt, and ``total_turns`` counts the
-attempts. The verifier is asked once per attempt, in the episode's session, with that attempt's items as the
-response: what was wrong before is not held against it. ``turn_index`` is among the row's keys then.
-
-A verifier takes part with two optional fields (NeMo Gym's ``proof_refinement_agent``): ``needs_correction``,
-whether to go on, and ``correction_prompt``, the critique. There, each attempt is a conversation of its own
-which holds the critique alone.
+The rollout's ``reward`` and verdict are those of the last attempt. The verifier is asked once per attempt, in
+the episode's session, with that attempt's items as the response and ``turn_index`` among the row's keys. It
+takes part with two optional fields, as in NeMo Gym's ``proof_refinement_agent``: ``needs_correction``,
+whether to go on, and ``correction_prompt``, the critique.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
 """`remote_agent`: an external agent behind a URL, in a language and a process of its own.
 
-With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a row and returns a rollout
-(docs/formats.md, Agents and Rollouts); environment and reward are its own. With ``protocol: responses`` it
-owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST {url}/v1/responses`` takes the
-conversation so far and returns a Response. Calls that it leaves open are run in this graph's environment,
-and it is asked again; calls that it has answered itself are passed through. Then this graph verifies: the
-agent sees neither the environment nor the row's answer. Its cookies are sent back to it for the length of
-an episode.
+With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a row and returns a rollout. With
+``protocol: responses`` it owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST
+{url}/v1/responses`` takes the conversation so far. Calls that it leaves open are run in this graph's
+environment, and it is asked again; then this graph verifies. Its cookies are sent back to it.
 
-A rollout is returned in any case: the agent's failures, delays and malformed answers are failures of the
-rollout. An answer is checked before a trainer sees it: an agent cannot change the row's keys or the
-metadata that rollouts are counted by; a reward is a finite number, output items are objects, and token
-bundles are whole. A failure that the agent reports as a value becomes the error that it stands for.
-
-A request is sent once: it is unknown whether an agent that disconnected has done its work, so the caller of
-the rollout decides about a retry.
+Its failures, delays and malformed answers are failures of the rollout. An answer is checked before a trainer
+sees it: an agent cannot change the row's keys or the metadata that rollouts are counted by. A request is sent
+once: the caller of the rollout decides about a retry.
 """
 
 from __future__ import annotations

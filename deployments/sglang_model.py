@@ -1,19 +1,14 @@
 """`sglang_model`: a policy behind SGLang's own ``/generate``: tokens in, tokens and log-probabilities out.
 
-SGLang's Chat Completions take messages, so a policy that is trained is asked by its native route
-(https://docs.sglang.io, *Sampling Parameters* and *SGLang for RL Systems*; source read in November 2026:
-http_server.py, tokenizer_manager.py, weight_versions.py):
-
     POST /generate       {rid, input_ids, sampling_params, return_logprob}
                       -> {meta_info: {finish_reason: {type}, output_token_logprobs: [[logprob, token, text]],
                                       prompt_tokens, cached_tokens, weight_version, weight_versions}}
     POST /abort_request  {rid}
 
-- Every attempt has an id of its own. Where nobody waits for it any more, it is aborted by that id: SGLang
-  looks only every few seconds whether a client is still there, and a router in between may never tell it.
-- A trainer that changes weights aborts what runs (``/pause_generation``, ``/update_weight_version``). SGLang
-  then answers with the tokens so far, and the generation goes on after them, as one with several versions.
-  One that a grammar constrains begins anew, as SGLang would begin its grammar anew.
+Every attempt has an id of its own, by which it is aborted where nobody waits for it any more. A trainer that
+changes weights aborts what runs: SGLang answers with the tokens so far, and the generation goes on after
+them. One that a grammar constrains begins anew, as SGLang would begin its grammar anew. Source: SGLang's
+http_server.py, tokenizer_manager.py and weight_versions.py, November 2026.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""`TokenModel`: a model that takes and gives tokens, so that the prompt of a later turn is exact.
-
-Every call carries its tokens, and the prompt of a later turn begins with exactly those
-(`gym_serve.deployments.token_prompts`). Engines inside the server (`gym_serve.deployments.engine_model`) and
-engines elsewhere that only know tokens (`gym_serve.deployments.tokenizing`) are such models.
-"""
+"""`TokenModel`: a model that takes and gives tokens, so that the prompt of a later turn is exact."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """The next prompt of a conversation, in tokens: what the engine saw and made, then what came after.
 
-Decoding a generation and encoding it again does not give the same tokens: a sampled text has many
-tokenizations, parsers drop white space, templates drop earlier reasoning. So a turn that came from an
-engine is never rendered again. Its prompt and its generation stand as they are; only the messages after
-it are rendered, in their place of the whole conversation, by the model's own template.
-
-Where they begin is found without knowing the template: the conversation is rendered twice, with two
-different words in the place of the turn. What both renderings end in comes after the turn, whatever
-else a user or a tool wrote into the other messages.
+Decoding a generation and encoding it again does not give the same tokens, so a turn that came from an engine
+is never rendered again: only the messages after it are, in their place of the whole conversation. Where they
+begin is found without knowing the template: the conversation is rendered with two different words in the
+place of the turn. What both renderings end in comes after it.
 """
 
 from __future__ import annotations

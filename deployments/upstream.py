@@ -1,14 +1,9 @@
-"""`Upstream`: the calls to the backend of a model, for every model deployment: where they go, and how often.
+"""`Upstream`: the calls to the backend of a model: where they go, and how often (one call is `connections`).
 
-- Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or as
-  long as the backend asks for (``Retry-After``), and never past the call's deadline. Repeating a
-  model call is safe: it has no effect but its answer. A stream is not tried again after its first event.
-- A limit per minute is waited for here, because the episode would begin anew. A longer wait is the run's,
-  which says for whom it waits, why and until when (`gym_serve.rollouts.scheduling`).
-- Where nobody is at an endpoint, the call goes to another one at once (`gym_serve.deployments.endpoints`).
-- Rate limits hold before a call leaves; a slow call may be made at a second endpoint as well.
-
-One request and its answer are `gym_serve.deployments.connections`.
+- Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or
+  ``Retry-After``, and never past the call's deadline. A stream is not tried again after its first event.
+- A limit per minute is waited for here; a longer wait is the run's (`gym_serve.rollouts.scheduling`).
+- Where nobody is at an endpoint, the call goes to another one at once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`Batches`: generations that run together, on one thread of their own.
 
-A batch is made of the rows that wait at a moment; its cache is padded to its longest prompt. Batches
-take turns, a token each, so that a new row waits for no other to end. A row that ends, or that nobody
-waits for any more, leaves its batch at once.
-
-Weights may change between two steps only: `pause` returns when no step runs.
+A batch is made of the rows that wait at a moment; batches take turns, a token each, so that a new row waits
+for no other to end. A row that ends, or that nobody waits for any more, leaves its batch at once.
 """
 
 from __future__ import annotations

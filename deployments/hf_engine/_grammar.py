@@ -1,9 +1,8 @@
-"""Structured outputs: the tokens that a generation may take next, by llguidance.
+"""Structured outputs: the tokens that a generation may take next, by https://github.com/guidance-ai/llguidance.
 
-What a request asks for (a JSON schema, a regular expression, choices, or a call of a tool) becomes a
-grammar of https://github.com/guidance-ai/llguidance. It is compiled and matched outside Python, without
-backtracking, and llguidance bounds what that may cost. In a regular expression or a choice, text that the
-tokenizer has as an added token in angle brackets, such as ``<tool_call>``, does not match that token.
+Grammars are compiled and matched outside Python, without backtracking, and llguidance bounds the cost. In a
+regular expression or a choice, text that the tokenizer has as an added token in angle brackets, such as
+``<tool_call>``, does not match that token.
 """
 
 from __future__ import annotations

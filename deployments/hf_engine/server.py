@@ -1,11 +1,7 @@
 """`hf_engine`: an embedded engine on ``transformers``, for machines without a GPU and for tests.
 
-It starts in some seconds where vLLM needs half a minute, and its default is a tiny model that is made on
-the spot. Tokens in, tokens out, log probabilities, tool calls, versions of weights: all that a trainer's
-loop needs to be tried out, structured outputs included. It has no paged cache: policies worth training
-run on `vllm_engine`.
-
-There is no endpoint whose errors have to be read: each is raised as one of the error tree where it arises.
+It starts in seconds, and its default is a tiny model that is made on the spot. It has no paged cache:
+policies worth training run on `vllm_engine`.
 """
 
 from __future__ import annotations

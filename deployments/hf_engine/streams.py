@@ -1,8 +1,7 @@
 """The stream of one generation: chat chunks of what was produced since the last one.
 
 What is streamed is always the beginning of the finished answer. So text waits while it may turn out to be
-something else: the beginning of a stop text or of a tool call, half of a character, and, where there may be
-calls, white space (what stands before a call is dropped).
+something else: a stop text, a tool call, half of a character, or white space before a call.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python -m gym_serve.deployments.hf_engine.tiny_model FOLDER
 
-It is made on the machine in some seconds, from nothing but this file, always the same one: a Qwen3 of
-0.2 M parameters, a byte-level BPE tokenizer learnt from a text below, and a chat template in Qwen's style,
-tools included. It says nothing sensible, but all of a policy's machinery runs on it. ``<tool_call>`` and
-``<think>`` are added tokens and not special ones, as with Qwen: parsers have to see them in the text.
+It is made from this file alone, always the same one: a Qwen3 of 0.2 M parameters, a byte-level BPE tokenizer
+and a chat template in Qwen's style. ``<tool_call>`` and ``<think>`` are added tokens and not special ones, as
+with Qwen: parsers have to see them in the text.
 """
 
 from __future__ import annotations

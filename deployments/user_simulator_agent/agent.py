@@ -1,22 +1,12 @@
 """`user_simulator_agent`: the policy and a model that plays the user, in turns, until the user is done.
 
-The policy's side is the loop of `simple_agent`, once per turn; the user's answers are ``user`` messages
-between its items in ``response.output``, so all of it is one trajectory with contiguous tokens. A first
-message that the user model makes up joins ``responses_create_params.input`` of the rollout instead: the
-response begins with the policy (as in NeMo Gym's ``conversational_tool_use``). The conversation as the user
-saw it is the rollout's ``user_transcript``, and ``conversation_end`` says why it ended:
+The policy's side is the loop of `simple_agent`, once per turn; the user's answers are ``user`` messages in
+``response.output``, so all of it is one trajectory. A first message that the user model makes up joins the
+input instead. The rollout's ``user_transcript`` is the conversation as the user saw it, and its
+``conversation_end`` why it ended: ``user`` (a stop phrase), ``tool`` (a stop tool), ``max_turns``,
+``incomplete`` (the policy was cut off) or ``no_answer``. A failure of the user's model fails the rollout.
 
-    user         the user's message held one of ``stop_phrases``; the policy never sees that message
-    tool         the policy called one of ``stop_tools``, and has made its closing remark
-    max_turns    the policy has answered ``max_turns`` times
-    incomplete   the policy's last response was cut off
-    no_answer    the policy had nothing to say to the user: ``max_steps`` or ``max_empty_turns`` was reached
-
-A failure of the user's model fails the rollout: it is not the policy's fault.
-
-To the model that plays the user, the roles are reversed: the agent's messages are ``user`` messages, the
-user's own are ``assistant`` messages. Like a person, it sees the agent's messages alone: no reasoning,
-calls, tool outputs or instructions.
+To the model that plays the user, the roles are reversed, and it sees the agent's messages alone.
 """
 
 from __future__ import annotations

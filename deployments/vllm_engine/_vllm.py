@@ -1,9 +1,4 @@
-"""All that gym_serve uses of vLLM's inside, in one place, feature-detected.
-
-Versions 0.32 and 0.33. What moves between versions are the modules of the command line's parser; the
-application (`build_app`, `init_app_state`) and the engine (`AsyncLLM`) have stayed where they are.
-0.33's module of the parser is from its source and was not run.
-"""
+"""All that gym_serve uses of vLLM's inside, in one place: of versions 0.32 and 0.33."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
 """`vllm_engine`: vLLM inside a replica, for policies, judges and reward models.
 
-The replica holds vLLM's engine and vLLM's own application around it, and calls that in its own process:
-chat template, tool and reasoning parsers, structured outputs and sampling are vLLM's. What is added is
-what training needs: exact tokens from turn to turn, and weights that change (`EngineModel`). With
-``runner: pooling`` it answers ``classify`` and ``pooling`` instead, for reward models.
-
-Not ``ray.serve.llm``: it pins its own vLLM, has no Responses route and no token routes.
-
-GPUs are Serve options: ``num_gpus`` is for each of ``tensor_parallel_size`` workers, which get a bundle
-of the replica's placement group each.
+The replica holds vLLM's engine and vLLM's own application, and calls that in its own process: chat template,
+parsers and sampling are vLLM's. With ``runner: pooling`` it answers ``classify`` and ``pooling`` instead. Not
+``ray.serve.llm``: it pins its own vLLM, has no Responses route and no token routes. ``num_gpus`` is for each
+of ``tensor_parallel_size`` workers, which get a bundle of the replica's placement group each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`InProcess`: calls of an ASGI application in this process, without a socket.
 
-The specification is ASGI's (https://asgi.readthedocs.io/en/latest/specs/www.html). A cancelled call is
-to the application what a client is that hung up: that is what vLLM listens for to stop generating. (The
-ASGI transport of httpx only drops the call, which vLLM's own task does not notice.)
+A cancelled call is to the application what a client is that hung up: vLLM then stops generating. (httpx's
+ASGI transport only drops the call, which vLLM's own task does not notice.)
 """
 
 from __future__ import annotations

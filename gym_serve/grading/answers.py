@@ -1,10 +1,7 @@
 r"""Finds answers in texts, in the spellings that models use, and cleans them.
 
-Every environment that reads a ``\boxed{}`` or an ``Answer:`` line reads it here, so that one spelling counts
-everywhere or nowhere. The last answer counts; a box that is empty or only names what belongs into it
-(``\boxed{answer}``) is no answer, as long as there is another one.
-
-Pure functions that take time linear in the text, which comes from a model and may be hostile.
+The last answer counts; a box that is empty or only names what belongs into it (``\boxed{answer}``) is no
+answer, as long as there is another one. Everything takes time linear in the text, which may be hostile.
 """
 
 from __future__ import annotations

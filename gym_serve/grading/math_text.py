@@ -1,12 +1,9 @@
 r"""Reads mathematical answers in the spellings of people and models, before math-verify does.
 
 math-verify drops what it takes for a unit, and all that follows: ``2 \text{ hours } 30 \text{ minutes}`` is 2
-to it, and ``3+4\mathrm{i}`` is 3. Here an answer is taken apart first: a relation in front (``\ne 5``), parts
-of formulas and words, a unit at the end. Two answers are equal if all their parts are, so that what is not
-read whole is equal to nothing but itself. Formulas are spelled as math-verify reads them: upright constants,
-mixed numbers, ``1.5e-4``, signs of Unicode.
-
-Pure functions that take time linear in the text, which comes from a model and may be hostile.
+to it. Here an answer is taken apart first: a relation in front, parts of formulas and words, a unit at the
+end. Two answers are equal if all their parts are, so that what is not read whole is equal to nothing but
+itself. Everything takes time linear in the text, which may be hostile.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 r"""What a worker of `MathVerifyPool` does: compare an answer with the right one, by math-verify.
 
-SymPy's time and memory have no bound on hostile input, and neither a thread nor a signal can stop it
-inside C code. A process can be killed. Hence math-verify's own time limits are off here (they would
-turn a slow machine into wrong answers), and the worker's limit of CPU time is the only clock.
-
-math-verify is mended where it is wrong:
+math-verify's own time limits are off (they would turn a slow machine into wrong answers): the worker's limit
+of CPU time is the only clock. And it is mended where it is wrong:
 
 - A line of arithmetic went to SymPy's `parse_expr`, which is `eval`. Here `arithmetic` reads it.
-- Numbers were compared to six decimals only, so that all small ones were equal. Here they have to agree
-  relatively as well (`_far_apart`).
-- Constants are compared by their values to 50 digits, and to all their digits if those agree, which is a
-  thousand times as fast as a proof, and ends for ``9^{9^9}`` as well. Whatever else has more than
-  `_MAX_DIGITS` digits is equal to its own text alone.
+- Numbers were compared to six decimals only. Here they have to agree relatively as well (`_far_apart`).
+- Constants are compared by their values to 50 digits, and to all their digits if those agree. Whatever else
+  has more than `_MAX_DIGITS` digits is equal to its own text alone.
 - Its parser is run in two stages (`in_two_stages`), which is three times as fast.
 
 Nothing of gym_serve is imported, so that a worker starts quickly and stays small.

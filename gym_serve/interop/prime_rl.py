@@ -2,21 +2,14 @@
 
     python -m gym_serve.interop.prime_rl graphs/weather.yaml --address tcp://127.0.0.1:5000
 
-It answers as the env server of verifiers does: ``run``, ``health`` and ``cancel``, each a message of
-the frames request id, method and MessagePack. A run brings its task, and the client of the model: an
-endpoint of its own for every run. The task is a row; its own keys, or those in ``row``, are the row's. A
-rollout that failed is an episode that is not ``ok``, with its error. Every episode and trace names the task
-by the key and the hash that verifiers gives it: prime-rl stops at an episode of another task.
-
-What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
+It answers ``run``, ``health`` and ``cancel``, frames of request id, method and MessagePack, as the env server
+of verifiers does. A run brings its task, which is a row, and the client of the model. A rollout that failed
+is an episode that is not ``ok``. Episodes and traces name the task by verifiers' key and hash, which prime-rl
+checks. What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
 
 - 0.3 (prime-rl 0.8): the frames request id and MessagePack, with the whole episode.
-- 0.4: the frames request id, ``reply`` and MessagePack. Before that of a run, each trace of its episode is
-  sent as one ``delta``; the reply has the rest of the episode, and the size of each trace. (The protocol lets
-  a server send a trace in many deltas, turn by turn. Here a failed attempt is tried again, and only the last
-  one counts.)
-
-The model of the graph's agents is the endpoint of the run, by Chat Completions with token ids (vLLM).
+- 0.4: the frames request id, ``reply`` and MessagePack. Before it, each trace is sent as one ``delta``; the
+  reply has the rest of the episode, and the size of each trace.
 
 Source: verifiers 0.3 and 0.4, ``v1/serve/{types,client,server,delta}.py``, ``v1/configs/client.py`` and
 ``v1/task.py``; prime-rl at 559b447, ``orchestrator/dispatcher.py``.

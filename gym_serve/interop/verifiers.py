@@ -3,20 +3,15 @@
     resources:
       quiz: {type: verifiers, taskset: "my_package.quiz:QuizTaskset", config: {split: train}}
 
-The rows come from the taskset as well; the settings, a JSON object, are optional:
-
     python -m gym_serve.interop.verifiers my_package.quiz:QuizTaskset '{"split": "train"}' > rows.jsonl
 
-The agent and its loop are gym_serve's. A row holds its task's data (``verifier_metadata.task``), so any
-replica can construct the task again and score a rollout, also a stored one. Rewards get the trace that
-`gym_serve.interop.export` writes for verifiers. They are computed without a runtime, as verifiers' own replay
-does. A task whose rewards need a runtime is refused, because it would be scored without them; so is a task
-without rewards, whose `Env` scores its own agents (a game, several agents).
+A row holds its task's data (``verifier_metadata.task``), so any replica can score a rollout, also a stored
+one. Rewards get the trace that `gym_serve.interop.export` writes, and no runtime: a task whose rewards need
+one is refused, and so is a task without rewards, whose `Env` scores its own agents.
 
-A session is one rollout's toolsets, which run in this process. A toolset's state (``self.state``) lives as
-long as the session, and rewards get it as the trace's state. Several toolsets with a state are refused:
-verifiers shares it between processes. A failing tool is a tool output for the model; a failing reward is a
-failure of the verifier, never a reward of 0.
+A session is one rollout's toolsets, in this process; rewards get a toolset's state as the trace's. Several
+toolsets with a state are refused: verifiers shares it between processes. A failing tool is a tool output for
+the model; a failing reward is a failure of the verifier, never a reward of 0.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """`JudgeCalls`: the calls of one server to its judges: bounded, cached on request, with typed failures.
 
-`VerdictCache` keeps replies of judges on disk, so that the same question is asked once. It is opt-in,
-because a cached sample is not a fresh one. A key is made of the judge, the whole request (prompt and
-sampling) and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the
-replicas on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a
-verdict.
+`VerdictCache` is opt-in, because a cached sample is not a fresh one. A key is made of the judge, the whole
+request and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the replicas
+on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a verdict.
 """
 
 from __future__ import annotations

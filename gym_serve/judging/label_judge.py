@@ -1,14 +1,11 @@
 """`LabelJudge`: one or several models that answer a question with one of a few labels.
 
 With several votes, the label of more than half of them counts; a tie is no verdict. A failed vote may be
-outvoted; if it could have decided, the question fails as that vote did. Models favour an answer for its
-position, so a comparison can be asked in both orders (`both_orders`). `JudgeSettings` are the settings that
-every environment with a judge has.
+outvoted; if it could have decided, the question fails as that vote did.
 
-`calibrate` compares a judge with people: agreement and Cohen's kappa on labelled rows. Agreement alone
-flatters: a judge that always says the more common label often agrees by chance. Kappa is the agreement
-beyond chance, (p_o - p_e) / (1 - p_e); 0 is chance, 1 is full agreement (Cohen, "A coefficient of agreement
-for nominal scales", 1960).
+`calibrate` compares a judge with people. Agreement alone flatters a judge that always says the more common
+label; kappa is the agreement beyond chance, (p_o - p_e) / (1 - p_e) (Cohen, "A coefficient of agreement for
+nominal scales", 1960).
 """
 
 from __future__ import annotations

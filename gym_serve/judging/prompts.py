@@ -1,9 +1,8 @@
 """What a judge is asked, and what its reply says: pure functions on text.
 
-The text of a policy may try to address the judge, so it is never shown raw: its words are escaped
-(`escape_labels`), and it stands between marks that it cannot hold (`filled_in`). A reply without a verdict is
-None. A reply that is empty, or that broke off before its verdict, raises
-`VerifierFailed`, so that nobody is scored by it.
+The text of a policy may try to address the judge: its words are escaped (`escape_labels`), and it stands
+between marks that it cannot hold (`filled_in`). A reply that is empty, or that broke off before its verdict,
+raises `VerifierFailed`, so that nobody is scored by it.
 """
 
 from __future__ import annotations

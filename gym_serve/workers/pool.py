@@ -1,21 +1,15 @@
 """`WorkerPool`: warm processes that do bounded work on hostile input.
 
-Invariants:
-
-- CPU time counts, measured by the kernel in the worker, so a busy machine makes no difference. A request
-  that exceeds it, crashes its worker or fills its memory is at fault: `WorkFailed`.
+- CPU time counts, measured by the kernel in the worker. A request that exceeds it, crashes its worker or
+  fills its memory is at fault: `WorkFailed`.
 - The machine's faults are never blamed on a request: a worker that is killed from outside, or gets no CPU
   time, raises `VerifierFailed`. A request whose worker died is tried once more in a new one before either.
 - No request waits for a long one. Each runs for `SLICE_SECONDS` at first, first in, first out. One that needs
-  more starts again behind them, with all of its CPU time, and never in the first worker; a pool of one worker
-  starts a second one for it.
-- A request that has used up its slice may be given up when its caller has no more time (``until``): it is at
-  fault, as others are served in a hundredth of a slice. One that still waits for its slice is not.
-- One that fails costs its worker, and no other request.
+  more starts again behind them, with all of its CPU time, and never in the first worker.
+- A request that has used up its slice may be given up when its caller has no more time (``until``).
 - Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
 
-A worker (`WorkerProcess`) gets no environment variables except those that Python needs: hostile input comes
-near no API key.
+A worker gets no environment variables except those that Python needs: hostile input comes near no API key.
 """
 
 from __future__ import annotations

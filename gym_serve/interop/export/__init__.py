@@ -1,11 +1,7 @@
-"""Rollouts in the formats of trainers and tools.
+"""Rollouts in the formats of trainers and tools: `export` streams, `FORMATS` lists them.
 
-    report = export(rollouts, "verl", "train.parquet")
-    report.read, report.exported, report.dropped     # each dropped rollout has a reason
-
-`export` streams; `FORMATS` lists the formats with their options. The functions that convert one rollout are
-in three modules: ``chat_data`` (sft, openrlhf, trl), ``token_data`` (verl, nemo_rl) and ``traces``
-(atif, verifiers). Parquet needs ``pip install 'gym-serve[export]'``.
+report = export(rollouts, "verl", "train.parquet")
+report.read, report.exported, report.dropped     # each dropped rollout has a reason
 """
 
 from __future__ import annotations

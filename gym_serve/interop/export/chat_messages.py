@@ -1,11 +1,7 @@
-"""A rollout as chat messages: what the model was shown, and what came after.
+"""A rollout as chat messages: each text, reasoning block, call and tool output keeps its place.
 
-Nothing is lost or moved: each text, reasoning block, call and tool output keeps its place. Two things at the
-end of an episode cannot teach anything and are cut for trainers: tool outputs that no model turn has seen,
-and empty assistant turns.
-
-verl and OpenRLHF take images as ``<image>`` in the text and a list of the images; `with_placeholders` writes
-that.
+Two things at the end of an episode cannot teach anything and are cut for trainers: tool outputs that no model
+turn has seen, and empty assistant turns.
 """
 
 from __future__ import annotations

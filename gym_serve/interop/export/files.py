@@ -1,12 +1,8 @@
 """Where records are written: a JSON Lines file, a folder with one JSON file each, or Parquet.
 
-The output appears under its name only when it is complete. Until then it has a hidden name in the same
-folder, and is removed if the export fails.
-
-Arrow has one type for a column, and fills what a message lacks with null; for a chat template, a key with
-null often differs from a missing key. So records are first written to a temporary file, and a column's
-messages get only the fields that some message in it uses: prompts without tool calls keep ``role`` and
-``content`` alone. Memory stays bounded.
+The output appears under its name only when it is complete. Arrow fills what a message lacks with null, which
+for a chat template often differs from a missing key. So records are first written to a temporary file, and a
+column's messages get only the fields that some message in it uses. Memory stays bounded.
 """
 
 from __future__ import annotations

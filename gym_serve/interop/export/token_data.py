@@ -1,23 +1,13 @@
-"""Training tokens with their log-probabilities, for verl and NeMo RL.
+"""Training tokens with their log-probabilities, for verl and NeMo RL. Each conversation is a record.
 
-**nemo_rl**: the result of NeMo RL's NeMo Gym environment for each rollout, as JSON Lines. A line is what its
-post-processing makes of a rollout (docs/formats.md, What trainers read), with lists instead of tensors:
-``message_log`` alternates the new prompt tokens (role ``user``) and the generation (role ``assistant``),
-``input_message_log`` is its first message, and ``full_result`` the rollout without the tokens that the log
-holds. The further keys of its GRPO batch stand beside them: ``agent_ref``, ``length``, ``total_reward``,
-``loss_multiplier`` and ``mask_sample``. Each conversation of a harness's rollout is a line, with the reward
-of the whole; ``branch`` is 0 for the one that was verified. The lines of a rollout share ``_rowidx``, so that
-a baseline can count it once. A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the
-loss, but counts its reward in the group's baseline.
+**nemo_rl**: the result of NeMo RL's NeMo Gym environment (docs/formats.md, What trainers read) as JSON Lines,
+with lists instead of tensors, beside the further keys of its GRPO batch. ``branch`` is 0 for the conversation
+that was verified. A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the loss, but
+counts its reward in the group's baseline.
 
-**verl**: Parquet that its `RLHFDataset` (RL prompts) and `MultiTurnSFTDataset` (SFT) read. ``data_source``,
-``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns; ``messages`` and ``tools``
-those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` if the rollout has training tokens; its
-``metrics`` are seconds by stage, from the timeline. Each
-conversation of a harness's rollout is a row, with the reward of the whole; ``extra_info.branch`` tells them
-apart, 0 is the one that was verified. Failed and masked rollouts are left out, because neither reader has a
-mask. verl has no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
-without adding a null to a schema; otherwise ``tools`` is left out, with a note.
+**verl**: Parquet that its `RLHFDataset` and `MultiTurnSFTDataset` read. ``rollout`` holds the fields of its
+`AgentLoopOutput` if there are training tokens. Failed and masked rollouts are left out, because neither
+reader has a mask. ``tools`` is a column only if Arrow can hold it without adding a null to a schema.
 """
 
 from __future__ import annotations

@@ -2,23 +2,15 @@
 
 **ATIF** is the Agent Trajectory Interchange Format of Harbor (RFC 0001), one JSON file a rollout. A step is a
 message of the system or the user, or one model call with its tool calls, their results and its tokens.
-Nothing is left out: ``extra`` holds the reward, the failure and every further key of the rollout, and the
-``extra`` of a step holds what has no field of its own (arguments that are not a JSON object, media without a
-URL). The branches of a harness's rollout are ``subagent_trajectories``. If the rollout has a timeline, a step
-has its ``timestamp``, and its ``metrics`` the usage of the call; ``metrics.extra`` says where it ran, and how
-long.
+Nothing is left out: ``extra`` holds what has no field of its own.
 
 **verifiers** (0.4): the ``traces.jsonl`` of a run, one episode with one trace a line. A trace is a graph of
-messages, each with the tokens that it adds. As with a provider that returns token ids but no spans of
-messages, the new prompt tokens of a call stand with its assistant message. Each further conversation of a
-harness's rollout is a path from a root of its own. A failed rollout is a trace that is not ``ok``, with its
-error and no reward; a rollout that its environment masks is not ``trainable``. Trainers skip both. The
-timeline gives the times of messages and calls.
+messages, each with the tokens that it adds; the new prompt tokens of a call stand with its assistant message.
+A failed rollout is a trace that is not ``ok``; a masked one is not ``trainable``. Trainers skip both.
 
 Invariant of the graph: the tokens on the path from the root to an assistant message are exactly the call's
 prompt and generation. If a call's prompt does not continue the path, a branch starts at the last message that
-still agrees, as verifiers branches it; the messages after it are repeated on the branch, as given to the
-model instead of sampled from it.
+still agrees; the messages after it are repeated on the branch, as given to the model.
 """
 
 from __future__ import annotations

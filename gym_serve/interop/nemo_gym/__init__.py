@@ -1,13 +1,10 @@
-"""NVIDIA NeMo Gym's configs, as graph files.
+"""NVIDIA NeMo Gym's configs, as graph files: read without NeMo Gym or OmegaConf.
 
     imported = import_config(["benchmarks/aime24/config.yaml"])
     print(imported.yaml())
 
-A NeMo Gym config is nested (instance: server type: implementation: settings), includes others
-(``config_paths``), derives instances from others (``_inherit_from``, ``_copy``, ``_delete_key``) and refers
-to values (``${...}``, OmegaConf's). All of this is resolved here, without NeMo Gym or OmegaConf; a value that
-must come from outside becomes an environment variable. A resources server without a counterpart here is
-hosted as it is, with the settings that it has there.
+A value that must come from outside becomes an environment variable. A resources server without a counterpart
+here is hosted as it is, with the settings that it has there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """`AsgiApp`: NeMo Gym's web applications in this process, without a port; `McpTools`: their MCP tools.
 
-Requests are awaited calls. An exception of the application reaches the caller unchanged, so it becomes a
-typed failure like all others. Start and end run in one task of their own, because what a lifespan opens (task
-groups, cancel scopes) must be closed by the task that opened it.
-
-NeMo Gym's `MCPResourcesServer` answers streamable HTTP without connections: each request is one JSON-RPC
-message, answered with JSON, with a header from ``/seed_session`` that names the session. So neither an MCP
-client nor a matching version of its library is needed.
+An exception of the application reaches the caller unchanged. Start and end run in one task of their own,
+because what a lifespan opens must be closed by the task that opened it. NeMo Gym's `MCPResourcesServer`
+answers each JSON-RPC message with JSON, and a header names the session, so no MCP client is needed.
 """
 
 from __future__ import annotations

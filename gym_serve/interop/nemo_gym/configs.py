@@ -1,29 +1,14 @@
 """Reads NeMo Gym's configs: includes and merges them, applies their directives, translates ``${...}``.
 
-**Includes.** A config overrides the configs that it names in ``config_paths``, however deep; of configs side
-by side, the later one overrides the earlier. A file named twice is read once. Relative paths are searched
-from the current directory, then from the folder of the config that names them and those above it, so a config
-in a checkout of NeMo Gym finds the others from anywhere.
+A config overrides those that it names in ``config_paths``; of configs side by side, the later one overrides
+the earlier. Relative paths are searched from the current directory, then from the folder of the config that
+names them and those above it. ``_inherit_from: NAME`` takes the place of another instance, ``_copy`` leaves
+it where it is; ``${inherit_from:path}`` and ``${copy:path}`` do the same for a value.
 
-**Directives** make an instance from another one:
-
-    aime24_agent:
-      _inherit_from: math_agent          # takes its place: math_agent is gone from the config
-      responses_api_agents: {...}        # merged over it
-
-``_copy`` leaves the other one where it is. ``${inherit_from:path}`` and ``${copy:path}`` do the same for a
-value. Chains are followed, unlike in NeMo Gym, which does not promise an order.
-
-**References** of OmegaConf become values, or variables of a graph file:
-
-| NeMo Gym | here |
-|---|---|
-| ``${policy_base_url}``, given on the command line or in ``env.yaml`` | ``${POLICY_BASE_URL}`` |
-| ``${oc.env:NAME,default}`` | ``${NAME:-default}`` |
-| ``${oc.select:key,default}`` | the value, else ``${KEY:-default}`` |
-| ``${server.resources_servers.type.key}``, ``${.key}`` | the value |
-
-A value is never copied if the name of its key says that it is a secret: it becomes a variable.
+References of OmegaConf become values, or variables of a graph file: ``${policy_base_url}`` (given from
+outside) ``${POLICY_BASE_URL}``, ``${oc.env:NAME,default}`` ``${NAME:-default}``, ``${oc.select:key,default}``
+the value, else ``${KEY:-default}``; ``${server.resources_servers.type.key}`` and ``${.key}`` the value. A
+secret, by the name of its key, is never copied: it becomes a variable.
 """
 
 from __future__ import annotations

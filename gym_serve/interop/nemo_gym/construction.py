@@ -1,15 +1,12 @@
 """Constructs NeMo Gym's servers from import paths and settings. Everything that imports `nemo_gym` is here.
 
-NeMo Gym starts a server as a script in the server's own folder. So its settings name files relative to that
-folder: if they exist there, they become absolute paths, because many servers may share a process. And its
-code may import its neighbours by their bare names (``import utils``): the folder is put at the front of the
-import path, as Python does for a script, and a second server whose neighbours have the same names is refused.
+NeMo Gym starts a server as a script in its own folder. So files in its settings that exist there become
+absolute paths, and the folder is put at the front of the import path; a second server whose neighbours have
+the same names is refused.
 
-`GraphServers` replaces NeMo Gym's HTTP client. NeMo Gym's servers call models by name and path, and read
-aiohttp's response; here a call uses the transport to the server of the graph that the name stands for, within
-the deadline of the calling operation, and the model's usage is counted there. If the server is overloaded or
-unreachable, that failure is raised instead of answered: most of NeMo Gym's verifiers do not check the status,
-and would give a reward for a missing answer.
+`GraphServers` replaces NeMo Gym's HTTP client: a call uses the transport to the server of the graph, within
+the deadline of the calling operation. If that is overloaded or unreachable, the failure is raised instead of
+answered: most of NeMo Gym's verifiers do not check the status, and would reward a missing answer.
 """
 
 from __future__ import annotations

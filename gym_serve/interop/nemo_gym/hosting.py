@@ -3,16 +3,10 @@
     resources:
       counter: {type: nemo_gym, server: resources_servers.example_session_state_mgmt.app}
 
-The class and its FastAPI app are NeMo Gym's. What NeMo Gym runs around them is not needed: no port, no head
-server, no process and no venv for each of them, no Ray cluster of its own.
-
-Its routes become operations, and a session of the graph holds the cookies that the server set in it. So it
-names one of the server's own sessions, which lives in the same replica. Calls of a session reach the server
-as NeMo Gym's agents would make them. A route with one parameter, such as ``/{tool}``, stands for any number
-of tools, whose names the rows have.
-
-A tool's answer is for the model, refusals included. If the server refuses seed, reset, step or verify, that
-is a typed failure; if it raises an exception there, the failure is retried. Neither is a reward of 0.
+Its routes become operations, and a session of the graph holds the cookies that the server set in it. A route
+with one parameter, such as ``/{tool}``, stands for any number of tools, whose names the rows have. A tool's
+answer is for the model, refusals included. If the server refuses seed, reset, step or verify, that is a typed
+failure; if it raises an exception there, the failure is retried. Neither is a reward of 0.
 """
 
 from __future__ import annotations

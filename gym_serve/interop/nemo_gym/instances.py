@@ -1,9 +1,8 @@
 """NeMo Gym's servers: the instances in a config, their types and settings here, and their code.
 
-An instance is ``name: {server type: {implementation: settings}}``. A resources server without a counterpart
-here is hosted (``type: nemo_gym``) if its code is found: ``resources_servers/{implementation}/{entrypoint}``
-in a folder above one of the configs, as in a checkout, or in the NeMo Gym that is installed here. A name
-without code is an error. Nothing is imported: NeMo Gym need not be installed where configs are read.
+A resources server without a counterpart here is hosted if its code is found, as
+``resources_servers/{implementation}/{entrypoint}`` above one of the configs or in the NeMo Gym that is
+installed. Nothing is imported.
 """
 
 from __future__ import annotations

@@ -1,23 +1,12 @@
-"""The names of NeMo Gym that NeMo RL imports, on a graph of gym_serve.
+"""The names of NeMo Gym that NeMo RL imports, on a graph of gym_serve (see `install`).
 
-`install` puts them in the place of the packages ``nemo_gym.cli``, ``nemo_gym.rollout_collection`` and
-``nemo_gym.server_utils``, so that NeMo RL's ``environments/nemo_gym.py`` runs as it is:
+The config is NeMo Gym's, and becomes a graph as by ``gym-serve import-nemo-gym``. Its key ``gym_serve`` is
+for this module; see `Settings`.
 
-| name | here |
-|---|---|
-| ``GlobalConfigDictParserConfig`` | holds the config that NeMo RL makes |
-| ``RunHelper`` | ``start`` runs the graph of the config, ``poll`` checks it, ``shutdown`` ends it |
-| ``RolloutCollectionHelper`` | ``run_examples`` makes the rollouts |
-| ``HEAD_SERVER_KEY_NAME``, ``BaseServerConfig`` | name the graph for ``run_examples`` |
-
-The config is NeMo Gym's: ``config_paths`` and servers beside them become a graph, as by ``gym-serve
-import-nemo-gym``. Its key ``gym_serve`` is for this module; see `Settings`.
-
-NeMo RL ends the stream at a rollout without tokens, or whose tokens do not continue from turn to turn. Here
-no rollout does that. A failed one has the flag ``mask_sample``, where NeMo RL reads it, and a token to hold
-its place. NeMo RL keeps it out of the loss, but in the baseline of its group, so its reward is the mean of
-the others. If a history was tokenized again, the turns from there on keep their text and lose their tokens:
-NeMo RL knows the group of a rollout by the tokens of its first prompt.
+NeMo RL ends the stream at a rollout without tokens, or whose tokens do not continue from turn to turn. So a
+failed rollout has the flag ``mask_sample`` and a token to hold its place; NeMo RL keeps it out of the loss,
+but in the baseline of its group, so its reward is the mean of the others. If a history was tokenized again,
+the turns from there on keep their text and lose their tokens.
 
 Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
 """

@@ -2,12 +2,8 @@
 
     python -m gym_serve.interop.nemo_gym.nemo_rl examples/nemo_gym/run_grpo_nemo_gym.py --config grpo.yaml
 
-runs NeMo RL's script with `use`, which changes two things of it: the class of the actor, and the Python
-that the actor runs with, which is that of the trainer. Everything else is NeMo RL's own: its
-post-processing, its checks and its accounting of failures.
-
-The actor survives its process: Ray starts it again without its graph and tokenizer, so it makes both anew.
-On a cluster, its graph goes on meanwhile, and is joined.
+runs NeMo RL's script with `use`, which changes the class of the actor and the Python that it runs with. The
+actor survives its process: Ray starts it again, and it makes its graph and tokenizer anew.
 
 Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
 """

@@ -4,12 +4,9 @@
       chess: {type: openenv, url: "https://openenv-chess-env.hf.space"}
       echo:  {type: openenv, env: "echo_env.server.echo_environment:EchoEnvironment", interface: tools}
 
-By URL nothing has to be installed: this module speaks OpenEnv's WebSocket protocol. In process, the
-environment's class runs in the replica, and needs ``pip install 'gym-serve[openenv]'``.
-
-A session is one instance of the environment, with a connection or an object of its own, and lives in the
-replica that reset it. The reward is the sum of the steps' rewards, also if the steps are tool calls. An
-invalid action costs a turn, not the episode; too many of them in a row end it.
+By URL nothing has to be installed; in process, it needs ``pip install 'gym-serve[openenv]'``. A session is
+one instance, and the reward is the sum of the steps' rewards, also if the steps are tool calls. An invalid
+action costs a turn, not the episode; too many of them in a row end it.
 """
 
 from __future__ import annotations

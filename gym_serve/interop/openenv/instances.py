@@ -1,14 +1,9 @@
 """`Instance`: one environment of OpenEnv, in this process (`LocalInstance`) or by URL (`RemoteInstance`).
 
-Both use OpenEnv's wire format: a reset or a step answers ``{observation, reward, done, metadata}``, and
-errors are typed failures.
-
-In process, the class is constructed once for each episode. Plain methods run in a thread of the instance's
-own, always the same one, because some environments (browsers, OpenGL) have to stay in the thread that made
-them.
-
-By URL, one connection to ``{url}/ws`` serves one episode. Answers come in the order of the messages, without
-numbers. A cancelled call would leave its answer to the next one, so its connection is not used again.
+Both use OpenEnv's wire format. In process, plain methods run in a thread of the instance's own, always the
+same one: some environments (browsers, OpenGL) have to stay in it. By URL, one connection to ``{url}/ws``
+serves one episode. Answers have no numbers: a cancelled call would leave its answer to the next one, so its
+connection is not used again.
 """
 
 from __future__ import annotations
