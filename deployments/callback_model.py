@@ -27,11 +27,8 @@ _LONGEST_WAIT = 30.0  # seconds that a trainer may wait for a request
 
 
 class PolicyQueue:
-    """The generations that a trainer is asked for. Use it in one event loop.
-
-    Args:
-        patience: seconds without a sign of a trainer after which a request fails.
-        clock: returns the time in seconds.
+    """The generations that a trainer is asked for. A request fails after ``patience`` seconds without a sign
+    of a trainer.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,13 +76,8 @@ class PolicyQueue:
         return found
 
     async def take(self, taker: str, held: Collection[str], most: int, wait: float) -> JSON:
-        """Requests for a trainer, and those of its requests that nobody waits for any more.
-
-        Args:
-            taker: names the trainer; what another one has taken is given out again.
-            held: the requests that it is working on; others that it took were lost on the way.
-            most: how many further ones it wants.
-            wait: seconds to wait for the first one.
+        """Up to ``most`` requests for a trainer, after ``wait`` seconds at most, and those of its requests
+        (``held``) that nobody waits for any more. What another ``taker`` has taken is given out again.
         """
         lost = self._taken - (set(held) if taker == self._taker else set())
         self._waiting.extendleft(sorted(lost, key=int, reverse=True))

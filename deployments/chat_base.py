@@ -28,9 +28,8 @@ from gym_serve.types.requests import JSON
 
 
 class ChatServer(ModelServer):
-    """A model that answers chat completions.
-
-    A subclass writes `complete_chat`, `stream_completion` and `params_of`.
+    """A model that answers chat completions; a subclass writes `complete_chat`, `stream_completion`,
+    `params_of`.
     """
 
     class Config(ModelServer.Config):

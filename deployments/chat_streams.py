@@ -34,17 +34,10 @@ def is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-    """The decoded events of a stream.
+    """The decoded events of a stream of ``url``. Raises Unavailable: an event is not JSON, or too large, or
+    there is none.
 
-    Args:
-        url: what was called, for errors.
-        content: the body of the answer, in chunks of any size.
-
-    Raises:
-        Unavailable: an event is not JSON, or too large, or there is none.
-
-    Read as other clients do: a byte order mark, events without data, and a last event without the blank line
-    after it, which is left out where it is cut short.
+    As other clients, it skips a byte order mark, events without data, and a last event that is cut short.
     """
     empty, first = True, True
     rest = b""
@@ -118,11 +111,8 @@ async def whole_events(events: AsyncIterator[JSON]) -> AsyncGenerator[JSON, None
 async def chat_stream(
     stream: AsyncIterator[JSON | Whole], answer: Callable[[JSON | None], JSON]
 ) -> AsyncGenerator[JSON, None]:
-    """The chunks of `ModelServer.stream_chat`.
-
-    Args:
-        stream: chunks of the completion, and then the completion.
-        answer: makes the answer without a stream of the completion.
+    """The chunks of `ModelServer.stream_chat`; ``answer`` makes the answer without a stream of the
+    completion.
     """
     begun = has_usage = False
     head: JSON = {}
@@ -150,12 +140,8 @@ async def response_stream(
     parse_think: bool,
     think_is_open: bool = False,
 ) -> AsyncGenerator[JSON, None]:
-    """The events of `ModelServer.stream_responses`.
-
-    Args:
-        stream: chunks of the completion, and then the completion.
-        answer: makes the Response without a stream of the completion.
-        params: the Responses body that is answered.
+    """The events of `ModelServer.stream_responses` to ``params``; ``answer`` makes the Response without a
+    stream.
     """
     events = ResponseStream(params, parse_think=parse_think, think_is_open=think_is_open)
     async with closing(stream):

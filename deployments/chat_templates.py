@@ -16,8 +16,7 @@ _TEXTS = ("text", "refusal", "input_text", "output_text", None)
 
 def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
     """Tokens of a conversation by the model's template, with the opening of the next turn. Raises BadRequest:
-    the template refuses the conversation, or there is none; or a message has an image or other media, which a
-    tokenizer cannot render.
+    the template refuses it, there is none, or a message has media.
     """
     arguments = chat.get("chat_template_kwargs") or {}
     # What is no variable of a template, but decides what its rendering does; another template among them.

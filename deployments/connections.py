@@ -34,14 +34,7 @@ _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and
 
 
 class Request(NamedTuple):
-    """A request, the same at every attempt.
-
-    Attributes:
-        path: below the base URL.
-        data: the body, as JSON.
-        below_v1: off for a path beside ``/v1``.
-        tokens: how many it may take, as an estimate for the rate limits.
-    """
+    """A request, the same at every attempt; ``tokens`` is an estimate of what it takes, for the rate limits."""
 
     path: str
     data: bytes
@@ -57,11 +50,8 @@ def traced(headers: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
 
 
 class Answer(NamedTuple):
-    """An answer.
-
-    Attributes:
-        said: the decoded body; None if the prompt does not fit the model's context.
-        problem: why the body is no answer, which is no reason to ask again at once; None for one that is.
+    """An answer: ``said`` is the decoded body, None if the prompt does not fit the model's context;
+    ``problem`` says why the body is none, which is no reason to ask again at once.
     """
 
     said: Any
@@ -125,10 +115,8 @@ class Connections:
             self._session = None
 
     async def send(self, endpoint: Endpoint, request: Request) -> Answer:
-        """The answer of an endpoint. Raises BadRequest: it refuses the request; has the backend's message;
-        OperatorError: it refuses the key, has no such model or path, or redirects; Overloaded, Unavailable:
-        it has no room, is gone or broken, or a stream broke off; DeadlineExceeded: there was no answer in
-        time.
+        """The answer of an endpoint. Raises BadRequest, OperatorError, Overloaded, Unavailable: what it says,
+        or that it broke off; DeadlineExceeded: there was no answer in time.
         """
         url = self._url(endpoint, request)
         try:
@@ -140,10 +128,7 @@ class Connections:
         return self._answer(url, response, text, endpoint)
 
     async def stream(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
-        """The decoded events of an answer; one `Whole` if the endpoint does not stream.
-
-        Raises: as `send`, also after the first event.
-        """
+        """The decoded events of an answer; one `Whole` if the endpoint does not stream. Raises as `send`."""
         try:
             async with closing(self._events(endpoint, request)) as events:
                 async for event in events:

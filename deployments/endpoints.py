@@ -120,11 +120,7 @@ class Breaker:
             self.succeeded()
 
     def failed(self, now: float, *, gone: bool = False) -> None:
-        """A call failed on the endpoint's side.
-
-        Args:
-            gone: nobody is there; no need to wait for more failures.
-        """
+        """A call failed on the endpoint's side; ``gone``: nobody is there, no need to wait for more failures."""
         self._failures += 1
         self._gone = gone
         if self._until is None:
@@ -159,12 +155,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """The limits of one endpoint.
-
-    Args:
-        requests: per minute, None for no limit.
-        tokens: per minute, prompt and answer together; None for no limit.
-    """
+    """The limits of one endpoint per minute; None for no limit."""
 
     def __init__(self, requests: float | None, tokens: float | None) -> None:
         self._requests = None if requests is None else _Bucket(requests)
@@ -220,12 +211,8 @@ Work = Coroutine[Any, Any, T]
 
 
 async def hedged(first: Work[T], second: Callable[[], Work[T] | None], after: float) -> T:
-    """The first answer of two calls; the other one is cancelled. Raises GymError: what both raised last, or
-    what one of them raised that is no use to try again.
-
-    Args:
-        second: makes the other one; None where there is no place for it.
-        after: seconds after which it begins, if the first has not ended by then.
+    """The first answer of two calls; the other one is cancelled. The second begins ``after`` seconds, if
+    there is a place for it. Raises GymError: what both raised last, or one that is no use to try again.
     """
     tasks = [asyncio.ensure_future(first)]
     try:
@@ -248,15 +235,8 @@ _EPISODES = 65_536  # whose endpoints are remembered; a longer silence costs a p
 
 
 class Endpoint:
-    """One endpoint.
-
-    Attributes:
-        calls: calls in progress there.
-        breaker: whether calls may go there.
-        refuses_until: moment until which it refuses calls, as it said.
-        limit: how many, and how large; None for no limit.
-        named: what a row said of it; None for an endpoint of this server.
-        answered: whether a call was answered there, so that its key is a good one.
+    """One endpoint. Calls may go there unless its ``breaker`` is open, or it ``refuses_until`` a moment.
+    ``named`` is what a row said of it, ``answered`` whether its key is known to be a good one.
     """
 
     def __init__(self, url: str, limit: RateLimit | None = None, named: ModelEndpoint | None = None) -> None:
@@ -270,11 +250,7 @@ class Endpoint:
 
 
 class EndpointPool:
-    """The endpoints in use.
-
-    Args:
-        urls: at least one base URL.
-    """
+    """The endpoints in use, by their base URLs."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._limits: tuple[float | None, float | None] = (None, None)
@@ -305,11 +281,7 @@ class EndpointPool:
             self._homes = OrderedDict(kept)
 
     def pick(self, affinity: str | None, now: float) -> Endpoint:
-        """The endpoint for a call.
-
-        Args:
-            affinity: key of the episode; None for a call without one, which goes to any.
-        """
+        """The endpoint for a call of an episode; for any call if ``affinity`` is None."""
         if len(self._endpoints) == 1:
             return next(iter(self._endpoints.values()))
         home = None if affinity is None else self._homes.get(affinity)

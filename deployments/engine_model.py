@@ -43,9 +43,8 @@ def missing_model(setting: str, model: str) -> Iterator[str]:
 
 
 class EngineModel(TokenModel):
-    """Base class of the models with an engine inside.
-
-    A subclass writes `running`, `load`, `pause` and `resume`, and what `TokenModel` asks for.
+    """A model with an engine inside; a subclass writes `running`, `load`, `pause`, `resume` and a
+    `TokenModel`'s methods.
     """
 
     class Config(TokenModel.Config):
@@ -70,11 +69,8 @@ class EngineModel(TokenModel):
         raise NotImplementedError
 
     async def load(self, weights: Path | bytes) -> None:
-        """Replace the weights, while paused. Raises BadRequest: they are not those of this model; nothing was
-        changed.
-
-        Args:
-            weights: a folder or file of safetensors, or the bytes of such a file.
+        """Replace the weights, while paused, by safetensors: a folder, a file, or its bytes. Raises
+        BadRequest: they are not those of this model; nothing was changed.
         """
         raise NotImplementedError
 

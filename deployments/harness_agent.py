@@ -176,14 +176,8 @@ class HarnessAgent(AgentServer):
 
 
 class Task(NamedTuple):
-    """One rollout, as its harness sees it.
-
-    Attributes:
-        base_url: where the model answers; all calls below it belong to this rollout. Ends with ``/v1``.
-        api_key: what the harness authenticates with.
-        resources_url: the environment: its tools are ``POST {resources_url}/{tool}``.
-        session: id of the session there, sent as ``X-Session-Id``; None for an environment without one.
-        traceparent: the span of the episode, for a harness that records some (W3C Trace Context).
+    """One rollout, as its harness sees it: the model (``base_url``, ends with ``/v1``), the environment's
+    tools (``POST {resources_url}/{tool}``, with ``session`` as ``X-Session-Id``), and the episode's span.
     """
 
     row: JSON
@@ -213,11 +207,7 @@ class Harness(Protocol):
 
 
 class CommandHarness:
-    """Runs a program for every rollout.
-
-    Args:
-        command: program and arguments; no shell sees them.
-    """
+    """Runs a program for every rollout; no shell sees the command."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
         self._command = command
@@ -293,12 +283,7 @@ async def _tail(process: asyncio.subprocess.Process) -> bytes:
 
 
 class HttpHarness:
-    """Asks a server to work.
-
-    Args:
-        url: where it is asked.
-        headers: sent with every request.
-    """
+    """Asks a server to work, once for every rollout."""
 
     def __init__(self, url: str, headers: Mapping[str, SecretStr]) -> None:
         self._url = url

@@ -74,10 +74,8 @@ _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words th
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A connection pool; needs a running event loop.
-
-    With as many connections as there may be open files, further calls wait for one. It keeps no cookies: a
-    load balancer's would send the calls of all episodes to one engine.
+    """A connection pool; needs a running event loop. It keeps no cookies: a load balancer's would send the
+    calls of all episodes to one engine.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=_most_connections()),
@@ -120,12 +118,7 @@ def masked(text: str, secrets: Iterable[SecretStr]) -> str:
 
 
 class HttpClient:
-    """Posts JSON to one peer.
-
-    Args:
-        headers: sent with every request.
-        max_bytes: size of an answer at most.
-    """
+    """Posts JSON to one peer."""
 
     def __init__(self, headers: Mapping[str, SecretStr], max_bytes: int) -> None:
         self._headers = headers
@@ -150,16 +143,10 @@ class HttpClient:
         cookies: dict[str, str] | None = None,
         secrets: Iterable[SecretStr] = (),
     ) -> Any:
-        """The decoded answer; None if it is empty. Raises Unavailable: there is no connection, it broke off,
-        the status is 500 or more, or the answer is too large or not JSON; DeadlineExceeded: there was no
-        answer in time; OperatorError: the peer redirects, refuses the headers, or has no such route;
-        GymError: another status of 400 or more, as the error body or the status says.
-
-        Args:
-            url: where it is sent, as the setting ``url`` names it.
-            timeout: seconds; None for no limit.
-            cookies: sent along; those of the answer are added to it.
-            secrets: masked in the answer. In an error, the headers are masked as well.
+        """The decoded answer; None if it is empty. ``secrets`` are masked in it; ``cookies`` are sent along,
+        and get those of the answer. Raises Unavailable: it broke off, has a status of 500 or more, is too
+        large or no JSON; DeadlineExceeded; OperatorError: the peer redirects, refuses the headers, or has no
+        such route; GymError: as the error body or the status says.
         """
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")

@@ -38,11 +38,8 @@ class PoolingModel(UpstreamModel):
         raise NotFound("this model scores and writes nothing: it answers pooling and classify")
 
     async def score(self, route: str, body: JSON) -> JSON:
-        """The backend's answer. Raises BadRequest: the backend refuses the body, or it does not fit the
-        model's context; Retryable: it is overloaded, unavailable or too slow, or answers no scores.
-
-        Args:
-            body: as vLLM has it.
+        """The backend's answer to a body as vLLM has it. Raises BadRequest: the backend refuses it, or it
+        does not fit the context; Retryable: it is overloaded, unavailable or too slow, or answers no scores.
         """
         config = self.config
         request = {**config.extra_body, **body, "model": config.model}

@@ -60,11 +60,7 @@ def known_row(
 
 
 def load_answer_key(environments: Sequence[str] | None = None) -> dict[str, Known]:
-    """The example rows of shipped environments, by prompt.
-
-    Args:
-        environments: their folders; None for all.
-    """
+    """The example rows of shipped environments (of all by default), by prompt."""
     spec = importlib.util.find_spec("gym_serve.environments")
     root = Path(next(iter(spec.submodule_search_locations or []))) if spec else Path()
     if environments is None:

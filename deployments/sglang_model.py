@@ -129,8 +129,7 @@ class SglangModel(TokenizingModel, RowEndpointModel):
 
 def sampling_params(sampling: JSON) -> JSON:
     """SGLang's ``sampling_params`` for parameters with vLLM's names; ``max_new_tokens`` is always said, as
-    its default is 128. Raises BadRequest: SGLang has no such parameter, or the form of a constraint is
-    unknown.
+    its default is 128. Raises BadRequest: SGLang has no such parameter or form of a constraint.
     """
     for name in ("bad_words", "allowed_token_ids"):
         if sampling.get(name):
@@ -185,11 +184,8 @@ def _request(tokens: list[int], params: JSON, made: int) -> JSON:
 
 
 def read_generation(answer: Any, prompt: int) -> Generation:
-    """What SGLang's answer says; ``finish_reason`` may also be ``abort``. Raises Unavailable: the answer is
-    malformed; EndpointMisconfigured: SGLang cut the prompt.
-
-    Args:
-        prompt: how many tokens the prompt had.
+    """What SGLang's answer to a prompt of so many tokens says; ``finish_reason`` may also be ``abort``.
+    Raises Unavailable: it is malformed; EndpointMisconfigured: SGLang cut the prompt.
     """
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None

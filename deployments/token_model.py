@@ -16,10 +16,7 @@ from gym_serve.types.requests import JSON
 
 
 class TokenModel(ChatServer):
-    """Base class of the models that take and give tokens.
-
-    A subclass writes `complete`, `stream` and `render`.
-    """
+    """A model that takes and gives tokens; a subclass writes `complete`, `stream` and `render`."""
 
     class Config(ChatServer.Config):
         return_token_ids: bool = True
@@ -34,20 +31,13 @@ class TokenModel(ChatServer):
         """Ids of the tokens that end a turn; set when the model starts."""
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """The chat completion of a body, with token ids where ``return_token_ids`` is on. Returns None if the
-        prompt does not fit the model's context.
-
-        Args:
-            chat: body of ``POST /v1/chat/completions``, all sampling parameters merged in.
-            prompt: the prompt's tokens, instead of the messages'.
+        """The chat completion of a body with all sampling parameters, or of the prompt's tokens; with token
+        ids where ``return_token_ids`` is on. None if the prompt does not fit the model's context.
         """
         raise NotImplementedError
 
     def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncIterator[JSON | Whole]:
-        """`complete` as a stream: the chunks while they are generated, and then the whole completion.
-
-        It may give the completion alone. Closing the generator ends the generation.
-        """
+        """`complete` as a stream: the chunks, and then the whole completion, or that alone."""
         raise NotImplementedError
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:

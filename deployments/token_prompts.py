@@ -25,15 +25,9 @@ _WORDS = ("A", "B")
 async def continued_prompt(
     messages: Sequence[JSON], render: Render, ends: Collection[int] = ()
 ) -> list[int] | None:
-    """The prompt that begins with exactly the tokens of the last turn that carries them. Returns None where
-    no message carries tokens. Raises BadRequest: the tokens are no lists of integers.
-
-    Args:
-        messages: chat messages; an assistant message may carry a token bundle (docs/formats.md, Training
-            tokens).
-        render: renders messages with the model's template.
-        ends: ids of the tokens that end a turn, where they are known; by default the one with which the
-            template ends an assistant's.
+    """The prompt that begins with exactly the tokens of the last turn that carries them (docs/formats.md,
+    Training tokens); None where no message does. ``ends`` are the tokens that end a turn; by default the one
+    with which the template ends an assistant's. Raises BadRequest: the tokens are no lists of integers.
     """
     turn = next((i for i in reversed(range(len(messages))) if messages[i].get(_PROMPT) is not None), None)
     if turn is None:

@@ -31,12 +31,8 @@ _SAMPLING = (
 
 
 class ToolParser(NamedTuple):
-    """How a model writes tool calls.
-
-    Attributes:
-        split: takes the text of an answer and its chat body, and returns the text without its calls, and
-            the calls.
-        special_tokens: whether the text must have the special tokens that the model wrote.
+    """How a model writes tool calls: ``split`` takes an answer's text and its chat body, and returns the text
+    without its calls, and the calls; ``special_tokens`` says whether it has to see those in the text.
     """
 
     split: Callable[[str, JSON], tuple[str, list[JSON]]]
@@ -44,14 +40,9 @@ class ToolParser(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What an engine generated.
-
-    Attributes:
-        token_ids: the tokens, that which ends the turn included.
-        logprobs: the natural-log probability of each.
-        versions: of the weights behind the tokens, as ``[{version, start, end}]``; None where the engine does
-            not say.
-        cached: tokens of the prompt that it had in its cache; None where it does not say.
+    """What an engine generated: tokens, that which ends the turn included, each with its natural-log
+    probability. ``versions`` of the weights are ``[{version, start, end}]``; ``cached`` counts tokens of the
+    prompt.
     """
 
     token_ids: list[int]
@@ -62,10 +53,7 @@ class Generation(NamedTuple):
 
 
 class TokenizingModel(TokenModel):
-    """Base class of the models whose engine, elsewhere, takes tokens and gives tokens.
-
-    A subclass writes `generate`.
-    """
+    """A model whose engine, elsewhere, takes tokens and gives tokens; a subclass writes `generate`."""
 
     class Config(TokenModel.Config):
         tokenizer: str
@@ -86,10 +74,8 @@ class TokenizingModel(TokenModel):
         self._parser: ToolParser | None = None
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
-        """What the engine generates. Returns None if the prompt does not fit the engine's context.
-
-        Args:
-            sampling: as the row and the server say it, with the names of vLLM's sampling parameters.
+        """What the engine generates, by vLLM's sampling parameters; None if the prompt does not fit its
+        context.
         """
         raise NotImplementedError
 

@@ -39,12 +39,7 @@ PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_process
 
 
 class Upstream:
-    """The endpoints of a model.
-
-    Args:
-        connections: send the requests; by default over aiohttp.
-        model: name of the server, for its metrics.
-    """
+    """The endpoints of a model; by default over aiohttp."""
 
     def __init__(
         self, config: EndpointConfig, connections: Connections | None = None, model: str = "model"
@@ -80,27 +75,19 @@ class Upstream:
     def post(
         self, path: str, body: Mapping[str, Any], call: CallContext, *, below_v1: bool = True
     ) -> Coroutine[Any, Any, Any]:
-        """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
+        """The decoded answer to a ``POST``; None where the prompt does not fit the model's context. Where
+        only the prompt and the longest answer together do not fit, the answer may be shorter. ``below_v1`` is
+        off for a path beside ``/v1``.
 
-        Where only the prompt and the longest answer together do not fit, the answer may be shorter. Raises
-        BadRequest: the backend refuses the request; has the backend's message; OperatorError: it refuses the
+        Raises BadRequest: the backend refuses the request; has its message; OperatorError: it refuses the
         key, has no such model or path, or redirects; Overloaded, Unavailable: it did so at the last attempt;
-        or its answer is no JSON; DeadlineExceeded: there was no answer in time.
-
-        Args:
-            path: below the base URL, e.g. ``/chat/completions``.
-            body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
-            below_v1: off for a path beside ``/v1``, as an engine's own routes are.
-            call: whose affinity chooses the endpoint, and whose deadline holds for all attempts.
+        DeadlineExceeded: there was no answer in time.
         """
         return self._send(self._request(path, body, call, below_v1))
 
     def stream(self, path: str, body: Mapping[str, Any], call: CallContext) -> AsyncGenerator[Any, None]:
-        """The decoded events of the answer to a ``POST``, whose body asks for a stream.
-
-        A backend that answers whole gives one `Whole`.
-
-        Args and raises: as `post`; `Unavailable` also if the stream breaks off.
+        """The decoded events of the answer to a ``POST`` whose body asks for a stream; one `Whole` if the
+        backend answers whole. Raises as `post`; `Unavailable` also if the stream breaks off.
         """
         return self._stream(self._request(path, body, call, True))
 
@@ -332,10 +319,7 @@ class UpstreamModel(ModelServer):
 
 
 def without_limit(body: JSON) -> JSON | None:
-    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already.
-
-    A prompt may fit although it does not with all the tokens that its answer may have.
-    """
+    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already."""
     if not any(body.get(key) is not None for key in _LIMITS):
         return None
     return {key: value for key, value in body.items() if key not in _LIMITS}

@@ -65,13 +65,8 @@ class _Batch:
 
 
 class Batches:
-    """The generations of one model.
-
-    Args:
-        model: a causal language model of ``transformers``.
-        ends: ids of the tokens that end a turn.
-        decode: text of some tokens; for stop texts.
-        max_rows: rows of one batch at most.
+    """The generations of one causal language model of ``transformers``; ``ends`` are the tokens that end a
+    turn.
     """
 
     def __init__(
@@ -95,10 +90,6 @@ class Batches:
     ) -> Row:
         """The finished generation; cancelling the call ends it. Raises BadRequest: the constraint cannot be
         held; Unavailable: the engine broke, or stopped.
-
-        Args:
-            limit: most tokens to produce.
-            constraint: of the tokens that it may take.
         """
         row = Row(prompt, sampling, limit, self._loop.create_future(), constraint)
         self._begin(row)
@@ -111,9 +102,8 @@ class Batches:
     async def stream(
         self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
     ) -> AsyncGenerator[Row, None]:
-        """The generation, each time that it has grown; closing the generator ends it.
-
-        It does not wait for its reader. Args and raises: as `generate`.
+        """The generation, each time that it has grown; closing the generator ends it. It does not wait for
+        its reader.
         """
         grown = asyncio.Event()
         row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)

@@ -22,21 +22,13 @@ _JSON_STYLE = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flex
 
 
 class Constraint:
-    """The state of one generation.
-
-    Args:
-        matcher: llguidance's, at its beginning.
-    """
+    """The state of one generation."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def forbid(self, scores: torch.Tensor) -> None:
-        """Put -inf where the next token would leave the grammar.
-
-        Args:
-            scores: of the whole vocabulary; changed in place.
-        """
+        """Put -inf into ``scores`` where the next token would leave the grammar."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         allowed = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
         allowed = allowed.flatten()[: len(scores)].bool()
@@ -52,13 +44,7 @@ class Constraint:
 
 
 class Grammars:
-    """The constraints of a model's generations.
-
-    Args:
-        tokenizer: a fast one of ``transformers``.
-        vocabulary: number of token ids.
-        ends: ids of the tokens that end a turn.
-    """
+    """The constraints of a model's generations; ``tokenizer`` is a fast one of ``transformers``."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer

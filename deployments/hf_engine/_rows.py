@@ -14,16 +14,8 @@ from gym_serve.deployments.hf_engine.sampling import Sampling
 
 @dataclass(eq=False)
 class Row:
-    """One generation.
-
-    Attributes:
-        limit: most tokens to produce.
-        done: set when it has ended.
-        constraint: of the tokens that it may take.
-        grown: set whenever it has got another token, and at its end; None where nobody follows it.
-        tokens, log_probs: what was produced, each with its natural-log probability.
-        finish: ``stop``, ``length`` or ``abort``.
-        asked, began: `time.monotonic` moments at which it was asked for, and got its first token.
+    """One generation: ``done`` is set when it has ended, ``grown`` whenever it has got another token.
+    ``finish`` is ``stop``, ``length`` or ``abort``; ``asked`` and ``began`` (its first token) are moments.
     """
 
     prompt: list[int]

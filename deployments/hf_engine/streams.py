@@ -18,12 +18,8 @@ _HALF = "\ufffd"  # what the bytes of an unfinished character are decoded to
 
 
 class TextStream:
-    """Tokens in, text out that stays as it is.
-
-    Args:
-        decode: the text of some tokens.
-        ends: texts with which it ends; what follows them is left to the finished answer.
-        strip: hold white space back until something follows it.
+    """Tokens in, text out that stays as it is. It ends before one of ``ends``; with ``strip``, white space is
+    held back until something follows it.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], ends: Sequence[str], *, strip: bool) -> None:
@@ -69,13 +65,7 @@ class TextStream:
 
 
 class Stream:
-    """The chunks of a generation.
-
-    Args:
-        head: id, time and model of all chunks.
-        text: makes the text of the tokens.
-        scores: the fields of a choice that tell of the tokens of a row from some place to another.
-    """
+    """The chunks of a generation, which all begin with ``head``; ``scores`` makes the fields for some tokens."""
 
     def __init__(self, head: JSON, text: TextStream, scores: Callable[[Row, int, int], JSON]) -> None:
         self._head = {**head, "object": "chat.completion.chunk"}

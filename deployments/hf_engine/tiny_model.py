@@ -90,11 +90,7 @@ def tiny_model() -> Path:
 
 
 def make_tiny_model(folder: str | Path, *, seed: int = 0) -> Path:
-    """Write the tiny model. Raises GraphError: the packages of the extra are missing.
-
-    Args:
-        folder: created if it is not there.
-    """
+    """Write the tiny model into a folder. Raises GraphError: the packages of the extra are missing."""
     try:
         import torch
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -113,14 +113,8 @@ _GREETING = "Hi! How can I help you today?"
 
 
 class SimulatedUser:
-    """A user with a persona.
-
-    Args:
-        persona: its system prompt: who the user is, what they want, and when they are done.
-        params: further keys of its Responses bodies (sampling).
-
-    Attributes:
-        transcript: the conversation as the user sees it; no training tokens.
+    """A user with a persona, its system prompt; ``params`` are further keys of its bodies, and ``transcript``
+    is the conversation as the user sees it.
     """
 
     def __init__(self, model: ModelClient, persona: str, params: JSON) -> None:

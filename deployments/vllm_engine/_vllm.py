@@ -17,12 +17,8 @@ _CPU_ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSI
 
 
 class Engine(NamedTuple):
-    """A running engine.
-
-    Attributes:
-        app: vLLM's own FastAPI application around it.
-        ends: ids of the tokens that end a turn.
-        frozen_head: whether a change of weights would leave the output layer as it was.
+    """A running engine, with vLLM's own application around it. ``frozen_head``: a change of weights would
+    leave the output layer as it was.
     """
 
     llm: Any
@@ -39,12 +35,9 @@ def is_cpu() -> bool:
 
 
 async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
-    """Start an engine in this process, with vLLM's application. Raises GraphError: there is no parser of a
+    """Start an engine in this process by the words of vLLM's command line, with vLLM's application;
+    ``on_ray``: in the bundles of this replica's placement group. Raises GraphError: there is no parser of a
     name.
-
-    Args:
-        words: vLLM's command line, without the program.
-        on_ray: whether its workers run in the bundles of this replica's placement group.
     """
     if is_cpu():
         for name, value in _CPU_ENV.items():
@@ -89,8 +82,7 @@ def unfinished(llm: Any) -> int:
 
 def tool_parser(name: str, tokenizer: Any) -> tuple[Callable[[str, JSON], tuple[str, list[JSON]]], bool]:
     """A function that splits an answer's text and its tool calls, by one of vLLM's parsers; and whether the
-    text must have the special tokens that the model wrote. Raises GraphError: there is no parser of this
-    name.
+    text must have special tokens. Raises GraphError: there is no parser of this name.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 

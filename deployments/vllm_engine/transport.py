@@ -29,11 +29,8 @@ class InProcess:
         self._running: set[asyncio.Task[None]] = set()
 
     async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer; None if the prompt does not fit the model's context. Raises GymError: the
-        application's refusal or failure.
-
-        Args:
-            path: a path of the application.
+        """The decoded answer of a path; None if the prompt does not fit the context. Raises GymError: its
+        failure.
         """
         async with self._exchange(path, body) as exchange:
             content = b"".join([chunk async for chunk in exchange.body()])
@@ -43,10 +40,7 @@ class InProcess:
         return answer
 
     async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The decoded events of the answer; one `Whole` if the application does not stream.
-
-        Args and raises: as `post`.
-        """
+        """The decoded events of the answer; one `Whole` if the application does not stream. Raises as `post`."""
         content: bytes | None = None
         async with self._exchange(path, body) as exchange:
             if is_event_stream(exchange.headers):

@@ -1,9 +1,7 @@
 """Runs the unit tests of a row on a program in a sandbox, up to the first test that fails.
 
-`UnitTests` are the tests, in the format of LiveCodeBench. The sandbox gets the program and its input only.
-The expected output stays outside, and outputs are compared outside, so a program that takes over its sandbox
-gains nothing. The server reads no more output than a right answer can have, so a long output costs it
-nothing.
+The sandbox gets the program and its input only; outputs are compared outside, so a program that takes over
+its sandbox gains nothing. No more output is read than a right answer can have.
 """
 
 from __future__ import annotations
@@ -154,14 +152,8 @@ _LONG = 1 << 16  # bytes that take longer to compare than another thread to be c
 
 @dataclass
 class TestReport:
-    """The results of the tests so far.
-
-    Attributes:
-        result: True for each test passed, and the code of the first one that was not.
-        fault: that test: ``error_code``, ``error_message``, ``inputs``, ``expected``, ``output``, ``error``.
-        seconds: how long the program ran or slept in all tests, those that are repeated included.
-        is_long: whether the next test needs more time than `TURN_SECONDS`.
-        done: whether there is no test left to run.
+    """The results of the tests so far: ``fault`` is the test that was not passed, ``seconds`` what the
+    program took in all, and ``is_long`` says that the next test needs more than `TURN_SECONDS`.
     """
 
     __test__ = False  # no test case of pytest's, whatever its name
@@ -175,13 +167,8 @@ class TestReport:
 
 @dataclass(frozen=True)
 class TestLimits:
-    """How programs are tested.
-
-    Attributes:
-        timeout: seconds for each test.
-        budget: seconds for all tests together.
-        tolerance: see `same_output` and `same_value`.
-        debug: keep the end of the program's standard error.
+    """How programs are tested: seconds for each test, and for all together; see `same_output` for
+    ``tolerance``.
     """
 
     __test__ = False
@@ -204,12 +191,8 @@ async def run_tests(
     limits: TestLimits,
     others_wait: Callable[[], bool],
 ) -> None:
-    """Run tests until one is not passed, or until others wait and this program has had its turn. Raises
-    SandboxDied: the sandbox did not survive the program; VerifierFailed: the machine is too busy to tell.
-
-    Args:
-        report: what is known from earlier turns; it is brought up to date.
-        others_wait: whether other programs wait for their turn.
+    """Run tests, and update the report, until one is not passed, or until others wait and this program has
+    had its turn. Raises SandboxDied: the sandbox did not survive; VerifierFailed: the machine is too busy.
     """
     before = report.seconds
     for number in range(len(report.result), len(tests.outputs)):

@@ -1,11 +1,8 @@
 """`EquivalenceLlmJudge`: free-text answers that a judge model compares with the expected one.
 
-The first comparison decides what follows. An equal answer may be judged again with the sides swapped. An
-answer that is not equal may be judged again with the whole text instead of what a pattern found in it.
-
-Patterns come from the author of the data, and the text from a model, which may push a careless pattern into
-exponential backtracking. So patterns run in the `regex` package, which has a time limit. An invalid pattern,
-or one that runs out of time, is logged, and the whole text is used.
+An equal answer may be judged again with the sides swapped, another one with the whole text instead of what a
+pattern found. Patterns run in the `regex` package, which has a time limit; where one is invalid or runs out
+of time, the whole text is used.
 """
 
 from __future__ import annotations
@@ -199,12 +196,9 @@ def question_text(params: JSON) -> str:
 
 
 def last_match(text: str, pattern: str | None) -> str:
-    """What the last match of ``pattern`` gives: its first group that is not blank, else the whole match.
-    Returns the match without white space around it; ``text`` if there is none.
-
-    Args:
-        text: where to search; ``.`` matches line ends, ``^`` and ``$`` match at each line.
-        pattern: in the syntax of the `regex` package (that of `re`, and more); None for no search.
+    """What the last match of ``pattern`` (of the `regex` package) gives: its first group that is not blank,
+    else the whole match; ``text`` if there is none. ``.`` matches line ends, ``^`` and ``$`` match at each
+    line.
     """
     compiled = _compile(pattern) if pattern else None
     if compiled is None:

@@ -1,8 +1,7 @@
 """`GenrmCompare`: the rollouts of a group, compared in pairs by a generative reward model.
 
-A single rollout has no reward of its own: ``verify`` returns the neutral score at once, and the collector
-calls ``compare`` when the group is settled. If the model cannot be reached, the group fails. If the model's
-answer has no scores, also when asked again, that pair stays neutral.
+``verify`` returns the neutral score, and the collector calls ``compare`` when the group is settled. If the
+model cannot be reached, the group fails; if its answer has no scores, that pair stays neutral.
 """
 
 from __future__ import annotations

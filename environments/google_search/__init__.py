@@ -1,7 +1,6 @@
 r"""`GoogleSearch`: questions that are answered with a search engine and a browser.
 
-The reward depends on the response alone. Failed searches, unreachable pages and exhausted quotas are tool
-outputs that the model reads, not failures of the rollout.
+Failed searches, unreachable pages and exhausted quotas are tool outputs, not failures of the rollout.
 """
 
 from __future__ import annotations
@@ -185,9 +184,8 @@ def boxed_option(response: Response) -> str | None:
 
 
 def same_option(expected: str, option: str) -> bool:
-    r"""Whether two answers are the same but for space, delimiters and ``\text{}`` around them.
-
-    Around the letter of an option, punctuation does not count either: ``(C)``, ``C.``.
+    r"""Whether two answers are the same but for space, delimiters and ``\text{}`` around them; around the
+    letter of an option, also for punctuation.
     """
     if same_text(expected, option):
         return True

@@ -1,10 +1,8 @@
-"""`Web`: the two tools as text in, text out. `LiveWeb` uses the network, `RecordedWeb` a `Cassette`.
+"""The two tools as text in, text out. `LiveWeb` uses the network, `RecordedWeb` a `Cassette`.
 
-A failure is an answer that the model reads (``Error: ...``); it is not recorded.
-
-`CustomSearch` is Google's Custom Search JSON API. The key and the engine's id are sent to Google only: they
-appear in no result, message or log. Of each result the model sees title, address and summary.
-Source: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
+A failure is an answer that the model reads (``Error: ...``); it is not recorded. The key and the id of
+Google's Custom Search JSON API are sent to Google only: they appear in no result, message or log. Source:
+https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
 """
 
 from __future__ import annotations
@@ -35,14 +33,7 @@ _MAX_WAIT = 30.0  # seconds; a longer Retry-After is a quota of the day
 
 
 class CustomSearch:
-    """A search engine.
-
-    Args:
-        api_key, engine: Google's key and the id of the Programmable Search Engine (``cx``).
-        timeout: seconds for one attempt.
-        max_retries: further attempts after a 429, a 5xx and a broken connection.
-        endpoint: where the API is.
-    """
+    """A search engine: Google's, with a key and the id of the Programmable Search Engine (``cx``)."""
 
     def __init__(
         self,
@@ -147,10 +138,8 @@ EXAMPLE = Path(__file__).with_name("cassette.jsonl")  # the answers for the exam
 
 
 class Cassette:
-    """An open cassette. Raises GraphError: the file cannot be opened, or has an invalid line.
-
-    Args:
-        record: whether new answers are appended; else the file is only read, and has to be there.
+    """An open cassette, to which new answers are appended or not. Raises GraphError: the file cannot be
+    opened, or has an invalid line.
     """
 
     def __init__(self, path: Path, *, record: bool) -> None:
@@ -262,11 +251,7 @@ class LiveWeb:
 
 
 class RecordedWeb:
-    """A web from a cassette.
-
-    Args:
-        live: asked for what is not there, and its answers recorded; None to stay offline.
-    """
+    """A web from a cassette; what is not there is asked of ``live``, if that is not None, and recorded."""
 
     def __init__(self, cassette: Cassette, live: Web | None) -> None:
         self._cassette = cassette

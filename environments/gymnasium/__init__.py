@@ -1,11 +1,8 @@
 """`GymnasiumServer`: environments that are stepped with the model's responses, not called by tools.
 
-`Gymnasium` plays any environment of the Gymnasium library, with texts for observations and actions. It is
-imported when it is first used, so the base class works without that library.
-
-The routes are ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments). An episode is a session
-as in every other environment: ``/seed_session`` is the same as ``/reset``, ``/close_session`` as ``/close``,
-and ``/verify`` answers the sum of the rewards so far, so that any agent can finish such an episode.
+`Gymnasium` plays any environment of that library, which is imported when it is first used. Routes are
+``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments); ``/seed_session``, ``/close_session``
+and ``/verify`` are there too, so that any agent can finish such an episode.
 """
 
 from __future__ import annotations
@@ -49,12 +46,7 @@ class Step(BaseModel):
 
 
 class EpisodeState:
-    """The state of an episode; an environment adds its own in a subclass, as its ``Session``.
-
-    Attributes:
-        total: sum of the rewards so far.
-        last: the last step; None before the first one.
-    """
+    """The state of an episode; an environment adds its own in a subclass, as its ``Session``."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -70,10 +62,7 @@ class StepsVerdict(Verdict):
 
 
 class GymnasiumServer(ResourcesServer):
-    """Base class of environments that are stepped: write `reset` and `step`.
-
-    Both may be plain functions; those run in a thread.
-    """
+    """Base class of environments that are stepped: write `reset` and `step`; plain functions run in a thread."""
 
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 

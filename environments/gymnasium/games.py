@@ -1,10 +1,8 @@
 """`Gymnasium`: an environment of the Gymnasium library, played by text.
 
-The same row always begins the same episode, so the repeats of a group have one start. An invalid action costs
-a turn; too many of them in a row end the episode.
-
-An environment whose spaces are `gymnasium.spaces.Text` uses its own texts. The toy-text environments have a
-`Describe` here; for all others the numbers themselves are shown.
+The same row always begins the same episode. An invalid action costs a turn; too many of them in a row end the
+episode. An environment of `gymnasium.spaces.Text` uses its own texts, the toy-text ones have a `Describe`
+here; for all others the numbers themselves are shown.
 """
 
 from __future__ import annotations
@@ -29,11 +27,8 @@ Describe = Callable[[Any, Any], str]
 
 
 class Language(NamedTuple):
-    """How an environment is spoken to.
-
-    Attributes:
-        rules: the first text for the model.
-        actions: names of the actions, in the order of their numbers; None if an action is any text.
+    """How an environment is spoken to; ``actions`` are named in the order of their numbers, None for any
+    text.
     """
 
     rules: str
@@ -125,14 +120,7 @@ _ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
 
 
 class Game(EpisodeState):
-    """An episode of a Gymnasium environment.
-
-    Attributes:
-        environment: the environment, once it is reset.
-        language: how it is spoken to.
-        observation: the last observation in words.
-        invalid: invalid actions in a row.
-    """
+    """An episode of a Gymnasium environment; ``invalid`` counts invalid actions in a row."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """`InstructionFollowing`: instructions whose following a program can check, as in IFEval.
 
-A row is scored from its own fields and the response alone. A row with an unknown instruction, or without one
-of its arguments, is `InvalidRequest`: no text could follow it.
+A row with an unknown instruction, or without one of its arguments, is `InvalidRequest`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`MathWithCode`: mathematical problems with a Python interpreter that lasts for the episode.
 
-Whatever the model's code does, to itself or to its interpreter, is a tool output. Only a sandbox that cannot
-be started is a failure. The reward depends on the response alone: 0 means that the answer was compared and
-found different, or that there is none.
+Whatever the model's code does is a tool output; only a sandbox that cannot be started is a failure.
 """
 
 from __future__ import annotations
@@ -63,14 +61,8 @@ class PythonSession:
     async def execute(
         self, code: str, pool: SandboxPool, turns: asyncio.Semaphore, *, timeout: float, output_limit: int
     ) -> ExecutionResult:
-        """Execute code in the episode's namespace. Raises Unavailable: an interpreter does not start, or the
-        machine is too busy for it.
-
-        Args:
-            pool: where a new interpreter is taken from.
-            turns: held while the code runs; waiting for it does not count as the code's time.
-            timeout: seconds that the code may run or sleep.
-            output_limit: characters of each text that are returned.
+        """Execute code in the episode's namespace; waiting for a turn does not count as the code's time.
+        Raises Unavailable: an interpreter does not start, or the machine is too busy for it.
         """
         async with self._lock:
             python, notice = self._python, ""

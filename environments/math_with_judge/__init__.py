@@ -1,11 +1,8 @@
 """`MathWithJudge`: mathematical answers, compared by math-verify and, if it sees no equality, by a judge.
 
-A reward of 0 means that the answer was compared and found different, or that it used up its CPU time or
-memory; ``reason`` says which. An overloaded machine, a worker that is killed from outside and a judge that
-does not answer are failures to try again, never a 0.
-
-The judge compares in both orders, because models favour an answer for its position. "Equal" counts only if
-the judge says it in both orders.
+An overloaded machine, a worker that is killed from outside and a judge that does not answer are failures to
+try again, never a 0. Models favour an answer for its position, so "equal" counts only if the judge says it in
+both orders.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 r"""`McpEnvironment`: the tools of any MCP server, with a verifier.
 
-The tools are listed when a replica starts, and become operations like the methods of other environments. Each
-session has its own connection, and so its own server process, because most servers keep state; both end with
-the session. Tool errors are tool outputs for the model. Only a server that cannot be started or reached is a
-failure.
+The tools are listed when a replica starts. Each session has its own connection, and so its own server
+process. Tool errors are tool outputs; only a server that cannot be started or reached is a failure.
 """
 
 from __future__ import annotations
@@ -45,13 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
-    """The tools of a server that the model gets, by name. Raises GraphError: one of them is not there, or its
-    name is that of a route or, if it is wanted, not a plain one. Tools that nobody named are left out then,
-    with a warning.
-
-    Args:
-        tools: all that the server has.
-        wanted: names of those to offer; None for all.
+    """The tools of a server that the model gets, by name: the ``wanted`` ones, or all. Raises GraphError: one
+    is not there, or has a name that is a route or no plain one; unless nobody named it: then it is left out.
     """
     found = {tool.name: tool for tool in tools}
     for name in [] if wanted is not None else [*found]:
@@ -185,9 +178,8 @@ class McpEnvironment(ResourcesServer):
         await session.close()
 
     async def call(self, session: McpSession, name: str, arguments: JSON) -> str:
-        """Call any tool of the server, one that is not offered to the model too: for `seed` and `verify`.
-        Returns the text of its answer. Raises ToolFailed: the tool, or the call, failed; Unavailable: the
-        server cannot be started or reached.
+        """The text that any tool of the server answers, for `seed` and `verify`. Raises ToolFailed: the tool,
+        or the call, failed; Unavailable: the server cannot be started or reached.
         """
         config = self.config
         connection = await self._of(session).connected(self._connection, config.start_timeout)

@@ -1,10 +1,8 @@
 """`McpConnection`: a connection to an MCP server and its process; `McpSession`: that of one episode.
 
-The MCP client must be closed by the task that opened it, so a task of the connection does both; calls may
-may come from any task. A lost connection stays lost: the session opens another one for the next call.
-
-The client refuses a whole list of tools for one invalid entry, and lists them again to check a result. So
-such entries are taken out of the messages before it reads them (`usable_tools`).
+The MCP client must be closed by the task that opened it, so a task of the connection does both. A lost
+connection stays lost. The client refuses a whole list of tools for one invalid entry, so such entries are
+taken out of the messages before it reads them (`usable_tools`).
 """
 
 from __future__ import annotations
@@ -42,11 +40,7 @@ def by_process(server: StdioServerParameters) -> OpenClient:
 
 
 def by_http(url: str, headers: dict[str, str]) -> OpenClient:
-    """A connection to a URL (streamable HTTP).
-
-    Args:
-        headers: sent with every request.
-    """
+    """A connection to a URL (streamable HTTP)."""
 
     @asynccontextmanager
     async def open_client() -> AsyncIterator[Client]:
@@ -61,9 +55,8 @@ def by_http(url: str, headers: dict[str, str]) -> OpenClient:
 
 
 def usable_tools(tools: list[Any]) -> list[Any]:
-    """The entries of a ``tools/list`` that are valid; the others are left out, with a warning.
-
-    A schema of results that is none is left out alone: the tool works without it.
+    """The entries of a ``tools/list`` that are valid, with their valid schemas of results; the others are
+    left out, with a warning.
     """
     usable = []
     for entry in tools:
@@ -129,11 +122,7 @@ async def _checked(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator
 
 
 class McpConnection:
-    """A connection, from `start` to `stop`.
-
-    Args:
-        server: what the server is called in messages.
-    """
+    """A connection to ``server``, from `start` to `stop`."""
 
     def __init__(self, open_client: OpenClient, server: str) -> None:
         self._open_client = open_client
@@ -234,11 +223,8 @@ class McpSession:
         self._connection: McpConnection | None = None
 
     async def connected(self, connect: Callable[[], McpConnection], timeout: float) -> McpConnection:
-        """The open connection. Raises Unavailable: the server cannot be started or reached.
-
-        Args:
-            connect: makes a new one.
-            timeout: seconds until the server has answered.
+        """The open connection, else one by ``connect``. Raises Unavailable: the server cannot be started or
+        reached.
         """
         async with self._lock:
             if self._connection is not None and self._connection.lost:

@@ -1,13 +1,9 @@
 r"""Finds the chosen letter in a text: by a grading mode, or by a row's ``template_metadata.output_regex``.
 
-Everything but a row's own pattern takes time linear in the text.
-
-The pattern comes from the author of the data and may be invalid or careless; the text comes from a model,
-which may push a careless pattern into exponential backtracking. So the pattern's size is limited before it is
-compiled, only the end of the text is searched (the last match counts anyway), and the search runs in the
-`regex` package, which has a time limit and lets other threads run; `re` has neither. A pattern that is
-refused or runs out of time finds nothing and is logged. The grading mode then decides, so a model gains
-nothing by provoking it.
+Everything but a row's own pattern takes time linear in the text. A model may push a careless pattern into
+exponential backtracking: so its size is limited, only the end of the text is searched, and it runs in the
+`regex` package, which has a time limit and lets other threads run. A pattern that is refused or runs out of
+time finds nothing; the grading mode then decides, so a model gains nothing by provoking it.
 """
 
 from __future__ import annotations
@@ -307,14 +303,11 @@ logger = logging.getLogger(__name__)
 
 
 def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> str | None:
-    """The letter that the first successful pattern finds.
+    """The upper-case letter that the first successful pattern (of the `regex` package, without case) finds.
 
-    A pattern ignores letter case. Of its last match, the first group that is not empty (or all of it, without
-    groups) is taken: as the answer if it is a letter, also one outside ``choices``, else as an option's text.
-    When `SEARCH_SECONDS` are over, no further pattern is tried. Returns an upper-case letter, or None.
-
-    Args:
-        patterns: tried in this order, in the syntax of the `regex` package (that of `re`, and more).
+    Of its last match, the first group that is not empty (or all of it, without groups) is taken: as the
+    answer if it is a letter, also one outside ``choices``, else as an option's text. When `SEARCH_SECONDS`
+    are over, no further pattern is tried.
     """
     tail = text.strip()[-_TEXT_TAIL:]
     deadline = time.monotonic() + SEARCH_SECONDS

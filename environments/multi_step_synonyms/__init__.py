@@ -1,8 +1,4 @@
-"""`MultiStepSynonyms`: look up a value for each synonym, then submit all values in order.
-
-The last call that submits is the answer, right or wrong. Malformed arguments score 0; they are never an
-error.
-"""
+"""`MultiStepSynonyms`: look up a value for each synonym, then submit all values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`ReasoningGym`: items of the reasoning-gym package, scored by the package's own verifiers.
 
-A row is an item as the package makes it, and its score is the reward. An answer on which the verifier fails
-scores 0. No answer is ever run: see families.py and expressions.py.
+An answer on which the verifier fails scores 0. No answer is ever run: see families.py and expressions.py.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Mathematical expressions that a model wrote, read without evaluating any code.
 
-`read` takes ASCII text of bounded size, parses it (`ast.parse` runs nothing), and rebuilds it from a list of
-what is allowed: numbers, ``+ - * / **``, the names and functions that the caller gives. Nothing else gets
-through: no attribute, call of anything else, string, comparison, or name in letters of another script. What
-an expression is worth is computed here, with exact fractions, polynomials, or 50 digits; no symbolic library
-sees the text.
-
-    arithmetic(text)            its value, and the numbers in it
-    expanded(text, variables)   a polynomial that is multiplied out
-    is_antiderivative(text, of, variable)
+`read` takes ASCII text of bounded size, parses it (`ast.parse` runs nothing), and rebuilds it from what is
+allowed: numbers, ``+ - * / **``, the names and functions that the caller gives. What it is worth is computed
+here, with exact fractions, polynomials, or 50 digits; no symbolic library sees the text.
 """
 
 from __future__ import annotations
@@ -61,13 +55,8 @@ def read(
     names: Mapping[str, V],
     functions: Mapping[str, Callable[[V], V]] | None = None,
 ) -> V:
-    """The value of an expression. Raises NotAnExpression: anything else is in it, or it is too large.
-
-    Args:
-        text: the expression; ``^`` is ``**``.
-        constant: makes a value of a number; values have those of ``+ - * / **`` that are allowed.
-        names: values of the names that may occur.
-        functions: of one argument, by name.
+    """The value of an expression, in which ``^`` is ``**``. ``constant`` makes a value of a number; values
+    have those operators that are allowed. Raises NotAnExpression: anything else is in it, or it is too large.
     """
     known = functions or {}
 
@@ -142,12 +131,7 @@ def _bounded(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """An expression of numbers with ``+ - * /``.
-
-    Attributes:
-        value: what it is worth, exactly.
-        numbers: the numbers that stand in it, from left to right.
-    """
+    """The exact value of an expression of numbers with ``+ - * /``, and its numbers from left to right."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
@@ -183,11 +167,7 @@ def arithmetic(text: str) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial that is multiplied out: products and powers of sums are not allowed.
-
-    Attributes:
-        terms: coefficients, none of them 0, by the exponents of the variables.
-    """
+    """A polynomial that is multiplied out: coefficients, none of them 0, by the exponents of the variables."""
 
     terms: Mapping[tuple[int, ...], Fraction]
 
@@ -246,11 +226,7 @@ def _power(base: Fraction, exponent: int) -> Fraction:
 
 
 def expanded(text: str, variables: Collection[str]) -> Polynomial:
-    """Read a polynomial. Raises NotAnExpression: it is no such sum.
-
-    Args:
-        text: a sum of terms; one that is to be multiplied out first is none.
-    """
+    """Read a sum of terms. Raises NotAnExpression: it is none, or is to be multiplied out first."""
     order = sorted(variables)
     zero = (0,) * len(order)
     names = {name: Polynomial({tuple(int(other == name) for other in order): Fraction(1)}) for name in order}
@@ -348,14 +324,9 @@ def _functions() -> dict[str, Callable[[_Dual], _Dual]]:
 
 
 def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
-    """Whether the derivative of an expression is the integrand: at points of which the text decides.
-
-    Both are computed with 50 digits, where the integrand is real and finite. Raises NotAnExpression: ``text``
-    is none; ValueError: the integrand is none, or not real at enough points.
-
-    Args:
-        text: the expression; ``C`` is a constant.
-        variable: the variable of both.
+    """Whether the derivative of an expression is the integrand: at points of which the text decides, with 50
+    digits, where the integrand is real; ``C`` is a constant. Raises NotAnExpression: ``text`` is none;
+    ValueError: the integrand is none, or not real at enough points.
     """
     context, functions = _digits(), _functions()
     chance = random.Random(hashlib.sha256(f"{integrand}|{text}".encode()).digest())

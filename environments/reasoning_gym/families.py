@@ -1,15 +1,11 @@
 """Families that are not left to the package's verifiers, with the reasons.
 
-`SCORED_HERE`: families whose verifier in reasoning-gym runs the answer (`eval`, SymPy's ``parse_expr``), or
-finds every answer right. They are scored here, in the server.
+`SCORED_HERE`: their verifier runs the answer (`eval`, SymPy's ``parse_expr``), or finds every answer right.
+`LITERALS`: it reads a list in the answer with `eval`; in the scoring process that is a reader of literals.
+`REFUTED`: it gives the full score to some wrong answers, which score 0 here.
 
-`LITERALS`: families whose verifier reads a list that stands in the answer with `eval`. In the scoring process
-that name is a reader of literals.
-
-`REFUTED`: families whose verifier gives the full score to some wrong answers. Here such an answer scores 0.
-
-tests/environments/test_reasoning_gym.py walks the package's sources: a family whose module names an
-evaluator, and which is in none of these tables, fails it.
+tests/environments/test_reasoning_gym.py fails where a family's module names an evaluator and is in none of
+these tables.
 """
 
 from __future__ import annotations
@@ -52,11 +48,7 @@ _WRONG = 0.01  # what the package gives to a wrong answer of these games
 
 
 class Unsolved(Exception):
-    """The answer is wrong.
-
-    Attributes:
-        score: what the package gives to such a one.
-    """
+    """The answer is wrong; ``score`` is what the package gives to such a one."""
 
     def __init__(self, reason: str, score: float = 0.0) -> None:
         super().__init__(reason)
@@ -158,19 +150,14 @@ _STRANGE = re.compile(r"(?<![a-z])[+-]?(?:s?nan\d*|inf(?:inity)?)[ij]?(?![a-z])"
 
 
 def strange_number(answer: str, item: Item) -> bool:
-    """Whether an answer has a number that is none, where the item has not.
-
-    ``nan`` is near to every number for a verifier that asks whether a difference is too large, and a list of
-    it is sorted.
-    """
+    """Whether an answer has a number that is none, where the item has not: ``nan`` is near to every number."""
     given = f"{item.get('question')} {item.get('answer')}"
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
 
 
 def as_spelled(gold: str | None, answer: str) -> str:
-    """An answer without what stands around it; ``gold`` if that is the same but for its spelling.
-
-    The package compares texts: ``**5**``, ``1,234``, ``−5`` and ``5.0`` are none of its numbers.
+    """An answer without what stands around it; ``gold`` if that is the same but for its spelling: the package
+    compares texts.
     """
     plain = plain_answer(answer)
     if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
@@ -267,8 +254,7 @@ def _several_fractions(answer: str, item: Item) -> str | None:
 def hedged(answer: str, item: Item) -> bool:
     """Whether an answer holds the right one beside others, or denies it.
 
-    The package gives the share of its characters to an answer that contains the right one, if the family has
-    no verifier of its own. That is for words around it ("It is 42."), and not for several answers.
+    The package gives such an answer a share of the score. That is for words around it ("It is 42.").
     """
     right = item.get("answer") or ""
     if not right or right not in answer:

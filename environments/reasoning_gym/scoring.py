@@ -1,11 +1,9 @@
 """Scoring by the package's verifiers, in a process of its own.
 
-None of them runs an answer. Those that would are scored elsewhere (see families.py); in this process their
-evaluators are gone: in the package's modules ``eval``, ``exec`` and SymPy's ``parse_expr`` are functions that
-refuse, except that five families get a reader of literals for ``eval``. As a second barrier, Python itself
-refuses to run code that is made of text, to start programs and to connect, from the moment that an answer is
-there (an audit hook, which nothing can take off). What is left is work without bounds, and a process can be
-killed: each answer is scored in a child that is forked for it.
+None of them runs an answer: in the package's modules ``eval``, ``exec`` and SymPy's ``parse_expr`` refuse
+(five families get a reader of literals for ``eval``). As a second barrier, an audit hook refuses to run code
+that is made of text, to start programs and to connect, from the moment that an answer is there. Each answer
+is scored in a child that is forked for it, and can be killed.
 """
 
 from __future__ import annotations
@@ -95,25 +93,14 @@ _OUTPUT_LIMIT = 10_000
 
 
 class Scored(NamedTuple):
-    """The result of scoring an answer.
-
-    Attributes:
-        score: the library's score; 0.0 if there is none.
-        reason: why there is none.
-    """
+    """The library's score of an answer; 0.0 with a reason if there is none."""
 
     score: float
     reason: str | None
 
 
 class ScoringPool:
-    """A fixed number of warm processes.
-
-    Args:
-        sandbox: how they are confined.
-        limits: what each may use.
-        size: how many there are, each using one core while it works.
-    """
+    """A fixed number of warm processes, each using one core while it works."""
 
     def __init__(self, sandbox: Confinement, limits: Limits, *, size: int) -> None:
         self._processes = [SandboxedPython(sandbox, limits, PRELUDE) for _ in range(size)]
@@ -132,13 +119,9 @@ class ScoringPool:
         await asyncio.gather(*(process.stop() for process in self._processes))
 
     async def score(self, task: str, answer: str, entry: dict[str, Any], *, timeout: float) -> Scored:
-        """The library's score of an answer; 0.0 with a reason if it cannot be scored, or not in time. Raises
-        InvalidRequest: there is no such family, or the item lacks what it needs; VerifierFailed: the process
-        died, or the machine is too busy to tell.
-
-        Args:
-            entry: the item: ``question``, ``answer``, ``metadata``.
-            timeout: seconds, waiting for a processor not included.
+        """The library's score of an answer to an item; 0.0 with a reason if it cannot be scored, or not in
+        time. Raises InvalidRequest: there is no such family, or the item lacks what it needs; VerifierFailed:
+        the process died, or the machine is too busy to tell.
         """
         process = await self._free.get()
         try:

@@ -1,8 +1,4 @@
-"""`SessionCounter`: a counter per episode, and two tools that use it.
-
-The session holds the whole state, and the verifier checks the session alone: the text of the response does
-not matter.
-"""
+"""`SessionCounter`: a counter per episode, and two tools that use it; the verifier checks the session alone."""
 
 from __future__ import annotations
 

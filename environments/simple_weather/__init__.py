@@ -1,10 +1,7 @@
 """`SimpleWeather`: one tool, a session that records its calls, and a verifier that uses both.
 
-Only the session proves that a tool was called: a response that claims a call, in its text or in a forged tool
-output, earns nothing.
-
-The weather is made up, yet the same in every process and on every day: it is derived from a hash of the
-city's name. A model cannot know it without asking, and the verifier needs no table.
+Only the session proves that a tool was called. The weather is derived from a hash of the city's name, so it
+is the same everywhere, and a model cannot know it without asking.
 """
 
 from __future__ import annotations
@@ -111,10 +108,7 @@ class Weather(NamedTuple):
 
 
 def city_key(city: str) -> str:
-    """What identifies a city: its name without case, extra white space, and what follows a comma.
-
-    "Paris", " paris" and "Paris, France" are one city.
-    """
+    """What identifies a city: its name without case, extra white space, and what follows a comma."""
     return " ".join(city.partition(",")[0].casefold().split())
 
 

@@ -1,8 +1,4 @@
-"""`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings.
-
-A row is scored from its own fields and the response alone. A missing answer scores 0. A row whose fields have
-the wrong types, or whose right answer is empty, is `InvalidRequest`.
-"""
+"""`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 r"""Finds the answer in a text, and compares it: exactly, after normalization, or nearly as numbers.
 
-Each rule of the comparison turns both answers into a form in which different spellings of one answer are
-equal. Only the expected answer is trusted. The text comes from a model, so every function takes any string,
-and time linear in its length.
+Only the expected answer is trusted: every function takes any string, and time linear in its length.
 """
 
 from __future__ import annotations
@@ -37,11 +35,8 @@ def extract(text: str, mode: ExtractionMode) -> str | None:
 
 
 def without_commands(text: str, token: re.Pattern[str]) -> str:
-    r"""``text`` without some LaTeX commands and their braces; what is inside them stays.
-
-    Args:
-        text: any text; an unclosed command loses its name and opening brace.
-        token: matches the commands with their opening brace (``\\text\{``), and single braces.
+    r"""``text`` without some LaTeX commands and their braces; what is inside them stays. ``token`` matches
+    the commands with their opening brace (``\\text\{``), and single braces.
     """
     pieces: list[str] = []
     commands: list[bool] = []  # of every open brace: whether a command opened it
@@ -103,10 +98,7 @@ class _Measured(NamedTuple):
 
 
 def similarity(expected: str, answer: str) -> float:
-    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0.
-
-    An answer that is much longer than the expected one is not another spelling of it.
-    """
+    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0."""
     if len(answer) > _MAX_FACTOR * len(expected) + _MAX_MORE:
         return 0.0
     expected, answer = _base(expected), _base(answer)

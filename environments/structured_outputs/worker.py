@@ -1,14 +1,9 @@
 """What a worker process of structured_outputs does: parse a model's text and validate the value.
 
-It runs in a process with limits of CPU time and memory, because no check of the text's size foresees
-everything that parsers and validators do with it.
-
 The text is hostile. Every exception of a parser becomes `Unparsable`. Entities, documents that grow when they
-are expanded, deep nesting, and texts on which a parser takes quadratic time are refused by their size
-beforehand.
+are expanded, deep nesting, and texts on which a parser takes quadratic time are refused beforehand.
 
-Values of XML and CSV are strings, so they are converted to the types that the schema asks for. A value that
-cannot be converted stays a string, and the validator reports it.
+Values of XML and CSV are converted to the types that the schema asks for; one that cannot be stays a string.
 """
 
 from __future__ import annotations
@@ -64,13 +59,8 @@ class _YamlLoader(_SafeLoader):  # type: ignore[misc]
 
 
 def parse_text(text: str, format_: Format) -> Any:
-    """The value that ``text`` denotes. Raises Unparsable: it denotes none, or is larger than anything that a
-    row asks for.
-
-    Args:
-        text: the whole text; prose or a code fence around the document makes it unparsable.
-        format_: XML becomes what xmltodict makes of it (``@attribute``, ``#text``, a list for repeated
-            elements), CSV a list with an object of strings per row.
+    """The value that the whole text denotes; of XML what xmltodict makes of it, of CSV a list with an object
+    of strings per row. Raises Unparsable: it denotes none, or is larger than anything that a row asks for.
     """
     if len(text) > MAX_CHARS[format_]:
         raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")

@@ -1,10 +1,8 @@
 """Runs SQL that a model wrote on a database in memory. It is executed in a sandbox, never in the replica.
 
-The text of this module is the program that runs in the sandbox (see `execution`), so it uses the standard
-library alone. SQLite asks its authorizer about every action of every statement when it is compiled, those of
-triggers and views included. Allowed is what is listed here: tables, indices, views, triggers and rows of the
-one database. Other files (ATTACH, VACUUM INTO), extensions, virtual tables and all PRAGMAs but those that
-describe tables are refused. The process limits time and memory, and so do SQLite's own limits.
+The text of this module is that program (see `execution`), so it uses the standard library alone. SQLite asks
+its authorizer about every action of every statement, triggers and views included. Allowed is what is listed
+here; other files, extensions, virtual tables and most PRAGMAs are refused.
 """
 
 from __future__ import annotations
@@ -61,14 +59,7 @@ _LIMITS = {  # by the names of Python 3.11; before that, the limits of the proce
 def run_sql(schema: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int) -> dict[str, Any]:
     """Build a database and run statements on it. Returns ``{"error", "stage": "schema" | "sql"}`` where
     something failed, else ``has_rows`` (whether the schema holds any), ``rows`` (of the last statement that
-    gives any; None if none does) and ``tables`` (if the statements changed any: all rows by table and view;
-    else None).
-
-    Args:
-        schema: statements that make the database.
-        sql: the statements to run.
-        max_rows, max_bytes: of the result, and of all tables together.
-        heap_bytes: memory that SQLite may use.
+    gives any; None if none does) and ``tables`` (if the statements changed any: all rows by table and view).
     """
     database = _Database(max_rows, max_bytes, heap_bytes)
     stage = "schema"

@@ -1,9 +1,7 @@
 """`ToolArgumentComparison`: the next action of a conversation, compared with the expected one.
 
-An action is a message or tool calls. Nothing is executed: the action itself is the answer.
-
-Arguments are compared by the type of the expected value: strings by the words that they share, floats within
-a tolerance, everything else exactly.
+An action is a message or tool calls; nothing is executed. Strings are compared by the words that they share,
+floats within a tolerance, everything else exactly.
 """
 
 from __future__ import annotations
@@ -65,11 +63,7 @@ class ComparisonSettings(BaseModel):
 
 
 class Action(NamedTuple):
-    """A tool call.
-
-    Attributes:
-        arguments: its arguments as JSON text, or anything else that a model gave.
-    """
+    """A tool call; its arguments are JSON text, or anything else that a model gave."""
 
     name: Any
     arguments: Any
@@ -85,12 +79,7 @@ class Outcome(NamedTuple):
 def compare_calls(
     expected: Sequence[Action], made: Sequence[Action], settings: ComparisonSettings
 ) -> Outcome:
-    """Compare calls in any order. Raises ValueError: the arguments of an expected call cannot be read.
-
-    Args:
-        expected: at least one call; the arguments are JSON.
-        made: at least one call.
-    """
+    """Compare calls in any order. Raises ValueError: the arguments of an expected call cannot be read."""
     if settings.parallel_tool_call_rewarding:
         missing, surplus = len(made) < len(expected), len(made) > len(expected)
         if (missing and not settings.allow_subset) or (surplus and not settings.allow_superset):

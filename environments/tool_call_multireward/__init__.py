@@ -1,8 +1,4 @@
-"""`ToolCallMultireward`: one tool call, scored by three rewards that a trainer may weigh separately.
-
-The components are independent: a call can be right and badly placed, or well-formed and wrong. ``reward`` is
-their sum, for trainers that take one reward only.
-"""
+"""`ToolCallMultireward`: one tool call, scored by three independent rewards; ``reward`` is their sum."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`WorkplaceAssistant`: tasks in an office, graded by the state that it ends in.
 
 The verifier runs the calls of the response in a fresh office, the row's solution in another one, and compares
-the two. So it needs the response alone: any way to the right end state is right, and an additional call is
-wrong if it changes anything.
+the two. Any way to the right end state is right, and an additional call is wrong if it changes anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The office: tables of e-mail, calendar, projects, customers and visits, one copy per session.
 
-Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id. So the
-same calls lead to the same office, which is what the verifier compares. The types of tool arguments are here
-too.
+Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id.
 """
 
 from __future__ import annotations
@@ -34,11 +32,7 @@ _MAX_RECORDS = 5_000  # of a table: a policy that creates records for ever meets
 
 
 class Office:
-    """The tables of one session, as they were in the morning of `NOW`.
-
-    Attributes:
-        tables: by name, records by id.
-    """
+    """The tables of one session, as they were in the morning of `NOW`: by name, records by id."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {
@@ -68,9 +62,8 @@ class Office:
 def records_of(
     table: Table, words: str = "", fields: tuple[str, ...] = (), **equal: str | None
 ) -> list[Record]:
-    """The records of a table that have all ``words`` in their ``fields``, and fields equal to those given.
-
-    Letter case does not matter; a value of None is not a condition.
+    """The records of a table that have all ``words`` in their ``fields``, and fields equal to those given
+    (but for letter case; None is no condition).
     """
     wanted = words.casefold().split()
     found = []
@@ -89,9 +82,7 @@ def within(day: str, first: date | None, last: date | None) -> bool:
 
 
 def differing_tables(first: Office, second: Office) -> list[str]:
-    """The tables in which two offices differ.
-
-    Records that were there in the morning are compared by id. Those that are new have the same content,
+    """The tables in which two offices differ. Old records are compared by id; new ones have the same content,
     in any order. Letter case and white space around values do not matter.
     """
     return [name for name in TABLES if _content(name, first) != _content(name, second)]

@@ -1,12 +1,10 @@
 """`Workspace`: a task in a box: a shell, files, and hidden tests on a fresh copy of what the agent left.
 
-The session owns the agent's box. When the agent has ended, the files of its work folder are taken out as
-bytes and its box is closed, with every process in it. Then a fresh box gets these files and the tests:
-nothing else that the agent did, to programs, settings or the machine, is there. The reward is the exit status
-of the tests, which the kernel reports, or what a task of Harbor wrote in a folder that was empty before, read
-when no other process is left.
-
-What an agent leaves decides about its score only: files that are too many, or tests that do not end, are a 0.
+When the agent has ended, the files of its work folder are taken out as bytes and its box is closed, with
+every process in it. A fresh box gets these files and the tests: nothing else that the agent did is there. The
+reward is the exit status of the tests, which the kernel reports, or what a task of Harbor wrote in a folder
+that was empty before, read when no other process is left. Files that are too many, or tests that do not end,
+are a 0.
 """
 
 from __future__ import annotations

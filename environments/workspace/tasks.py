@@ -57,20 +57,10 @@ class WorkspaceRow(BaseModel):
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
-
-    Attributes:
-        spec: the agent's box, under what its image says.
-        image, test_image: folders with a Dockerfile, of the agent's box and of that of the tests.
-        build_timeout: seconds of each step of an image.
-        files: archive of the work folder.
-        carried: folders of the agent's box that the tests see, beside the work folder.
-        carries_workdir: whether they see that as well.
-        tests: archive of ``/tests``; None if the image of the tests has them.
-        test_command: for the shell, in the work folder.
-        reads_reward: whether it writes a reward; else its exit status is one.
-        must_fail: archive of further tests.
-        solution: archive of ``/solution``, with ``solve.sh``.
+    """A task: the agent's box, archives of its work folder, of ``/tests`` (None if the image of the tests has
+    them), of tests that ``must_fail`` and of ``/solution``. The tests see the ``carried`` folders of the
+    agent's box, and its work folder if ``carries_workdir``. Their command writes a reward, or its exit status
+    is one.
     """
 
     spec: SandboxSpec
@@ -205,11 +195,7 @@ def _of_folder(folder: Path) -> Task:
 
 
 class HarborRows:
-    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``.
-
-    Attributes:
-        graph: the graph of a command that names none.
-    """
+    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``; ``graph`` is the default one."""
 
     graph = "workspace"
 

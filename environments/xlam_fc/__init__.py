@@ -1,8 +1,4 @@
-"""`XlamFc`: the function calls of one step, compared with those that the row expects.
-
-Nothing is executed: the calls themselves are the answer. A call whose arguments are not a JSON object is none
-of the expected ones.
-"""
+"""`XlamFc`: the function calls of one step, compared with those that the row expects. Nothing is executed."""
 
 from __future__ import annotations
 

@@ -85,12 +85,7 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "”": "”", "„": "“
 
 
 class Span(NamedTuple):
-    """A part of a text.
-
-    Attributes:
-        start, end: its first character, and the one after its last.
-        outer: the first character of the command that it belongs to.
-    """
+    """A part of a text; ``outer`` is the first character of the command that it belongs to."""
 
     start: int
     end: int
@@ -185,11 +180,8 @@ def last_boxes(text: str) -> list[str]:
 
 
 def answer_lines(text: str) -> Iterator[str]:
-    """The answers after ``Answer:``, the last one first.
-
-    Such an answer is the rest of the label's line, or the first line after it that is not blank. The label
-    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis,
-    quotation marks, a box and a full stop around the answer are removed.
+    """The answers after ``Answer:``, the last one first: the rest of the label's line, or the first line
+    after it that is not blank, without emphasis, quotation marks, a box and a full stop around it.
     """
     text = visible(text)
     labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
@@ -199,12 +191,7 @@ def answer_lines(text: str) -> Iterator[str]:
 
 
 class Block(NamedTuple):
-    """A code block.
-
-    Attributes:
-        language: what stands behind its opening fence, in small letters.
-        content: its lines, without the indentation that all of them have.
-    """
+    """A code block: the language behind its opening fence, and its lines without their common indentation."""
 
     language: str
     content: str
@@ -268,18 +255,14 @@ def undecorated(text: str) -> str:
 
 
 def bare_answer(text: str) -> str:
-    r"""``text`` without what LaTeX may put around all of it: space, math delimiters, fonts, sizes, braces.
-
-    ``$\textbf{(C)}$`` is ``(C)``, ``\large 23`` is ``23``.
+    r"""``text`` without space, math delimiters, fonts, sizes and braces around: ``$\textbf{(C)}$`` is
+    ``(C)``.
     """
     return _unwrapped(text, _FONT, everything=True)
 
 
 def plain_answer(text: str) -> str:
-    r"""``text`` without all that Markdown and LaTeX may put around all of it.
-
-    That is what `bare_answer` and `undecorated` remove, bold type, a box, a code block: ``**$\boxed{5}$**``.
-    """
+    r"""``text`` without all that Markdown and LaTeX may put around all of it: ``**$\boxed{5}$**``."""
     for _ in range(_MAX_WRAPPERS):
         block = _BLOCK.fullmatch(text)
         bare = undecorated(bare_answer(_EMPHASIS.sub(r"\1", block[2] if block else text)))

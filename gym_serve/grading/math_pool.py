@@ -31,12 +31,7 @@ class _Flight:
 
 
 class MathVerifyPool(WorkerPool):
-    """Workers that compare answers.
-
-    Args:
-        num_workers: number of processes, each using one core while it works.
-        memory_bytes: address space that one worker may use.
-    """
+    """Workers that compare answers, each using one core while it works."""
 
     def __init__(self, num_workers: int, *, memory_bytes: int) -> None:
         super().__init__("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
@@ -61,15 +56,10 @@ class MathVerifyPool(WorkerPool):
     async def verify(
         self, gold: str, answer: str, *, timeout: float, until: float | None = None
     ) -> Comparison:
-        r"""Compare an answer with the right one in the next free worker. Raises InvalidRequest: the right
-        answer cannot be compared, not even with itself; VerifierFailed: a worker was killed from outside, or
-        got almost no CPU time; Unavailable: the pool is not running.
-
-        Args:
-            gold: the right answer, in ``\\boxed{}``.
-            answer: text with the answer in it.
-            timeout: seconds of CPU time that the comparison may take.
-            until: the `time.monotonic()` moment at which an answer that takes long is given up; see `run`.
+        r"""Compare the answer in a text with the right one, in ``\\boxed{}``; see `WorkerPool.run` for
+        ``until``. Raises InvalidRequest: the right answer cannot be compared, not even with itself;
+        VerifierFailed: a worker was killed from outside, or got almost no CPU time; Unavailable: the pool is
+        not running.
         """
         question = await asyncio.to_thread(ask, gold, answer) if len(answer) > _LONG else ask(gold, answer)
         written = question.written
@@ -124,13 +114,7 @@ class MathVerifyPool(WorkerPool):
 
 
 def why_unequal(gold: str, answer: str, comparison: Comparison) -> str:
-    r"""Why an answer was not found equal, in a sentence for people.
-
-    Args:
-        gold: the right answer, in ``\\boxed{}``.
-        answer: the text with the answer in it.
-        comparison: what `MathVerifyPool.verify` said of them.
-    """
+    r"""Why an answer was not found equal, in a sentence for people."""
     if comparison.reason is not None:
         return comparison.reason
     question = ask(gold, answer)

@@ -38,12 +38,8 @@ _BOXED_NUMERAL = re.compile(
 
 
 class Question(NamedTuple):
-    """What there is to compare.
-
-    Attributes:
-        pairs: formulas of the gold, and texts with the formulas that they have to be equal to.
-        written: the answer as the text has it; None if it is not clear where it stands.
-        difference: why the answers differ, whatever the formulas are; None if the formulas decide.
+    """What there is to compare: pairs of a formula of the gold and a text that has to be equal to it; the
+    answer as it is ``written``, if that is clear; a ``difference`` that decides whatever the formulas are.
     """
 
     pairs: list[tuple[str, str]]
@@ -462,12 +458,7 @@ def spelled_prose(text: str) -> str:
 
 
 def ask(gold: str, answer: str) -> Question:
-    r"""What there is to compare.
-
-    Args:
-        gold: the right answer, in ``\boxed{}``.
-        answer: a text with the answer in it.
-    """
+    r"""What there is to compare, of the right answer in ``\boxed{}`` and a text with the answer in it."""
     wanted = read(written_answer(gold) or "")
     written = written_answer(answer)
     if written is None:

@@ -52,12 +52,7 @@ class Comparison(NamedTuple):
 
 
 def compare(gold: str, answer: str) -> Comparison:
-    r"""Compare the answer in a text with the right one.
-
-    Args:
-        gold: the right answer, in ``\boxed{}``.
-        answer: text with the answer in it, ideally in ``\boxed{}``.
-    """
+    r"""Compare the answer in a text with the right one, in ``\boxed{}``."""
     library = _library()
     _treat_alike(gold, answer)
     formula = _without_units(library)

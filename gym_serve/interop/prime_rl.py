@@ -53,16 +53,10 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_
 
 
 class EnvServer:
-    """Serves a graph to prime-rl. Raises InvalidRequest: there is no such version; GraphError: the graph has
-    problems, or no model that an agent names.
-
-    Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        address: where to listen, e.g. ``tcp://127.0.0.1:5000``; port 0 takes a free one.
-        verifiers: the version that prime-rl has, whose protocol is spoken.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
-        **options: of `Gym.from_graph`, such as ``ray=False``.
+    """Serves a graph to prime-rl at ``tcp://host:port``, in the protocol of a version of ``verifiers``. A
+    rollout is tried ``attempts`` times if its failure is worth it; ``options`` are `Gym.from_graph`'s. Raises
+    InvalidRequest: there is no such version; GraphError: the graph has problems, or no model that an agent
+    names.
     """
 
     def __init__(

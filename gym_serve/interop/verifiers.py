@@ -41,12 +41,9 @@ _NONE = "which gym_serve does not provide"
 
 
 class Tasks:
-    """A taskset. Raises GraphError: verifiers is not installed, there is no such taskset, its settings do not
-    fit, or its tasks need a runtime, or have no rewards.
-
-    Args:
-        taskset: import path of its class, ``package.module:Class``, or the id of an installed taskset.
-        settings: fields of its config.
+    """A taskset, by the import path of its class or the id of an installed one. Raises GraphError: verifiers
+    is not installed, there is no such taskset, its settings do not fit, or its tasks need a runtime, or have
+    no rewards.
     """
 
     def __init__(self, taskset: str, settings: Mapping[str, Any]) -> None:
@@ -88,13 +85,8 @@ class Tasks:
             raise InvalidRequest(f"verifier_metadata.task: {error}") from None
 
     async def score(self, row: JSON, response: JSON, state: Any = None) -> JSON:
-        """Score a rollout. Returns ``reward``, ``reward_components`` and the metrics by name. Raises
-        InvalidRequest: the row holds no task, or verifiers has no form for the rollout; Exception: whatever a
-        reward raises.
-
-        Args:
-            response: what the agent did.
-            state: the state that the tools left; None for a fresh one.
+        """Score a rollout: ``reward``, ``reward_components`` and the metrics by name. Raises InvalidRequest:
+        the row holds no task, or verifiers has no form for the rollout; Exception: whatever a reward raises.
         """
         task = self.task(row)
         episode = verifiers_episode(Rollout.read({**row, "response": response, "reward": 0.0}))

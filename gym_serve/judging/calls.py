@@ -52,12 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Answer(Generic[V]):
-    """One call of a judge.
-
-    Attributes:
-        request: the body of the call.
-        verdict: the verdict of the reply; None if it gives none.
-    """
+    """One call of a judge: its body, and the verdict of the reply, None if it gives none."""
 
     request: JSON
     response: JSON
@@ -73,12 +68,7 @@ class Answer(Generic[V]):
 
 
 class JudgeCalls:
-    """Calls judges. A server manages it (`Server.manage`).
-
-    Args:
-        max_concurrency: maximum number of concurrent calls; None sets no limit.
-        cache: cache of replies, or None; `stop` closes it.
-    """
+    """Calls judges, ``max_concurrency`` at a time. A server manages it (`Server.manage`)."""
 
     def __init__(self, max_concurrency: int | None, cache: VerdictCache | None = None) -> None:
         self._slots = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
@@ -102,16 +92,10 @@ class JudgeCalls:
         judge: int = 0,
         vote: int = 0,
     ) -> Answer[V]:
-        """Make a call to a judge. Raises VerifierFailed: the judge was too slow, or its reply is malformed;
-        because of a `BadRequest` if it does not take the request; Overloaded, Unavailable: its endpoint is
-        busy or down, and is waited for as a policy's is; OperatorError: the judge's endpoint refuses the key,
-        or is not a model endpoint; AuthorError: the code of the judge's model is wrong.
-
-        Args:
-            request: the body of the call.
-            read: returns the verdict of a reply, or None if it gives none. May raise `VerifierFailed`.
-            protocol: the protocol of ``request``.
-            judge, vote: number of the judge, and of the repetition, if the same is asked several times.
+        """Make a call to a judge; ``read`` returns the verdict of a reply, or None. Raises VerifierFailed:
+        the judge was too slow, or its reply is malformed, or (because of a `BadRequest`) it does not take the
+        request; Overloaded, Unavailable: it is waited for as a policy is; OperatorError; AuthorError: the
+        model's code is wrong.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
@@ -174,15 +158,10 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
 
 
 async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
-    """Ask a judge about a policy's text; about less of it if the judge refuses it, and at last about nothing.
-
-    Else a policy could make a failure of its zero: by a text that does not fit the judge's context, or by
-    words that its endpoint does not take. Raises VerifierFailed: the judge failed, or refuses what is asked
-    without the text, too; BadRequest: ``ask`` cannot ask, without the text either.
-
-    Args:
-        ask: asks about at most so many characters of the text.
-        chars: how many that are at first.
+    """Ask a judge about a policy's text (``chars`` of it at first); about less of it if the judge refuses it,
+    and at last about nothing. Else a policy could make a failure of its zero. Raises VerifierFailed: the
+    judge failed, or refuses what is asked without the text, too; BadRequest: ``ask`` cannot ask, also without
+    it.
     """
     for limit in (chars, chars // 8, chars // 64):
         try:
@@ -223,13 +202,7 @@ class VerdictCache:
             raise BadRequest(f"cannot open the verdict cache {settings.path}: {error}") from None
 
     def key(self, judge: int, protocol: str, request: JSON, vote: int) -> bytes:
-        """The key of a call.
-
-        Args:
-            judge: number of the judge among several.
-            protocol: protocol of the request.
-            vote: number of the repetition.
-        """
+        """The key of a call: of a judge, for a repetition (``vote``)."""
         parts = [self._model, judge, protocol, request, vote]
         try:
             written = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)

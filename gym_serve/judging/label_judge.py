@@ -46,12 +46,7 @@ Label = Hashable
 
 @dataclass(frozen=True)
 class Ballot:
-    """The result of one question.
-
-    Attributes:
-        label: the label of the majority; None if there is none.
-        votes: the calls that succeeded, in the order of the judges.
-    """
+    """The result of one question: the label of the majority, if any, and the calls that succeeded."""
 
     label: str | None
     votes: tuple[Answer[str], ...]
@@ -59,16 +54,9 @@ class Ballot:
 
 @dataclass(frozen=True)
 class LabelJudge:
-    """Asks judges for a label. Raises ValueError: neither prompt nor system message mentions a label, see
+    """Asks each judge ``votes`` times for a label; the one that (the part that is ``read`` of) a reply ends
+    with is its verdict. Raises ValueError: neither prompt nor system message mentions a label, see
     `check_labels`.
-
-    Attributes:
-        prompt_template: the prompt, for `filled_in`; see `check_fields`.
-        labels: the allowed labels; the one that a reply ends with is its verdict.
-        params: Responses body of every call, less ``input``.
-        system_message: message before each prompt, or None.
-        read: returns the part of a reply that is searched for labels.
-        votes: number of times that each judge is asked.
     """
 
     models: Sequence[ModelClient]
@@ -84,10 +72,8 @@ class LabelJudge:
         check_labels(self.labels, self.prompt_template, self.system_message)
 
     async def ask(self, fields: Mapping[str, str]) -> Ballot:
-        """Ask the judges a question. Raises Retryable: calls failed, and the others have no majority.
-
-        Args:
-            fields: values of the prompt's fields; text of a policy must go through `escape_labels` first.
+        """Ask the judges a question. Text of a policy in ``fields`` must go through `escape_labels` first.
+        Raises Retryable: calls failed, and the others have no majority.
         """
         prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
@@ -130,12 +116,8 @@ class LabelJudge:
 async def both_orders(
     ask: Callable[[str, str], Awaitable[Ballot]], first: str, second: str, label: str
 ) -> list[Ballot]:
-    """Ask about two texts, and again with the texts swapped if the answer was ``label``. Returns one ballot
-    or two; the answer holds if all of them have the label.
-
-    Args:
-        ask: asks about two texts in the order given.
-        label: the answer that must hold both times.
+    """Ask about two texts, and again with the texts swapped if the answer was ``label``, which must hold both
+    times.
     """
     ballot = await ask(first, second)
     return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
@@ -151,12 +133,7 @@ def dissent(ballots: Sequence[Ballot], label: str) -> str | None:
 
 
 def majority(labels: Sequence[str | None], asked: int) -> str | None:
-    """The label of more than half of ``asked`` votes; None if there is none.
-
-    Args:
-        labels: the votes; None for a reply without a verdict.
-        asked: number of votes that were asked for.
-    """
+    """The label of more than half of ``asked`` votes; None if there is none."""
     counts = Counter(label for label in labels if label is not None)
     for label, count in counts.most_common(1):
         if 2 * count > asked:
@@ -165,9 +142,8 @@ def majority(labels: Sequence[str | None], asked: int) -> str | None:
 
 
 class JudgeSettings(ResourcesServer.Config):
-    """Settings of an environment whose judge says whether two answers are equal.
-
-    A subclass gives `judge_prompt_template` a default, and checks its fields.
+    """Settings of an environment whose judge says whether two answers are equal. A subclass gives
+    `judge_prompt_template` a default, and checks its fields.
     """
 
     judge: ModelClient | None = None
@@ -198,11 +174,7 @@ class JudgeSettings(ResourcesServer.Config):
         return self.judge_equal_label, self.judge_not_equal_label
 
     def shown(self, text: str, max_chars: int) -> str:
-        """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags.
-
-        Args:
-            max_chars: number of characters that are kept.
-        """
+        """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags."""
         forbidden = (*self.judge_labels, *delimiters_of(self.judge_prompt_template))
         return escape_labels(text, forbidden, max_chars)
 
@@ -250,11 +222,8 @@ def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The agreement of a judge with people.
-
-    Attributes:
-        pairs: count of each pair (person's label, judge's label); None is a reply without a verdict.
-        failed: rows whose judge failed; no figure includes them.
+    """The agreement of a judge with people: the count of each pair (person's label, judge's or None), and the
+    rows whose judge failed, which no figure includes.
     """
 
     pairs: Mapping[tuple[Label, Label], int]
@@ -304,12 +273,8 @@ class Calibration:
 async def calibrate(
     labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
 ) -> Calibration:
-    """Let a judge label questions that people have labelled. `JudgeCalls` bounds the concurrency. Raises
+    """Let a judge label questions that people have labelled; a `Retryable` error counts as failed. Raises
     InvalidRequest: no question got a label.
-
-    Args:
-        labelled: each question with the person's label.
-        judge: returns the judge's label of a question; a `Retryable` error counts as failed.
     """
 
     async def pair(question: T, label: Label) -> tuple[Label, Label] | None:

@@ -47,13 +47,7 @@ machine."""
 
 
 class WorkerProcess:
-    """A worker that can be started, asked, stopped, and started again.
-
-    Args:
-        name: name of the work for messages: ``"math-verify"``.
-        path: the file with the work, see child.py.
-        memory_bytes: address space that it may use.
-    """
+    """A worker that can be started, asked, stopped, and started again; ``name`` is for messages."""
 
     def __init__(self, name: str, path: Path, memory_bytes: int) -> None:
         self._name = name
@@ -126,10 +120,7 @@ def _environment() -> dict[str, str]:
 
 
 class WorkFailed(Exception):
-    """The request is at fault: it exceeded its CPU time or memory, crashed the process, or raised.
-
-    The message says which, e.g. ``"it takes more than 20 s of CPU time"``.
-    """
+    """The request is at fault: it exceeded its CPU time or memory, crashed the process, or raised."""
 
 
 @dataclass
@@ -154,11 +145,7 @@ class _OutOfTime(Exception):
 
 
 def give_up_at(deadline: float | None) -> float | None:
-    """When to give up work that has had its share, so that its caller still hears of it by its deadline.
-
-    Args:
-        deadline: the `time.monotonic()` moment at which the caller stops waiting; None if it never does.
-    """
+    """When to give up work that has had its share, so that its caller still hears of it by its deadline."""
     now = time.monotonic()
     return None if deadline is None else now + _SHARE * (deadline - now)
 
@@ -168,13 +155,8 @@ def _too_long(seconds: float) -> str:
 
 
 class WorkerPool:
-    """A fixed number of workers that share two queues: one for requests, one for those that take long.
-
-    Args:
-        name: name of the work for messages: ``"math-verify"``.
-        path: a file that defines ``work(request)`` and ``warm_up()``, see child.py.
-        num_workers: number of processes, each using one core while it works.
-        memory_bytes: address space that one worker may use.
+    """Workers that share two queues: one for requests, one for those that take long. The file at ``path``
+    defines ``work(request)`` and ``warm_up()``; each worker uses one core while it works.
     """
 
     def __init__(self, name: str, path: Path, num_workers: int, *, memory_bytes: int) -> None:
@@ -221,18 +203,12 @@ class WorkerPool:
     async def run(
         self, request: Any, *, cpu_seconds: float, until: float | None = None, urgent: bool = False
     ) -> Any:
-        """Run ``work(request)`` in the next free worker and return its result.
+        """Run ``work(request)`` in the next free worker and return its result; waiting does not count as CPU
+        time. A request that has used up its slice is given up at ``until``; an ``urgent`` one is served
+        before others. A worker finishes a call that is cancelled, which is cheaper than a new process.
 
-        A cancelled call leaves the queue. If a worker has begun it, the worker finishes it (or is killed at
-        its limit) and continues, which is cheaper than a new process. Raises WorkFailed: the request is at
-        fault; VerifierFailed: the machine is at fault: the worker was killed, or got almost no CPU time;
-        Unavailable: the pool is not running.
-
-        Args:
-            request: a value that JSON can hold.
-            cpu_seconds: limit of CPU time; waiting for a worker or a processor does not count.
-            until: the `time.monotonic()` moment at which a request is given up that has used up its slice.
-            urgent: serve it before those that wait: others depend on it.
+        Raises WorkFailed: the request is at fault; VerifierFailed: the machine is; Unavailable: the pool is
+        not running.
         """
         if not self._running:
             raise Unavailable("the verifier is not running")

@@ -92,21 +92,12 @@ def export(
     overwrite: bool = False,
     **options: Any,
 ) -> ExportReport:
-    """Write rollouts in a format of a trainer or a tool.
+    """Write rollouts (lines of a rollout file) in a format of a trainer or a tool; see `Exporter.options`.
 
-    The rollouts are read once and in order, and memory does not grow with their number (for one row a task it
-    grows by a few hundred bytes a task). The output appears when it is complete; if anything fails, nothing
-    is left behind. Returns The account: how many rollouts were read, exported and left out, and why. Raises
-    InvalidRequest: no such format or option, or a package is missing; Conflict: there is something at
-    ``path``; BadRequest: ``path`` cannot be written.
-
-    Args:
-        rollouts: lines of a rollout file (docs/formats.md, Rollouts), failed ones as well.
-        format: a key of `FORMATS`.
-        path: the file to write, or the folder where the format's ``suffix`` is empty.
-        min_reward: leave out rollouts whose reward is lower, e.g. for rejection sampling.
-        overwrite: replace the file at ``path``; a folder with something in it is never replaced.
-        options: of the format, see `Exporter.options`.
+    They are read once and in order, and memory does not grow with their number. The output appears when it is
+    complete. Rollouts below ``min_reward`` are left out; ``overwrite`` replaces a file, never a folder with
+    something in it. Returns the account. Raises InvalidRequest: no such format or option, or a package is
+    missing; Conflict: there is something at ``path``; BadRequest: ``path`` cannot be written.
     """
     exporter = FORMATS.get(format)
     if exporter is None:

@@ -77,9 +77,8 @@ Records = Callable[..., Iterator[JSON]]  # ``(rollouts, report, **options)`` -> 
 
 
 def each(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that turns each conversation into one record, by ``convert``.
-
-    The mask of a rollout is that of its branches.
+    """The records of a format that turns each conversation into one; its mask is that of its rollout's
+    branches.
     """
 
     @wraps(convert)
@@ -106,11 +105,7 @@ def each(convert: Callable[..., JSON]) -> Records:
 
 
 def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
-    """The records of a format that makes one of each rollout, with all its conversations, by ``convert``.
-
-    Args:
-        has_mask: whether a record says that its rollout is masked.
-    """
+    """The records of a format that makes one of each rollout; ``has_mask``: a record says that it is masked."""
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:

@@ -49,13 +49,8 @@ class Step:
 def conversation(
     rollout: Rollout, *, reasoning: ReasoningForm = "field", arguments: ArgumentsForm = "string"
 ) -> Conversation:
-    """A rollout as prompt and completion. Raises NotExportable: it has an item that chat has no form for, or
-    no answer.
-
-    Args:
-        rollout: one with a model's answer.
-        reasoning: as ``reasoning_content`` beside the content, as ``<think>`` tags in it, or not at all.
-        arguments: the form of tool-call arguments. Those that are no JSON object stay a string.
+    """A rollout as prompt and completion; ``reasoning`` and ``arguments`` as in ``chat_data``. Raises
+    NotExportable: it has an item that chat has no form for, or no answer.
     """
     completion = _chat({"input": rollout.output[rollout.context :]}, "response.output", reasoning)
     while completion and _teaches_nothing(completion[-1]):
@@ -83,11 +78,8 @@ def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> 
 
 
 def steps(rollout: Rollout) -> list[Step]:
-    """The episode, message by message, all of it that is not in `prompt_messages`.
-
-    An assistant message ends where its model call did: at the item with the token bundle, else where a tool
-    output or another role follows. Raises NotExportable: an item that chat has no form for, or malformed
-    tokens.
+    """The episode, message by message, all of it that is not in `prompt_messages`. An assistant message ends
+    where its model call did. Raises NotExportable: an item that chat has no form for, or malformed tokens.
     """
     all_steps: list[Step] = []
     turn: list[JSON] = []
@@ -204,11 +196,9 @@ _PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
 
 def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[list[JSON], list[str]]:
-    """The messages with text content only, and the URLs of their images in order. Raises NotExportable: media
-    other than images, or a text that would be taken for a placeholder.
-
-    Args:
-        strict: refuse a text that spells a placeholder also where there are no images.
+    """The messages with text content only, and the URLs of their images in order, as verl and OpenRLHF take
+    them. Raises NotExportable: other media, or a text that spells a placeholder (also without images if
+    ``strict``).
     """
     images: list[str] = []
     texts: list[JSON] = []

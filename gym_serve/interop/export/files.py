@@ -70,11 +70,7 @@ json_lines = Sink(".jsonl", _json_lines)  # a file with one record a line
 
 
 def json_files(id_key: str) -> Sink:
-    """A folder with one file a record, ``000001_{id}.json``, numbered in order.
-
-    Args:
-        id_key: key of the record that holds its id.
-    """
+    """A folder with one file a record, ``000001_{id}.json``, numbered in order."""
 
     @contextmanager
     def folder(path: Path, report: ExportReport) -> Iterator[Write]:
@@ -172,11 +168,8 @@ def _has_empty_struct(pa: Any, type_: Any) -> bool:
 
 
 def parquet(schema: Callable[[Seen, ExportReport], Any]) -> Sink:
-    """A sink that writes Parquet.
-
-    Args:
-        schema: makes the Arrow schema when all records were seen; keys of records that it lacks are
-            not written.
+    """Parquet; ``schema`` makes the Arrow schema when all records were seen, and names the keys that are
+    written.
     """
 
     @contextmanager

@@ -93,14 +93,8 @@ def verl_task(
     ground_truth: str = "expected_answer",
     split: str = "train",
 ) -> JSON:
-    """The task of a rollout, as a row for RL. Raises NotExportable: the prompt has no form in verl.
-
-    Args:
-        rollout: any rollout of the task.
-        data_source: verl's name of the data set, which selects reward functions and groups validation
-            metrics; the agent's name if not given.
-        ground_truth: key of the row that holds the answer.
-        split: name of the split.
+    """The task of a rollout, as a row for RL. ``data_source`` is verl's name of the data set, by default the
+    agent's. Raises NotExportable: the prompt has no form in verl.
     """
     prompt, images = with_placeholders(prompt_messages(rollout))
     source = data_source or rollout.agent
@@ -172,13 +166,8 @@ def verl_records(
     ground_truth: str = "expected_answer",
     split: str = "train",
 ) -> Iterator[JSON]:
-    """The rows of all rollouts, or one row for each of their tasks.
-
-    Args:
-        report: counts what is left out.
-        per: ``task`` writes the RL columns alone, once a task: verl repeats a prompt itself.
-        reasoning: in ``messages``: as ``reasoning_content``, as ``<think>`` tags, or left out.
-        data_source: as `verl_task`; so are ``ground_truth`` and ``split``.
+    """The rows of all rollouts, or (``per="task"``, as verl repeats a prompt itself) one with the RL columns
+    for each task.
     """
     options: dict[str, Any] = {"data_source": data_source, "ground_truth": ground_truth, "split": split}
     tasks: set[str] = set()

@@ -189,14 +189,8 @@ def _present(values: JSON) -> JSON:
 
 
 class MessageGraph:
-    """A graph in the making.
-
-    Args:
-        tools: what the model could call, kept on each root.
-
-    Attributes:
-        nodes: the messages; ``parent`` is an index into the list.
-        timestamp: Unix time of the messages that are added from now on.
+    """A graph in the making: ``tools`` are kept on each root, a node's ``parent`` is an index into ``nodes``,
+    and ``timestamp`` is that of the messages that are added from now on.
     """
 
     def __init__(self, tools: list[JSON], timestamp: float) -> None:

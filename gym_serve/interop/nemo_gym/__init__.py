@@ -40,13 +40,8 @@ _POLICY_CONFIG = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph made from configs of NeMo Gym.
-
-    Attributes:
-        config: the graph, as a Serve config.
-        variables: environment variables that it needs or takes, each with NeMo Gym's key.
-        datasets: ``agent``, ``rows`` and more of the data sets that the configs name.
-        notes: what differs from the configs, line by line.
+    """A graph made from configs of NeMo Gym: ``variables`` are those that it needs or takes, each with NeMo
+    Gym's key, and ``notes`` say what differs from the configs.
     """
 
     config: JSON
@@ -79,13 +74,9 @@ _Dumper.add_representer(str, _text_node)
 def import_config(
     paths: Sequence[str | Path], *, name: str | None = None, skip_unknown: bool = False
 ) -> Imported:
-    """Make a graph from configs. Raises InvalidRequest: a config cannot be read or followed; GraphError:
-    every problem of the servers.
-
-    Args:
-        paths: configs, as for NeMo Gym's ``--config``; later ones override earlier ones.
-        name: of the application; else after the first config.
-        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
+    """Make a graph from configs; later ones override earlier ones. With ``skip_unknown``, servers that can be
+    neither replaced nor hosted are left out, with all that refer to them. Raises InvalidRequest: a config
+    cannot be read or followed; GraphError: every problem of the servers.
     """
     files = [Path(path) for path in paths]
     source = ", ".join(map(str, files))

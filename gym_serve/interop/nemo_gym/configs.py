@@ -163,11 +163,7 @@ _ABSENT = ("null", "", "''", '""')
 
 
 class Translator:
-    """Translates the values of a config.
-
-    Args:
-        config: the whole config, directives applied.
-    """
+    """Translates the values of a config whose directives are applied."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config

@@ -91,14 +91,9 @@ _FOLDERS: list[Path] = []  # the folders of this process's hosted servers, on th
 
 
 def make_server(path: str, settings: Mapping[str, Any], name: str, servers: GraphServers) -> Any:
-    """Construct a server. Returns a `nemo_gym.base_resources_server.SimpleResourcesServer`. Raises
-    GraphError: NeMo Gym is not installed, there is no such class, or the settings do not fit it.
-
-    Args:
-        path: ``package.module:Class``; without a class, the module's only server class.
-        settings: its settings in NeMo Gym's config; host, port and entrypoint are not needed.
-        name: its name in the graph.
-        servers: what it calls other servers with.
+    """Construct a `SimpleResourcesServer` of NeMo Gym by ``package.module:Class``, or the module's only
+    server class. Raises GraphError: NeMo Gym is not installed, there is no such class, or the settings do not
+    fit it.
     """
     try:
         base = importlib.import_module("nemo_gym.base_resources_server")

@@ -37,13 +37,8 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-.*)?\}", re.DOTALL)
 
 
 class Conversion:
-    """Converts instances.
-
-    Args:
-        config: the whole config, directives applied.
-        files: the configs; the code of a server without a counterpart is looked for above them.
-        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
-        unless_used: an instance to leave out if no other server of the graph refers to it.
+    """Converts instances. ``unless_used`` is an instance to leave out if no other server of the graph refers
+    to it.
     """
 
     def __init__(

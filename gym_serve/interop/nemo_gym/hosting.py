@@ -229,9 +229,8 @@ class NemoGym(ResourcesServer):
         return await self.in_any_session(step)
 
     async def verify(self, request: VerifyRequest, session: Session) -> JSON:
-        """Ask the server's verifier. Returns what it answers, without what it repeats of the request; but
-        always the reward, as a row that is a stored rollout has one, too. Raises VerifierFailed: it raised,
-        or answered no verdict.
+        """Ask the server's verifier; always returns the reward, and else what is not of the request. Raises
+        VerifierFailed: it raised, or answered no verdict.
         """
         if "verify" not in self._routes:
             raise NotFound(f"{self.config.server} has no verifier: it is stepped, by a gymnasium_agent")

@@ -158,10 +158,7 @@ class Instance:
 
 
 def instances_of(config: dict[str, Any], problems: list[str]) -> Iterator[Instance]:
-    """The instances of a config; other keys are values that instances refer to.
-
-    ``problems`` receives a message for each invalid instance.
-    """
+    """The instances of a config; ``problems`` receives a message for each invalid one."""
     for name, value in config.items():
         sections = [section for section in KINDS if isinstance(value, dict) and section in value]
         if not sections:
@@ -226,10 +223,8 @@ def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
 
 
 def file_of(instance: Instance, configs: Iterable[Path], name: str) -> Path | None:
-    """A file that a setting of a server names; None if it is not there.
-
-    NeMo Gym runs a server in the folder of its code. Without the code, the file is looked for in the folders
-    of the configs and those above them.
+    """A file that a setting of a server names, in the folder of its code, else of the configs or above; or
+    None.
     """
     code = code_of(instance, configs)
     folders = [code.parent] if code is not None else []

@@ -113,9 +113,8 @@ class RunHelper:
         self._port: int | None = None
 
     def start(self, global_config_dict_parser_config: GlobalConfigDictParserConfig) -> None:
-        """Run the graph of a config, and wait until it is ready. Raises GraphError: the graph, or the config,
-        has problems; all of them; InvalidRequest: a config cannot be read or followed; Unavailable: the graph
-        did not start.
+        """Run the graph of a config, and wait until it is ready. Raises GraphError, InvalidRequest: its
+        problems; Unavailable: the graph did not start.
         """
         config = _plain(global_config_dict_parser_config.initial_global_config_dict)
         settings = Settings.model_validate(config.get("gym_serve") or {})
@@ -236,11 +235,7 @@ def results_of(group: Group) -> list[JSON]:
 
 
 def result_of(rollout: JSON, neutral: float | None = None) -> JSON:
-    """A rollout as a result for NeMo RL.
-
-    Args:
-        neutral: its reward if it must not be trained on; None for a rollout to train on.
-    """
+    """A rollout as a result for NeMo RL; ``neutral`` is its reward if it must not be trained on."""
     own = {key: value for key, value in rollout.items() if key not in _CAPTURED}
     params = own.get("responses_create_params") or {}
     response = own.get("response")

@@ -264,10 +264,8 @@ def text_field(schema: JSON) -> str | None:
 
 
 def action_in(text: str, field: str | None) -> JSON:
-    """The action in a model's text. Raises InvalidRequest: there is no action in it.
-
-    Args:
-        text: all of it is ``field``; without a field it is, or ends with, a JSON object in a code block.
+    """The action in a model's text: all of it as ``field``, else a JSON object that it is or ends with.
+    Raises InvalidRequest: there is none.
     """
     if len(text) > _MAX_ACTION:
         raise InvalidRequest(f"longer than {_MAX_ACTION} characters")

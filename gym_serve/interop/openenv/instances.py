@@ -35,13 +35,7 @@ from gym_serve.types.requests import JSON, problems_of
 
 
 class Outcome(NamedTuple):
-    """The result of a reset or a step.
-
-    Attributes:
-        observation: the observation's own fields.
-        reward: of the step; 0.0 if there is none.
-        done: whether the episode is over.
-    """
+    """The result of a reset or a step."""
 
     observation: JSON
     reward: float
@@ -52,11 +46,9 @@ class Instance(Protocol):
     """An environment with one episode at a time."""
 
     async def reset(self, options: JSON) -> Outcome:
-        """Begin an episode. Raises InvalidRequest: the options do not fit; Overloaded: the environment serves
-        no further episode now; Unavailable: it cannot be started or reached.
-
-        Args:
-            options: ``seed``, ``episode_id`` and what else the environment's reset takes.
+        """Begin an episode with ``seed``, ``episode_id`` and what else the reset takes. Raises
+        InvalidRequest: they do not fit; Overloaded: no further episode is served now; Unavailable: it cannot
+        be reached.
         """
         ...
 
@@ -79,12 +71,8 @@ def outcome_of(payload: Any) -> Outcome:
 
 
 class LocalClasses:
-    """An environment's classes, imported. Raises GraphError: OpenEnv is not installed, or a class cannot be
-    imported.
-
-    Args:
-        env: import path of the environment's class, or of a function that makes one.
-        action: import path of its action class; None for OpenEnv's own, for environments of tools.
+    """An environment's classes, imported; without an action class OpenEnv's own, for tools. Raises
+    GraphError: OpenEnv is not installed, or a class cannot be imported.
     """
 
     def __init__(self, env: str, action: str | None) -> None:
@@ -180,10 +168,7 @@ _DATA = (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
 
 
 class RemoteInstance(Instance):
-    """An environment by its URL; it connects when it is reset, and the environment ends with the connection.
-
-    ``headers`` are sent with the connection.
-    """
+    """An environment by its URL; it connects when it is reset, and the environment ends with the connection."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
         self._http = http
