@@ -34,7 +34,7 @@ _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and
 
 
 class Request(NamedTuple):
-    """A request, the same at every attempt; ``tokens`` is an estimate of what it takes, for the rate limits."""
+    """A request, the same at every attempt; ``tokens`` is an estimate, for the rate limits."""
 
     path: str
     data: bytes

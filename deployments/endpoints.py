@@ -120,7 +120,7 @@ class Breaker:
             self.succeeded()
 
     def failed(self, now: float, *, gone: bool = False) -> None:
-        """A call failed on the endpoint's side; ``gone``: nobody is there, no need to wait for more failures."""
+        """A call failed on the endpoint's side; ``gone``: nobody is there, so one failure is enough."""
         self._failures += 1
         self._gone = gone
         if self._until is None:

@@ -319,7 +319,7 @@ class UpstreamModel(ModelServer):
 
 
 def without_limit(body: JSON) -> JSON | None:
-    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already."""
+    """A body that leaves the length of its answer to what room the prompt leaves; None if it does already."""
     if not any(body.get(key) is not None for key in _LIMITS):
         return None
     return {key: value for key, value in body.items() if key not in _LIMITS}

@@ -65,7 +65,7 @@ class TextStream:
 
 
 class Stream:
-    """The chunks of a generation, which all begin with ``head``; ``scores`` makes the fields for some tokens."""
+    """The chunks of a generation, with ``head`` in each; ``scores`` makes the fields for some tokens."""
 
     def __init__(self, head: JSON, text: TextStream, scores: Callable[[Row, int, int], JSON]) -> None:
         self._head = {**head, "object": "chat.completion.chunk"}

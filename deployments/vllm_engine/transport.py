@@ -40,7 +40,7 @@ class InProcess:
         return answer
 
     async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The decoded events of the answer; one `Whole` if the application does not stream. Raises as `post`."""
+        """The decoded events of the answer; one `Whole` if it is no stream. Raises as `post`."""
         content: bytes | None = None
         async with self._exchange(path, body) as exchange:
             if is_event_stream(exchange.headers):

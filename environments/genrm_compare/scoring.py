@@ -22,7 +22,7 @@ RANKING_MIDPOINT = 3.5  # below it the first response is better, above it the se
 
 
 class Scores(NamedTuple):
-    """The scores of a pair: helpfulness of each, 1 to 5; ``ranking`` from 1 (the first is much better) to 6."""
+    """The scores of a pair: helpfulness, 1 to 5; ``ranking`` from 1 (the first is much better) to 6."""
 
     first: float
     second: float

@@ -149,7 +149,7 @@ def _open_socket(info: AddressInfo) -> socket.socket:
 
 
 class WebPages:
-    """The web, as far as a model may see it: pages of up to ``max_bytes``, each within ``timeout`` seconds."""
+    """The web, as far as a model may see it: pages of up to ``max_bytes``, each in ``timeout`` seconds."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ _MAX_CHARS_PER_WORD = 12  # on average, else a page without spaces would have no
 
 
 class PageText:
-    """Extracts the text of ``processes`` pages at a time; one with more than ``max_words`` loses its middle."""
+    """Extracts the text of ``processes`` pages at a time; of over ``max_words``, the middle is left out."""
 
     def __init__(self, max_words: int, timeout: float, processes: int) -> None:
         self._max_words = max_words

@@ -62,7 +62,7 @@ class StepsVerdict(Verdict):
 
 
 class GymnasiumServer(ResourcesServer):
-    """Base class of environments that are stepped: write `reset` and `step`; plain functions run in a thread."""
+    """Base class of environments that are stepped: write `reset` and `step`; functions run in a thread."""
 
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 

@@ -167,7 +167,7 @@ def arithmetic(text: str) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial that is multiplied out: coefficients, none of them 0, by the exponents of the variables."""
+    """A polynomial, multiplied out: coefficients, none of them 0, by the exponents of the variables."""
 
     terms: Mapping[tuple[int, ...], Fraction]
 

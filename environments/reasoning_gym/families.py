@@ -150,7 +150,7 @@ _STRANGE = re.compile(r"(?<![a-z])[+-]?(?:s?nan\d*|inf(?:inity)?)[ij]?(?![a-z])"
 
 
 def strange_number(answer: str, item: Item) -> bool:
-    """Whether an answer has a number that is none, where the item has not: ``nan`` is near to every number."""
+    """Whether an answer has a number that is none, unless the item has: ``nan`` is near to every number."""
     given = f"{item.get('question')} {item.get('answer')}"
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
 

@@ -1,4 +1,4 @@
-"""`SessionCounter`: a counter per episode, and two tools that use it; the verifier checks the session alone."""
+"""`SessionCounter`: a counter per episode, and two tools; the verifier checks the session alone."""
 
 from __future__ import annotations
 

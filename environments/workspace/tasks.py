@@ -195,7 +195,7 @@ def _of_folder(folder: Path) -> Task:
 
 
 class HarborRows:
-    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``; ``graph`` is the default one."""
+    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``; ``graph`` is its default."""
 
     graph = "workspace"
 

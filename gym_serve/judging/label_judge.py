@@ -174,7 +174,7 @@ class JudgeSettings(ResourcesServer.Config):
         return self.judge_equal_label, self.judge_not_equal_label
 
     def shown(self, text: str, max_chars: int) -> str:
-        """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags."""
+        """The end of a policy's text as the judge sees it, without labels and the prompt's tags."""
         forbidden = (*self.judge_labels, *delimiters_of(self.judge_prompt_template))
         return escape_labels(text, forbidden, max_chars)
 

@@ -105,7 +105,7 @@ def each(convert: Callable[..., JSON]) -> Records:
 
 
 def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
-    """The records of a format that makes one of each rollout; ``has_mask``: a record says that it is masked."""
+    """The records of a format that makes one of each rollout; ``has_mask``: a record says if it is masked."""
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:

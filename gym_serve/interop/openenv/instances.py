@@ -168,7 +168,7 @@ _DATA = (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
 
 
 class RemoteInstance(Instance):
-    """An environment by its URL; it connects when it is reset, and the environment ends with the connection."""
+    """An environment by its URL; it connects when it is reset, and ends with the connection."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
         self._http = http
