@@ -244,8 +244,8 @@ def _arguments(schema: Any, prompt: str) -> dict[str, Any]:
     for name in filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()):
         prop = _object(properties.get(name))
         choices = prop.get("enum")
-        is_choice = isinstance(choices, list) and choices
-        arguments[name] = choices[0] if is_choice else picks.get(str(prop.get("type")))
+        is_choice = isinstance(choices, list) and len(choices) > 0
+        arguments[name] = choices[0] if is_choice and choices else picks.get(str(prop.get("type")))
     return arguments
 
 

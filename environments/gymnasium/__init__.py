@@ -66,8 +66,7 @@ class GymnasiumServer(ResourcesServer):
 
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 
-    class Session(EpisodeState):
-        """The state of an episode."""
+    Session = EpisodeState
 
     def reset(self, row: JSON, session: Any) -> Any:
         """Begin an episode. Returns the first observation, or None if the row's prompt has it already; and an

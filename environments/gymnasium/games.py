@@ -46,9 +46,7 @@ def language_of(environment: Any) -> Language:
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return Language("", _as_it_is, [str(number) for number in range(first, first + int(space.n))])
-    raise ValueError(
-        f"actions of {space} have no text: wrap the environment, so that its action space is Text"
-    )
+    raise ValueError(f"actions of {space} have no text: wrap the environment, to make its action space Text")
 
 
 def _as_it_is(environment: Any, observation: Any) -> str:
@@ -56,21 +54,20 @@ def _as_it_is(environment: Any, observation: Any) -> str:
 
 
 def _frozen_lake(environment: Any, observation: Any) -> str:
-    rows, columns = environment.desc.shape
-    row, column = divmod(int(observation), columns)
-    letters = [[cell.decode() for cell in line] for line in environment.desc]
-    letters[row][column] = "P"
-    lake = "\n".join(" ".join(line) for line in letters)
-    return f"{lake}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
+    return _map([[cell.decode() for cell in line] for line in environment.desc], observation)
 
 
 def _cliff_walking(environment: Any, observation: Any) -> str:
-    rows, columns = environment.shape
-    row, column = divmod(int(observation), columns)
     letters = [["C" if cell else "." for cell in line] for line in environment._cliff]
-    letters[rows - 1][columns - 1] = "G"
+    letters[-1][-1] = "G"
+    return _map(letters, observation)
+
+
+def _map(letters: list[list[str]], observation: Any) -> str:
+    rows, columns = len(letters), len(letters[0])
+    row, column = divmod(int(observation), columns)
     letters[row][column] = "P"
-    ground = "\n".join(" ".join(line) for line in letters)
+    ground = "\n".join(map(" ".join, letters))
     return f"{ground}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
 
 
@@ -147,11 +144,10 @@ class Gymnasium(GymnasiumServer):
 
     config: Config
 
-    class Session(Game):
-        """The state of an episode."""
+    Session = Game
 
     async def start(self) -> None:
-        try:
+        try:  # whether it can be made
             environment = await asyncio.to_thread(self._make)
             language_of(environment)
             environment.close()
@@ -174,10 +170,8 @@ class Gymnasium(GymnasiumServer):
         # A Discrete action space draws too, where the environment does.
         session.environment.action_space.seed(seed)
         session.observation = self._described(session, observation)
-        rules = session.language.rules
-        return "\n\n".join(filter(None, (rules, session.observation, _how_to(session.language)))), {
-            "seed": seed
-        }
+        texts = (session.language.rules, session.observation, _how_to(session.language))
+        return "\n\n".join(filter(None, texts)), {"seed": seed}
 
     def step(self, request: VerifyRequest, session: Game) -> Step:
         language = session.language
@@ -210,12 +204,8 @@ class Gymnasium(GymnasiumServer):
 
     def _make(self) -> Any:
         config = self.config
-        return gymnasium.make(
-            config.env_id,
-            max_episode_steps=config.max_episode_steps,
-            disable_env_checker=True,
-            **config.env_kwargs,
-        )
+        options: JSON = {"max_episode_steps": config.max_episode_steps, "disable_env_checker": True}
+        return gymnasium.make(config.env_id, **options, **config.env_kwargs)
 
     @staticmethod
     def _described(session: Game, observation: Any) -> str:

@@ -103,11 +103,13 @@ class EnvServer:
                 work = asyncio.ensure_future(self._answer(client, request, method, payload))
                 if method == b"run":
                     self._running[client, request] = work
-                    work.add_done_callback(partial(self._forget, (client, request)))
+                    key = (client, request)
+                    work.add_done_callback(partial(lambda key, _: self._running.pop(key, None), key))
         finally:
-            for task in [*self._running.values()]:
+            running = list(self._running.values())
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
             self._context.term()
             await asyncio.to_thread(self._gym.shutdown)
@@ -123,7 +125,8 @@ class EnvServer:
                 else:
                     answer["episode"] = episode
             elif method == b"cancel":
-                answer["cancelled"] = self._cancel(client, str(body.get("request_id")).encode())
+                run = self._running.get((client, str(body.get("request_id")).encode()))
+                answer["cancelled"] = run is not None and run.cancel()
             elif method != b"health":
                 raise InvalidRequest(f"unknown method {method[:40]!r}; there are run, health and cancel")
         except asyncio.CancelledError:
@@ -142,31 +145,19 @@ class EnvServer:
         sizes = [{"id": t["id"], "nodes": len(t["nodes"]), "calls": len(t["calls"])} for t in traces]
         return {"head": episode, "traces": sizes}
 
-    def _forget(self, run: tuple[bytes, bytes], work: asyncio.Task[None]) -> None:
-        self._running.pop(run, None)
-
-    def _cancel(self, client: bytes, request: bytes) -> bool:
-        work = self._running.get((client, request))
-        return work is not None and work.cancel()
-
     async def _run(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("task_data"), dict):
             raise InvalidRequest("`task_data` must be an object")
         client, sampling = body.get("client") or {}, body.get("sampling") or {}
-        endpoint = {
-            "base_url": client.get("base_url"),
-            "model": body.get("model"),
-            "headers": client.get("headers") or {},
-        }
+        endpoint = {"base_url": client.get("base_url"), "model": body.get("model")}
+        endpoint["headers"] = client.get("headers") or {}
         if key := os.environ.get(str(client.get("api_key_var"))):
             endpoint["api_key"] = key
-        params = {name: sampling[key] for key, name in _SAMPLING.items() if sampling.get(key) is not None}
-        further = {
-            key: value for key, value in sampling.items() if key not in _SAMPLING and value is not None
-        }
+        sampling = {key: value for key, value in sampling.items() if value is not None}
+        params = {name: sampling.pop(key) for key, name in _SAMPLING.items() if key in sampling}
         row = row_of(body["task_data"])
-        if further:
-            row["extra_body"] = {**(row.get("extra_body") or {}), **further}
+        if sampling:
+            row["extra_body"] = {**(row.get("extra_body") or {}), **sampling}
         try:
             (rollout,) = await self._gym.arun(
                 [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
@@ -174,9 +165,8 @@ class EnvServer:
         except WaitTooLong as error:  # prime-rl decides about what fails; one rollout does not end its run
             rollout = rows.Rollout(failed_rollout(with_prompt(row), error))
         if rollout.failure is None and await self._gym.compares(rollout):
-            raise InvalidRequest(
-                "the environment rewards groups of rollouts, and prime-rl asks for single ones"
-            )
+            single = "and prime-rl asks for single ones"
+            raise InvalidRequest(f"the environment rewards groups of rollouts, {single}")
         episode = verifiers_episode(Rollout.read(dict(rollout)))
         for record in (episode, *episode["traces"]):
             record["id"] = uuid4().hex  # of all rollouts of all servers: prime-rl tells traces apart by it
@@ -214,9 +204,7 @@ def row_of(task: Mapping[str, Any]) -> JSON:
     row = task.get("row")
     fields = dict(row if isinstance(row, dict) else task)
     if "responses_create_params" not in fields and not fields.get("prompt"):
-        raise InvalidRequest(
-            "`task_data` must be a row: it has neither `prompt` nor `responses_create_params`"
-        )
+        raise InvalidRequest("`task_data` must be a row, and has no `prompt` or `responses_create_params`")
     return fields
 
 
@@ -225,16 +213,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gym_serve.interop.prime_rl", description=__doc__)
     parser.add_argument("graph", help="a graph file")
     parser.add_argument("--address", default="tcp://127.0.0.1:5000", help="where to listen")
-    parser.add_argument(
-        "--verifiers", choices=get_args(Version), default="0.4", help="the version that prime-rl has"
-    )
+    versions = get_args(Version)
+    parser.add_argument("--verifiers", choices=versions, default="0.4", help="the version of prime-rl's")
     parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
 
     async def serve() -> None:
-        server = EnvServer(
-            arguments.graph, arguments.address, verifiers=arguments.verifiers, ray=not arguments.no_ray
-        )
+        server = EnvServer(given.graph, given.address, verifiers=given.verifiers, ray=not given.no_ray)
         print(f"env server at {server.address}", flush=True)
         await server.serve()
 

@@ -65,9 +65,8 @@ class Tasks:
             raise GraphError(f"taskset: {taskset}: {type(error).__name__}: {error}") from error
         self.task_class: Any = cls.task_type()
         self._data_class: Any = self.task_class.data_type()
-        self._trace_class: Any = self._vf.Trace[
-            self._data_class, self._state.state_cls(self.task_class), self._vf.AgentConfig
-        ]
+        state = self._state.state_cls(self.task_class)
+        self._trace_class: Any = self._vf.Trace[self._data_class, state, self._vf.AgentConfig]
         if problems := list(self._problems()):
             raise GraphError(problems, source=taskset)
 
@@ -220,18 +219,19 @@ class Verifiers(ResourcesServer):
         """Set up the rollout's toolsets. Returns ``tools``, for agents whose row brings none. Raises
         InvalidRequest: the row holds no task of the taskset.
         """
-        tasks = self._loaded()
-        data = tasks.task(row).data
+        assert self._tasks is not None  # started
+        data = self._tasks.task(row).data
         if not self._tools:
             return {}
-        session.tools = SessionTools(tasks.toolsets())
+        session.tools = SessionTools(self._tasks.toolsets())
         await session.tools.start(data)
         return {"tools": [tool.openai() for tool in self._tools]}
 
     async def verify(self, request: VerifyRequest, session: _Rollout) -> Mapping[str, Any]:
+        assert self._tasks is not None  # started
         row = request.model_dump(mode="json", exclude_unset=True)
-        response = row.pop("response")
-        return await self._loaded().score(row, response, session.tools.state if session.tools else None)
+        state = session.tools.state if session.tools else None
+        return await self._tasks.score(row, row.pop("response"), state)
 
     def operations(self) -> dict[str, Operation]:
         operations = super().operations()
@@ -239,10 +239,6 @@ class Verifiers(ResourcesServer):
             call = partial(self._call, tool.name)
             operations[f"tools/{tool.name}"] = self.described_tool(tool, call, opens=False)
         return operations
-
-    def _loaded(self) -> Tasks:
-        assert self._tasks is not None  # started
-        return self._tasks
 
     async def _call(self, name: str, session: _Rollout, arguments: JSON) -> Reply:
         if session.tools is None:

@@ -46,9 +46,6 @@ class ExportReport:
     def to_json(self) -> JSON:
         return asdict(self)
 
-    def drop(self, reason: str, rollout_id: str, detail: str) -> None:
-        _count(self.dropped, reason, rollout_id, detail)
-
     def reading(self, rollouts: Iterable[Any]) -> Iterator[Rollout]:
         for raw in rollouts:
             self.read += 1
@@ -56,21 +53,21 @@ class ExportReport:
                 yield Rollout.read(raw)
             except NotExportable as error:
                 id_ = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
-                self.drop(error.reason, str(id_ or f"#{self.read}")[:100], error.message)
+                _count(self.dropped, error, str(id_ or f"#{self.read}")[:100])
 
     def attempt(self, convert: Callable[..., T], rollout: Rollout, **options: Any) -> T | None:
         """``convert(rollout)``, or None if it is not exportable, which is counted."""
         try:
             return convert(rollout, **options)
         except NotExportable as error:
-            self.drop(error.reason, rollout.id, error.message)
+            _count(self.dropped, error, rollout.id)
             return None
 
 
-def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: str) -> None:
-    if reason not in dropped and len(dropped) >= _MAX_REASONS:
-        reason = "other"
-    dropped.setdefault(reason, Dropped(0, rollout_id, detail[:500])).count += 1
+def _count(dropped: dict[str, Dropped], error: NotExportable, rollout_id: str) -> None:
+    is_new = error.reason not in dropped
+    reason = "other" if is_new and len(dropped) >= _MAX_REASONS else error.reason
+    dropped.setdefault(reason, Dropped(0, rollout_id, error.message[:500])).count += 1
 
 
 Records = Callable[..., Iterator[JSON]]  # ``(rollouts, report, **options)`` -> the records of a format
@@ -85,20 +82,19 @@ def each(convert: Callable[..., JSON]) -> Records:
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:
         for rollout in rollouts:
             converted: list[JSON] = []
-            failures: list[tuple[str, NotExportable]] = []
+            failures: list[tuple[NotExportable, str]] = []
             for conversation in rollout.conversations():
                 try:
                     converted.append(convert(conversation, **options))
                 except NotExportable as error:
-                    failures.append((conversation.id, error))
+                    failures.append((error, conversation.id))
             if not converted:
-                first = failures[0][1]
-                report.drop(first.reason, rollout.id, first.message)
+                _count(report.dropped, failures[0][0], rollout.id)
                 continue
             report.exported += 1
             report.masked += rollout.masked
-            for name, failure in failures:
-                _count(report.dropped_branches, failure.reason, name, failure.message)
+            for failure in failures:
+                _count(report.dropped_branches, *failure)
             yield from converted
 
     return records

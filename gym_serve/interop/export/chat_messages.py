@@ -85,9 +85,8 @@ def steps(rollout: Rollout) -> list[Step]:
     turn: list[JSON] = []
 
     def close(bundle: Bundle | None = None) -> None:
-        all_steps.extend(
-            Step(message, bundle) for message in _chat({"input": turn}, "response.output", "field")
-        )
+        messages = _chat({"input": turn}, "response.output", "field")
+        all_steps.extend(Step(message, bundle) for message in messages)
         turn.clear()
 
     for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
@@ -96,8 +95,7 @@ def steps(rollout: Rollout) -> list[Step]:
             all_steps.extend(map(Step, _chat({"input": [item]}, f"response.output from item {i}", "field")))
             continue
         turn.append(item)
-        bundle = read_bundle(item, f"response.output[{i}]")
-        if bundle is not None:
+        if (bundle := read_bundle(item, f"response.output[{i}]")) is not None:
             close(bundle)
     close()
     return _with_calls(all_steps, rollout)
@@ -115,8 +113,7 @@ def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
 
 def model_calls(rollout: Rollout) -> list[timeline.Step]:
     """The calls of the policy that were answered, in their order."""
-    recorded = rollout.timeline
-    made = [] if recorded is None else recorded.steps
+    made = [] if rollout.timeline is None else rollout.timeline.steps
     return [step for step in made if step.kind == "model" and step.stage is None and step.status < 400]
 
 
@@ -205,10 +202,12 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
     sayings: list[str] = []
     for message in messages:
         content = message["content"]
-        parts = content if isinstance(content, list) else []
-        pieces = [] if isinstance(content, list) else [content or ""]
-        sayings += pieces
-        for part in parts:
+        if not isinstance(content, list):
+            sayings.append(content or "")
+            texts.append(message)
+            continue
+        pieces: list[str] = []
+        for part in content:
             if part["type"] == "image_url":
                 images.append(part["image_url"]["url"])
                 pieces.append("<image>")
@@ -217,7 +216,7 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
                 sayings.append(part["text"])
             else:
                 raise NotExportable("media", f"this format has no form for a part of type {part['type']!r}")
-        texts.append({**message, "content": "".join(pieces) if parts else content})
+        texts.append({**message, "content": "".join(pieces) if content else content})
     if (images or strict) and any(mark in text for text in sayings for mark in _PLACEHOLDERS):
         raise NotExportable("placeholder", f"a text spells {' or '.join(_PLACEHOLDERS)}: images would shift")
     return texts, images

@@ -20,20 +20,10 @@ import orjson
 from gym_serve.interop.export.accounting import ExportReport, each, whole
 from gym_serve.interop.export.chat_messages import answer_of, conversation, prompt_messages, with_placeholders
 from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
-from gym_serve.training.rollout import NotExportable, Rollout, TokenTurn, token_turns
+from gym_serve.training.rollout import NotExportable, Rollout, token_turns
 from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON
-
-
-def message_log(turns: list[TokenTurn]) -> list[JSON]:
-    """NeMo RL's message log; token ids and log probabilities are lists."""
-    log: list[JSON] = []
-    for turn in turns:
-        log.append({"role": "user", "content": "", "token_ids": turn.prompt})
-        generated = {"token_ids": turn.generation, "generation_logprobs": turn.logprobs}
-        log.append({"role": "assistant", "content": "", **generated})
-    return log
 
 
 def nemo_rl_record(rollout: Rollout) -> JSON:
@@ -41,11 +31,16 @@ def nemo_rl_record(rollout: Rollout) -> JSON:
     no reward.
     """
     try:
-        log = message_log(token_turns(rollout))
+        turns = token_turns(rollout)
     except NotExportable as error:
         if error.reason == "no_tokens":
             rollout.require_trainable()  # why it has none
         raise
+    log: list[JSON] = []
+    for turn in turns:
+        log.append({"role": "user", "content": "", "token_ids": turn.prompt})
+        generated = {"token_ids": turn.generation, "generation_logprobs": turn.logprobs}
+        log.append({"role": "assistant", "content": "", **generated})
     output = [_without_logged_tokens(item) for item in rollout.output]
     raw = {key: value for key, value in rollout.raw.items() if key != "branches"}  # lines of their own
     record: JSON = {
@@ -74,14 +69,8 @@ def _without_logged_tokens(item: JSON) -> JSON:
 
 _NOT_OF_THE_ROW = frozenset(
     {
-        "response",
-        "reward",
-        "mask_sample",
-        "failure",
-        "branch",
-        "branches",
-        "captured_input",
-        "captured_context",
+        *("response", "reward", "mask_sample", "failure"),
+        *("branch", "branches", "captured_input", "captured_context"),
     }
 )
 

@@ -38,10 +38,10 @@ def atif_trajectory(rollout: Rollout) -> JSON:
     tokens.
     """
     began = rollout.timeline.began if rollout.timeline else None
-    # Harbor keeps steps of the prompt apart from the agent's own: they are not to be trained on.
-    prompt_steps = [
-        _copied(step) for step in _steps([Step(message) for message in prompt_messages(rollout)], began)
-    ]
+    prompt_steps = _steps(list(map(Step, prompt_messages(rollout))), began)
+    for step in prompt_steps:
+        if step["source"] == "agent":
+            step["is_copied_context"] = True  # Harbor does not train on steps of the prompt
     all_steps = prompt_steps + _steps(steps(rollout), began)
     numbered = [{"step_id": number, **step} for number, step in enumerate(all_steps, 1)]
     agent = {"name": rollout.agent, "version": "unknown", "model_name": rollout.model}
@@ -78,7 +78,8 @@ def _step(step: Step, began: float | None) -> JSON:
     content, media = _content(message["content"])
     atif_step: JSON = {"source": _SOURCES[message["role"]], "message": content}
     if began is not None and (step.call or message["role"] != "assistant"):
-        atif_step["timestamp"] = _timestamp(began + (step.call.end if step.call else 0.0))
+        moment = datetime.fromtimestamp(began + (step.call.end if step.call else 0.0), timezone.utc)
+        atif_step["timestamp"] = moment.isoformat(timespec="microseconds")
     if message.get("reasoning_content"):
         atif_step["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
@@ -95,13 +96,8 @@ def _step_metrics(step: Step) -> JSON:
     """The tokens of a model call, and in ``extra`` what else its timeline tells."""
     metrics: JSON = {}
     if (call := step.call) is not None:
-        metrics = _present(
-            {
-                "prompt_tokens": call.input_tokens,
-                "completion_tokens": call.output_tokens,
-                "cached_tokens": call.cached_tokens,
-            }
-        )
+        metrics = {"prompt_tokens": call.input_tokens, "completion_tokens": call.output_tokens}
+        metrics = _present({**metrics, "cached_tokens": call.cached_tokens})
         metrics["extra"] = _present({name: getattr(call, name) for name in _OF_CALL})
     if step.tokens is not None:
         metrics |= {
@@ -112,14 +108,6 @@ def _step_metrics(step: Step) -> JSON:
             "logprobs": step.tokens.logprobs,
         }
     return metrics
-
-
-def _timestamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="microseconds")
-
-
-def _copied(step: JSON) -> JSON:
-    return {**step, "is_copied_context": True} if step["source"] == "agent" else step
 
 
 def _call(call: JSON) -> JSON:
@@ -153,8 +141,7 @@ def _content(content: Any) -> tuple[Any, list[JSON]]:
         if part["type"] == "text":
             parts.append({"type": "text", "text": part["text"]})
         elif kind:
-            source = {"media_type": kind, "path": part["image_url"]["url"]}
-            parts.append({"type": "image", "source": source})
+            parts.append({"type": "image", "source": {"media_type": kind, "path": part["image_url"]["url"]}})
         else:
             media.append(part)
     return parts, media
@@ -262,8 +249,7 @@ def verifiers_episode(rollout: Rollout) -> JSON:
         "env": {"id": rollout.agent},
         "task": task,
         "group": {"id": rollout.task},
-        "ok": trace["ok"],
-        "is_timeout": trace["is_timeout"],
+        **{key: trace[key] for key in ("ok", "is_timeout")},
         "errors": [],
         "traces": [trace],
     }
@@ -281,8 +267,8 @@ def _trace(rollout: Rollout, task: JSON) -> JSON:
             graph.add(_message(message, {}))
         calls += _add_episode(graph, steps(conversation), conversation, began)
     timed_out = bool(failed and failed.endswith("_timeout"))
-    sampling = {theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()}
-    config = {"model": rollout.model, "sampling": {k: v for k, v in sampling.items() if v is not None}}
+    sampling = _present({theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()})
+    config = {"model": rollout.model, "sampling": sampling}
     return {
         "version": _TRACE_VERSION,
         "id": rollout.id,
@@ -352,14 +338,13 @@ def _message(message: JSON, names: dict[str, str]) -> JSON:
         calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
         names.update((call["id"], call["name"]) for call in calls)
         fields = {"role": role, "content": content, "reasoning_content": message.get("reasoning_content")}
-        fields["tool_calls"] = calls or None
-        return {key: value for key, value in fields.items() if value is not None}
+        return _present({**fields, "tool_calls": calls or None})
     parts = [_part(part) for part in content] if isinstance(content, list) else content
     if role != "tool":
         return {"role": "user" if role == "user" else "system", "content": parts}
-    fields = {"role": role, "tool_call_id": message["tool_call_id"], "content": parts}
-    name = names.get(message["tool_call_id"])
-    return {**fields, "name": name} if name is not None else fields
+    call_id = message["tool_call_id"]
+    fields = {"role": role, "tool_call_id": call_id, "content": parts}
+    return fields | _present({"name": names.get(call_id)})
 
 
 def _part(part: JSON) -> JSON:
@@ -386,18 +371,17 @@ def _rewards(rollout: Rollout) -> JSON:
         return {"reward": None}
     components = rollout.raw.get("reward_components")
     if isinstance(components, dict) and components:
-        scores = {name: number(score) for name, score in components.items()}
-        numbers = [score for score in scores.values() if score is not None]
-        if len(numbers) == len(scores) and math.isclose(
-            sum(numbers), rollout.reward, rel_tol=1e-5, abs_tol=1e-6
-        ):
+        scores = _present({name: number(score) for name, score in components.items()})
+        is_sum = math.isclose(sum(scores.values()), rollout.reward, rel_tol=1e-5, abs_tol=1e-6)
+        if len(scores) == len(components) and is_sum:
             return {name: {"score": score} for name, score in scores.items()}
     return {"reward": {"score": rollout.reward}}
 
 
 def _metrics(rollout: Rollout) -> JSON:
-    values = {name: number(value) for name, value in rollout.extras.items() if name[:1] != "_"}
-    return {name: v for name, v in values.items() if v is not None and name not in ("reward", "mask_sample")}
+    own = ("reward", "mask_sample")
+    values = {n: number(v) for n, v in rollout.extras.items() if n[:1] != "_" and n not in own}
+    return _present(values)
 
 
 def _error(rollout: Rollout) -> JSON:

@@ -63,12 +63,11 @@ class Imported:
 class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines, such as prompts, as they are read."""
 
+    def text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-
-_Dumper.add_representer(str, _text_node)
+_Dumper.add_representer(str, _Dumper.text)
 
 
 def import_config(
@@ -107,18 +106,11 @@ def import_config(
         raise GraphError(problems, source=source)
     if is_policy_added and POLICY in graph.get("models", {}):
         conversion.notes.insert(0, f"{POLICY} is in none of the configs: a chat_model was put in its place")
-    application = name or _application_name(files[0])
+    stem = files[0].stem if files[0].stem != "config" else files[0].resolve().parent.name
+    name = name or re.sub(r"[^A-Za-z0-9_-]+", "_", stem) or "nemo_gym"
+    application = {"name": name, "route_prefix": f"/{name}", "import_path": IMPORT_PATH, "args": graph}
     return Imported(
-        {
-            "applications": [
-                {
-                    "name": application,
-                    "route_prefix": f"/{application}",
-                    "import_path": IMPORT_PATH,
-                    "args": graph,
-                }
-            ]
-        },
+        {"applications": [application]},
         tuple(map(str, files)),
         conversion.variables,
         [dataset for instance in instances for dataset in datasets_of(instance)],
@@ -136,8 +128,3 @@ def _problems_of(graph: JSON) -> list[str]:
         unsure = {".".join(problem.split(".")[:2]) for problem in unset}
         return [p for p in error.problems if p not in unset and p.partition(": ")[0] not in unsure]
     return []
-
-
-def _application_name(file: Path) -> str:
-    stem = file.stem if file.stem != "config" else file.resolve().parent.name
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem) or "nemo_gym"

@@ -54,12 +54,8 @@ class AsgiApp:
         """A POST request with a JSON body to an escaped path; ``cookies`` receives those of the answer.
         Raises Exception: whatever the application does not catch.
         """
-        request = httpx.Request(
-            "POST",
-            f"{_BASE}{path}",
-            content=encode(body),
-            headers={**(headers or {}), "content-type": "application/json"},
-        )
+        headers = {**(headers or {}), "content-type": "application/json"}
+        request = httpx.Request("POST", f"{_BASE}{path}", content=encode(body), headers=headers)
         cookies.set_cookie_header(request)
         response = await self._transport.handle_async_request(request)
         response.request = request
@@ -99,7 +95,12 @@ class McpTools:
             result = answer.get("result")
             if not isinstance(result, dict):
                 raise GraphError(f"server: it did not list its tools over MCP: {_message(answer)}")
-            found += [_function(tool) for tool in result["tools"]]
+            found += [
+                ToolDescription(
+                    tool["name"], tool.get("description") or "", tool.get("inputSchema") or {"type": "object"}
+                ).openai()
+                for tool in result["tools"]
+            ]
             if not result.get("nextCursor"):
                 break
             cursor = {"cursor": result["nextCursor"]}
@@ -136,11 +137,6 @@ def session_headers(seeded: Any) -> dict[str, str]:
     mcp = seeded.get("mcp") if isinstance(seeded, dict) else None
     headers = mcp.get("headers") if isinstance(mcp, dict) else None
     return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
-
-
-def _function(tool: JSON) -> JSON:
-    parameters = tool.get("inputSchema") or {"type": "object"}
-    return ToolDescription(tool["name"], tool.get("description") or "", parameters).openai()
 
 
 def _text(part: JSON) -> str:

@@ -59,9 +59,8 @@ class ServerAnswer:
         if not self.ok:
             url = URL("http://in-process")
             info = aiohttp.RequestInfo(url, "POST", None, url)  # type: ignore[arg-type]
-            raise aiohttp.ClientResponseError(
-                info, (), status=self.status, message=self._body[:1000].decode("utf-8", "replace")
-            )
+            message = self._body[:1000].decode("utf-8", "replace")
+            raise aiohttp.ClientResponseError(info, (), status=self.status, message=message)
 
 
 class GraphServers:
@@ -113,16 +112,13 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
         raise GraphError(f"server: cannot import {path}: {type(error).__name__}: {error}") from error
     # The fields that place a server on a network have no meaning here, and no default there.
     placed = {"host": "in-process", "port": 0, "entrypoint": "app.py", "name": name}
-    folder = Path(inspect.getfile(cls)).parent
+    fields = {**placed, **with_paths(settings, Path(inspect.getfile(cls)).parent)}
     try:
-        config = cls.model_fields["config"].annotation.model_validate(
-            {**placed, **with_paths(settings, folder)}
-        )
+        config = cls.model_fields["config"].annotation.model_validate(fields)
         return cls(config=config, server_client=_client(servers))
     except ValidationError as error:  # its own words would quote the settings, secrets too
-        raise GraphError(
-            [f"config.{problem} ({path})" for problem in problems_of(error, "settings")]
-        ) from None
+        problems = problems_of(error, "settings")
+        raise GraphError([f"config.{problem} ({path})" for problem in problems]) from None
     except Exception as error:
         raise GraphError(f"config: {path}: {type(error).__name__}: {error}") from error
 
@@ -185,9 +181,8 @@ def _only_server(module: ModuleType, base: type) -> Any:
     found = [cls for cls in servers if not any(cls in other.__mro__[1:] for other in servers)]
     if len(found) != 1:
         names = ", ".join(f"{module.__name__}:{cls.__name__}" for cls in found) or "none"
-        raise GraphError(
-            f"server: {module.__name__} has {len(found)} server classes ({names}); name one of them"
-        )
+        what = f"{module.__name__} has {len(found)} server classes ({names})"
+        raise GraphError(f"server: {what}; name one of them")
     return found[0]
 
 

@@ -56,16 +56,10 @@ def server_instances(request: Request, nodes: Mapping[str, Node]) -> list[dict[s
     ]
 
 
-GLOBAL_CONFIG = Page(
-    "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string",
-    {"type": "string"},
-    global_config_yaml,
-)
-SERVER_INSTANCES = Page(
-    "NeMo Gym's head server: the running servers",
-    {"type": "array", "items": {"type": "object"}},
-    server_instances,
-)
+_ADDRESSES = "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string"
+GLOBAL_CONFIG = Page(_ADDRESSES, {"type": "string"}, global_config_yaml)
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+SERVER_INSTANCES = Page("NeMo Gym's head server: the running servers", _OBJECTS, server_instances)
 
 
 def _address(request: Request) -> tuple[str, int]:

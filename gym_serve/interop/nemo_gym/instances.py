@@ -74,8 +74,7 @@ OWN_TO_NEMO_GYM = frozenset(
     {"entrypoint", "host", "port", "num_workers", "domain", "verified", "description", "value", "datasets"}
 )  # settings that say where NeMo Gym runs a server, or describe it to people
 _REASONING = (
-    "uses_reasoning_parser",
-    "uses_interleaved_reasoning",
+    *("uses_reasoning_parser", "uses_interleaved_reasoning"),
     "preserve_reasoning_in_assistant_content",
 )
 
@@ -191,9 +190,7 @@ def mentions(value: Any, text: str) -> bool:
     return any(mentions(item, text) for item in value) if isinstance(value, list) else value == text
 
 
-_DATASET = {
-    "name": "name",
-    "type": "type",
+_DATASET = {"name": "name", "type": "type"} | {
     "rows": "jsonl_fpath",
     "repeats": "num_repeats",
     "prompt": "prompt_config",
@@ -243,9 +240,8 @@ _BY_ADDRESS = re.compile(r"\b(get_server_url|_build_server_base_url)\(")
 def calls_by_address(instance: Instance, code: Path) -> bool:
     """Whether a server asks where another one listens, instead of calling it by NeMo Gym's client."""
     refers = any("server" in key and value for key, value in instance.settings.items())
-    return refers and any(
-        _BY_ADDRESS.search(file.read_text("utf-8", "replace")) for file in code.parent.glob("*.py")
-    )
+    texts = (file.read_text("utf-8", "replace") for file in code.parent.glob("*.py"))
+    return refers and any(map(_BY_ADDRESS.search, texts))
 
 
 def requirements_of(code: Path) -> list[str]:

@@ -44,14 +44,8 @@ HEAD_SERVER_KEY_NAME = "head_server"
 _POLICY = ("policy_base_url", "policy_model_name", "policy_api_key")
 _OF_NEMO_RL = frozenset(
     {
-        *(
-            *_POLICY,
-            "gym_serve",
-            HEAD_SERVER_KEY_NAME,
-            "default_host",
-            "ray_head_node_address",
-            "num_gpu_nodes",
-        ),
+        *(*_POLICY, "gym_serve", HEAD_SERVER_KEY_NAME),
+        *("default_host", "ray_head_node_address", "num_gpu_nodes"),
         *("port_range_low", "port_range_high", "uv_cache_dir", "uv_venv_dir", "skip_venv_if_present"),
         *("global_aiohttp_connector_limit", "global_aiohttp_connector_limit_per_host"),
     }
@@ -177,10 +171,12 @@ def graph_of(config: JSON, settings: Settings) -> tuple[Any, JSON]:
         file = Path(folder) / "env_nemo_gym.yaml"
         file.write_text(yaml.safe_dump(own), "utf-8")
         graph = import_config([file], name="nemo_gym").config["applications"][0]["args"]
-    of_policy = [
-        name for name, model in (graph.get("models") or {}).items() if model.get("base_url") == _POLICY_URL
-    ]
-    given = {f"models.{name}.{key}": value for name in of_policy for key, value in policy.items()}
+    given = {
+        f"models.{name}.{key}": value
+        for name, model in (graph.get("models") or {}).items()
+        if model.get("base_url") == _POLICY_URL
+        for key, value in policy.items()
+    }
     return graph, {**settings.overrides, **given}
 
 
@@ -266,7 +262,10 @@ def _trainable(rollout: JSON, output: list[JSON]) -> tuple[list[JSON], bool]:
         logger.warning("a rollout is masked, as its tokens cannot be read: %s", error)
         parts = []
     kept = {turn.item for turn in parts[0]} if parts else set()
-    items = [item if at in kept else _without_tokens(item) for at, item in enumerate(output)]
+    items = [
+        item if at in kept else {key: value for key, value in item.items() if key not in TOKEN_KEYS}
+        for at, item in enumerate(output)
+    ]
     if len(parts) > 1:
         turns = sum(map(len, parts))
         logger.warning(
@@ -277,10 +276,6 @@ def _trainable(rollout: JSON, output: list[JSON]) -> tuple[list[JSON], bool]:
         content = [{"type": "output_text", "text": "", "annotations": []}]
         items.append({"type": "message", "role": "assistant", "content": content, **_PLACE})
     return items, not kept
-
-
-def _without_tokens(item: JSON) -> JSON:
-    return {key: value for key, value in item.items() if key not in TOKEN_KEYS}
 
 
 def _gym_at(port: int | None) -> tuple[Gym, Settings]:

@@ -107,8 +107,7 @@ class OpenEnv(GymnasiumServer):
         if config.env is not None:
             yield from missing_package("openenv", "gym-serve[openenv]")
 
-    class Session(_Episode):
-        """The state of an episode."""
+    Session = _Episode
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -129,10 +128,8 @@ class OpenEnv(GymnasiumServer):
         except BaseException as error:
             await self._end()
             if isinstance(error, asyncio.TimeoutError):
-                message = (
-                    f"{self.name} did not tell its {config.interface} within {config.start_timeout:.3g} s"
-                )
-                raise Unavailable(message) from None
+                limit = f"{config.start_timeout:.3g} s"
+                raise Unavailable(f"{self.name} did not tell its {config.interface} within {limit}") from None
             raise
         await super().start()
 
@@ -145,9 +142,8 @@ class OpenEnv(GymnasiumServer):
         whose row brings none.
         """
         fields = await super().seed(row, session)
-        return (
-            {**fields, "tools": [tool.openai() for tool in self._tools.values()]} if self._tools else fields
-        )
+        tools = [tool.openai() for tool in self._tools.values()]
+        return {**fields, "tools": tools} if tools else fields
 
     async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
         """Make an instance, and begin."""
@@ -192,8 +188,9 @@ class OpenEnv(GymnasiumServer):
 
     async def _used(self, name: str, session: _Episode, arguments: JSON) -> Reply:
         assert session.instance is not None  # made by `reset`, which opened the session
-        action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        outcome = await session.instance.step(action)
+        outcome = await session.instance.step(
+            {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        )
         session.total += outcome.reward
         session.last = Step(reward=outcome.reward, terminated=outcome.done)
         result, error = tool_result(outcome.observation)
@@ -213,25 +210,21 @@ class OpenEnv(GymnasiumServer):
         elif self._classes is not None:
             self._schema = self._classes.action.model_json_schema()
         else:
-            http, url = self._address()
-            self._schema = await action_schema(http, url, self._headers())
+            self._schema = await action_schema(*self._address())
 
     def _instance(self) -> Instance:
-        if self._classes is not None:
-            if self._open and not self._classes.is_concurrent:
-                raise Overloaded(f"{self.config.env} runs one episode at a time in a replica")
-            self._open += 1
-            return LocalInstance(self._classes, self.config.env_kwargs)
+        if self._classes is not None and self._open and not self._classes.is_concurrent:
+            raise Overloaded(f"{self.config.env} runs one episode at a time in a replica")
         self._open += 1
-        return RemoteInstance(*self._address(), self._headers())
+        if self._classes is not None:
+            return LocalInstance(self._classes, self.config.env_kwargs)
+        return RemoteInstance(*self._address())
 
-    def _address(self) -> tuple[aiohttp.ClientSession, str]:
+    def _address(self) -> tuple[aiohttp.ClientSession, str, dict[str, str]]:
         assert self._http is not None  # started
         assert self.config.url is not None  # checked with the config
-        return self._http, self.config.url
-
-    def _headers(self) -> dict[str, str]:
-        return {name: value.get_secret_value() for name, value in self.config.headers.items()}
+        headers = {name: value.get_secret_value() for name, value in self.config.headers.items()}
+        return self._http, self.config.url, headers
 
     async def _end(self) -> None:
         if self._http is not None:
@@ -242,13 +235,12 @@ def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
     found = outcome.observation.get("tools")
     if not isinstance(found, list) or not found:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
-    return {
-        tool["name"]: ToolDescription(
-            tool["name"], tool.get("description") or "", tool.get("input_schema") or {"type": "object"}
-        )
-        for tool in found
-        if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))
-    }
+    tools = [tool for tool in found if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))]
+    described = (
+        ToolDescription(t["name"], t.get("description") or "", t.get("input_schema") or {"type": "object"})
+        for t in tools
+    )
+    return {tool.name: tool for tool in described}
 
 
 _MAX_ACTION = 1 << 20

@@ -13,6 +13,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
@@ -46,16 +47,11 @@ class Instance(Protocol):
     """An environment with one episode at a time."""
 
     async def reset(self, options: JSON) -> Outcome:
-        """Begin an episode with ``seed``, ``episode_id`` and what else the reset takes. Raises
-        InvalidRequest: they do not fit; Overloaded: no further episode is served now; Unavailable: it cannot
-        be reached.
-        """
+        """Begin an episode. Raises InvalidRequest, Overloaded, Unavailable."""
         ...
 
     async def step(self, action: JSON) -> Outcome:
-        """Take a step. Raises InvalidRequest: it is not an action of this environment; ToolFailed: the
-        environment failed; SessionLost: it is gone.
-        """
+        """Take a step. Raises InvalidRequest: it is no action; ToolFailed: it failed; SessionLost."""
         ...
 
     async def close(self) -> None: ...
@@ -63,11 +59,11 @@ class Instance(Protocol):
 
 def outcome_of(payload: Any) -> Outcome:
     """A payload of OpenEnv's wire format. Raises Unavailable: it is not such a payload."""
-    observation = payload.get("observation") if isinstance(payload, dict) else None
-    reward = payload.get("reward") if isinstance(payload, dict) else None
+    fields = payload if isinstance(payload, dict) else {}
+    observation, reward = fields.get("observation"), fields.get("reward")
     if not isinstance(observation, dict) or not isinstance(reward, int | float | None):
         raise Unavailable(f"the environment returned no observation: {str(payload)[:200]}")
-    return Outcome(observation, float(reward or 0.0), bool(payload.get("done")))
+    return Outcome(observation, float(reward or 0.0), bool(fields.get("done")))
 
 
 class LocalClasses:
@@ -110,9 +106,8 @@ class LocalInstance(Instance):
         try:
             return self._outcome(await self._run("reset", **options))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(
-                f"reset refuses {sorted(options)}: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise InvalidRequest(f"reset refuses {sorted(options)}: {what}") from error
 
     async def step(self, action: JSON) -> Outcome:
         try:
@@ -141,9 +136,8 @@ class LocalInstance(Instance):
         return await self._in_thread(getattr(self._env, name), *args, **kwargs)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: function(*args, **kwargs)
-        )
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _outcome(self, observation: Any) -> Outcome:
         payload = self._classes.serialization.serialize_observation(observation)
@@ -191,10 +185,9 @@ class RemoteInstance(Instance):
             await self._socket.close()
 
     async def _connected(self) -> aiohttp.ClientWebSocketResponse:
+        url = f"{self._url.rstrip('/')}/ws"
         try:
-            return await self._http.ws_connect(
-                f"{self._url.rstrip('/')}/ws", headers=self._headers, max_msg_size=_MAX_MESSAGE
-            )
+            return await self._http.ws_connect(url, headers=self._headers, max_msg_size=_MAX_MESSAGE)
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 429:
                 raise Overloaded(f"{self._url} accepts no further connection") from None
