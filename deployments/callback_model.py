@@ -143,9 +143,8 @@ class CallbackModel(TokenizingModel):
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation:
         request = {"prompt_ids": prompt, "sampling": sampling, "episode": current().affinity}
         answer = await self._requests.ask(request)
-        return Generation(
-            answer["token_ids"], answer["logprobs"], answer["finish_reason"], answer.get("spans")
-        )
+        tokens, logprobs, reason = (answer[key] for key in ("token_ids", "logprobs", "finish_reason"))
+        return Generation(tokens, logprobs, reason, answer.get("spans"))
 
     @property
     def _requests(self) -> PolicyQueue:

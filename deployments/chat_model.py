@@ -115,9 +115,8 @@ class ChatModel(ChatServer, RowEndpointModel):
         async def render(messages: list[JSON]) -> list[int]:
             tokens = await self._tokens({**body, "messages": messages}, call)
             if not isinstance(tokens, list):
-                raise EndpointMisconfigured(
-                    "continue_tokens is on, but the endpoint has no /tokenize as vLLM does"
-                )
+                lack = "the endpoint has no /tokenize as vLLM does"
+                raise EndpointMisconfigured(f"continue_tokens is on, but {lack}")
             return tokens
 
         prompt = await continued_prompt(body["messages"], render)

@@ -125,12 +125,12 @@ class EngineModel(TokenModel):
         answer = {"type": "object"}
         operations["load"] = Operation(self._op_load, "Generations in the engine", None, answer)
         if self.config.weight_updates:
-            update, pause = _Update.model_json_schema(), _Pause.model_json_schema()
-            operations |= {
-                "weights/update": Operation(self._op_update, "Load weights from a path", update, answer),
-                "weights/pause": Operation(self._op_pause, "Stop generating", pause, answer),
-                "weights/resume": Operation(self._op_resume, "Go on generating", None, answer),
+            own = {
+                "update": (self._op_update, "Load weights from a path", _Update.model_json_schema()),
+                "pause": (self._op_pause, "Stop generating", _Pause.model_json_schema()),
+                "resume": (self._op_resume, "Go on generating", None),
             }
+            operations |= {f"weights/{op}": Operation(*parts, answer) for op, parts in own.items()}
         return operations
 
     async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:

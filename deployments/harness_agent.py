@@ -18,7 +18,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
@@ -145,11 +145,8 @@ class HarnessAgent(AgentServer):
         if trajectories:
             main, *branches = trajectories
             episode.replace_response(main["response"])
-            episode.fields |= {
-                "captured_input": main["input"],
-                "captured_context": main["context"],
-                "branches": branches,
-            }
+            captured = {"captured_input": main["input"], "captured_context": main["context"]}
+            episode.fields |= {**captured, "branches": branches}
 
     async def _late(self, episode: Episode, recording: Recording, error: GymError) -> GymError:
         """Whose the time of a harness was that did not come to its end."""
@@ -188,39 +185,32 @@ class Task(NamedTuple):
     traceparent: str | None = None
 
 
-class Harness(Protocol):
+class Harness:
     """Starts harnesses."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Make ready."""
 
     async def run(self, task: Task) -> JSON:
         """Let a harness work until it is done; cancelling it ends the harness. Returns what it said, for the
         rollout's field ``harness``.
         """
-        ...
+        raise NotImplementedError
 
     async def answers(self) -> bool:
         """Whether one that has not ended in time is there, and works."""
-        ...
+        return True
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Let go of what `start` has acquired."""
 
 
-class CommandHarness:
+class CommandHarness(Harness):
     """Runs a program for every rollout; no shell sees the command."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
         self._command = command
         self._env = env
-
-    async def start(self) -> None:
-        """Nothing is needed."""
-
-    async def answers(self) -> bool:
-        return True
-
-    async def stop(self) -> None:
-        """Nothing is held."""
 
     async def run(self, task: Task) -> JSON:
         with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as folder:
@@ -282,7 +272,7 @@ async def _tail(process: asyncio.subprocess.Process) -> bytes:
     return kept
 
 
-class HttpHarness:
+class HttpHarness(Harness):
     """Asks a server to work, once for every rollout."""
 
     def __init__(self, url: str, headers: Mapping[str, SecretStr]) -> None:
@@ -294,7 +284,6 @@ class HttpHarness:
         await self._client.start()
 
     async def answers(self) -> bool:
-        """Whether the server answers anything at all."""
         return await self._client.answers(self._url)
 
     async def stop(self) -> None:
@@ -306,8 +295,6 @@ class HttpHarness:
         headers = {} if span is None else {"traceparent": span}
         secrets = [task.api_key, *self._headers.values()]  # should it repeat them: rollouts are kept
         answer = await self._client.post(self._url, body, headers=headers, secrets=secrets)
-        if answer is None:
-            return {}
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict | None):
             raise Unavailable(f"the harness must answer a JSON object, got {str(answer)[:200]!r}")
-        return answer
+        return answer or {}

@@ -6,6 +6,7 @@ POST /classify  {messages | input}  ->  {data: [{index, label, probs: [float], n
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -34,7 +35,6 @@ class PoolingModel(UpstreamModel):
     config: Config
 
     async def responses(self, body: JSON) -> JSON:
-        """A model that scores writes nothing. Raises NotFound: always."""
         raise NotFound("this model scores and writes nothing: it answers pooling and classify")
 
     async def score(self, route: str, body: JSON) -> JSON:
@@ -50,18 +50,15 @@ class PoolingModel(UpstreamModel):
         return _checked_scores(route, answer, _inputs_of(request))
 
     def operations(self) -> dict[str, Operation]:
-        given, answer = {"type": "object"}, {"type": "object"}
-        return {
-            "pooling": Operation(self._op_pooling, "Raw scores (vLLM's /pooling)", given, answer),
-            "classify": Operation(self._op_classify, "Probabilities (vLLM's /classify)", given, answer),
-            "v1/models": super().operations()["v1/models"],
-        }
+        form = {"type": "object"}
+        names = {"pooling": "Raw scores (vLLM's /pooling)", "classify": "Probabilities (vLLM's /classify)"}
+        own = {op: Operation(partial(self._op, op), name, form, form) for op, name in names.items()}
+        return {**own, "v1/models": super().operations()["v1/models"]}
 
-    async def _op_pooling(self, body: Any) -> JSON:
-        return await self.score("pooling", _checked(body))
-
-    async def _op_classify(self, body: Any) -> JSON:
-        return await self.score("classify", _checked(body))
+    async def _op(self, route: str, body: Any) -> JSON:
+        if not isinstance(body, dict) or not ("messages" in body or "input" in body):
+            raise InvalidRequest("messages or input: what is to be scored is missing")
+        return await self.score(route, body)
 
 
 def _inputs_of(request: JSON) -> int:
@@ -92,9 +89,3 @@ def _are_numbers(value: Any) -> bool:
     if isinstance(value[0], list):
         return all(map(_are_numbers, value))
     return set(map(type, value)) <= {int, float} and all(map(isfinite, value))
-
-
-def _checked(body: Any) -> JSON:
-    if not isinstance(body, dict) or not ("messages" in body or "input" in body):
-        raise InvalidRequest("messages or input: what is to be scored is missing")
-    return body

@@ -114,12 +114,10 @@ class RefinementAgent(SimpleAgent):
             if isinstance(text, str) and text.strip():
                 return text
         if (critic := self.config.critic) is not None:
-            said = f"The task:\n\n{_task(episode.row)}\n\nThe answer:\n\n{attempt['generation']}"
-            given = [
-                {"role": "system", "content": self.config.critic_prompt},
-                {"role": "user", "content": said},
-            ]
-            body = {**self.config.critic_params, "input": given}
+            text = f"The task:\n\n{_task(episode.row)}\n\nThe answer:\n\n{attempt['generation']}"
+            texts = {"system": self.config.critic_prompt, "user": text}
+            messages = [{"role": role, "content": content} for role, content in texts.items()]
+            body = {**self.config.critic_params, "input": messages}
             response = await episode.stage("model", lambda: critic.responses(body))
             output = [item for item in response["output"] if isinstance(item, dict)]
             if text := Response(output=output).last_text.strip():

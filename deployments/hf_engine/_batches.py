@@ -27,11 +27,10 @@ class _Batch:
         self.rows = rows
         self.cache: Any = None
         longest = max(len(row.prompt) for row in rows)
-        padded = [[0] * (longest - len(row.prompt)) + row.prompt for row in rows]
-        self.mask = torch.tensor(
-            [[0] * (longest - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device
-        )
-        self.ids = torch.tensor(padded, device=device)
+        padding = [[0] * (longest - len(row.prompt)) for row in rows]
+        ids = [pad + row.prompt for pad, row in zip(padding, rows, strict=True)]
+        mask = [pad + [1] * len(row.prompt) for pad, row in zip(padding, rows, strict=True)]
+        self.ids, self.mask = torch.tensor(ids, device=device), torch.tensor(mask, device=device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
 
     def step(self, model: Any) -> tuple[list[int], list[float]]:
@@ -54,11 +53,11 @@ class _Batch:
 
     def keep(self, kept: list[int]) -> None:
         """Drop all rows but those at ``kept``."""
-        if len(kept) == len(self.rows) or not kept:
-            self.rows = [self.rows[i] for i in kept]
+        is_same = len(kept) == len(self.rows)
+        self.rows = [self.rows[i] for i in kept]
+        if is_same or not kept:
             return
         index = torch.tensor(kept, device=self.ids.device)
-        self.rows = [self.rows[i] for i in kept]
         self.ids, self.mask, self.positions = self.ids[index], self.mask[index], self.positions[index]
         with torch.inference_mode():
             self.cache.batch_select_indices(index)

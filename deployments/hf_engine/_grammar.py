@@ -143,10 +143,8 @@ def _of_vllm(given: JSON) -> tuple[str, Any]:
             return "json", schema
         case {"json_object": True, **rest} if not rest:
             return "json", {"type": "object"}
-        case {"choice": [*choices], **rest} if (
-            not rest and choices and all(isinstance(c, str) for c in choices)
-        ):
-            return "grammar", "start: " + " | ".join(json.dumps(choice) for choice in choices)
+        case {"choice": [str(), *_] as choices, **rest} if not rest and set(map(type, choices)) == {str}:
+            return "grammar", "start: " + " | ".join(map(json.dumps, choices))
         case {"regex": str() as regex, **rest} if not rest:
             return "regex", regex
         case {"grammar": str() as grammar, **rest} if not rest:

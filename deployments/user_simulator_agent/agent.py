@@ -139,12 +139,8 @@ class SimulatedUser:
         """
         self._greeted()
         response = await self._model.responses({**self._params, "input": self.transcript})
-        items: list[Any] = response["output"]
-        said = [
-            {key: value for key, value in item.items() if key not in TOKEN_KEYS}
-            for item in items
-            if isinstance(item, dict)
-        ]
+        items = [item for item in response["output"] if isinstance(item, dict)]
+        said = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
         text = spoken(said)
         if not text.strip():
             raise Unavailable("the model that plays the user said nothing", stage="model")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -117,7 +118,10 @@ class VLLMEngine(EngineModel):
             raise GraphError("vLLM does not take its arguments; the replica's log has its message") from None
         self.ends = self._running.ends
         self._http = InProcess(self._running.app)
-        await self._warm_up()
+        if self.config.runner == "generate":
+            await self._http.post("/v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
+        else:
+            await self._engine.llm.check_health()
 
     async def stop(self) -> None:
         if self._running is not None:
@@ -164,14 +168,15 @@ class VLLMEngine(EngineModel):
             operations = {op: operation for op, operation in operations.items() if op in kept}
         body = {"type": "object"}
         for op in _POOLING if pooling else _GENERATING:
-            operations[op] = Operation(self._passed_on(op), f"vLLM's /{op}", body, body)
+            operations[op] = Operation(partial(self._pass_on, op), f"vLLM's /{op}", body, body)
         if self.config.engine_args.get("enable_sleep_mode"):
             operations["weights/sleep"] = Operation(self._op_sleep, "Give the GPU's memory free", None, body)
             operations["weights/wake"] = Operation(self._op_wake, "Take it back, and go on", None, body)
         return operations
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        completion: JSON | None = await self._post("/v1/chat/completions", self._chat(chat, prompt))
+        body = self._chat(chat, prompt)
+        completion: JSON | None = await self._client.post("/v1/chat/completions", body)
         return completion
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
@@ -196,7 +201,7 @@ class VLLMEngine(EngineModel):
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
         template = {k: chat[k] for k in ("tools", "chat_template_kwargs") if chat.get(k)}
         body = {"model": self.name, "messages": messages, "add_generation_prompt": True, **template}
-        answer = await self._post("/tokenize", body)
+        answer = await self._client.post("/tokenize", body)
         tokens: list[int] = answer["tokens"] if answer is not None else []
         return tokens
 
@@ -254,12 +259,6 @@ class VLLMEngine(EngineModel):
             raise Unavailable("the engine is not running: call start() first")
         return self._running
 
-    async def _warm_up(self) -> None:
-        if self.config.runner == "generate":
-            await self._post("/v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
-        else:
-            await self._engine.llm.check_health()
-
     def _model_of(self, body: JSON) -> str:
         adapters, model = self.config.lora_adapters, body.get("model")
         if not adapters or model in (None, "", self.name, self.config.model):
@@ -268,20 +267,14 @@ class VLLMEngine(EngineModel):
             raise NotFound(f"model: {str(model)[:100]!r} is none of {', '.join(self.model_names())}")
         return model
 
-    def _passed_on(self, op: str) -> Any:
-        async def handler(body: Any) -> Any:
-            if not isinstance(body, dict):
-                raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
-            given = {key: value for key, value in body.items() if key not in _STREAMING}
-            answer = await self._post(f"/{op}", {**given, "model": self._model_of(body)})
-            if answer is None:
-                raise BadRequest("the prompt does not fit the model's context")
-            return answer
-
-        return handler
-
-    async def _post(self, path: str, body: JSON) -> Any:
-        return await self._client.post(path, body)
+    async def _pass_on(self, op: str, body: Any) -> Any:
+        if not isinstance(body, dict):
+            raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
+        given = {key: value for key, value in body.items() if key not in _STREAMING}
+        answer = await self._client.post(f"/{op}", {**given, "model": self._model_of(body)})
+        if answer is None:
+            raise BadRequest("the prompt does not fit the model's context")
+        return answer
 
     @property
     def _client(self) -> InProcess:
