@@ -156,9 +156,8 @@ def last_box_text(text: str) -> str | None:
 def last_box_span(text: str) -> Span | None:
     """Where `last_box` finds it."""
     found = boxes(text)
-    return next(
-        (span for span in reversed(found) if not _is_placeholder(text, span)), found[-1] if found else None
-    )
+    last = found[-1] if found else None
+    return next((span for span in reversed(found) if not _is_placeholder(text, span)), last)
 
 
 def last_boxes(text: str) -> list[str]:
@@ -169,13 +168,12 @@ def last_boxes(text: str) -> list[str]:
         return []
     chain = [last]
     for span in reversed(boxes(text)):
-        between = text[span.end : chain[-1].outer]
-        if span.end < chain[-1].outer and len(between) < 40:
-            if not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", between))):
-                break
-            chain.append(span)
-        elif span.end < chain[-1].outer:
+        if span.end >= chain[-1].outer:
+            continue
+        gap = text[span.end : chain[-1].outer]
+        if len(gap) >= 40 or not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", gap))):
             break
+        chain.append(span)
     return [text[span.start : span.end].strip() for span in reversed(chain)]
 
 
@@ -347,9 +345,8 @@ def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False)
     while start < end:
         inner = start, end
         command = font.match(content, start, end)
-        brace = (
-            command.end() if command else start if everything and not _OBJECT.match(content, start) else -1
-        )
+        is_group = everything and not _OBJECT.match(content, start)
+        brace = command.end() if command else start if is_group else -1
         if brace >= 0 and content.startswith("{", brace) and closing.get(brace) == end - 1:
             inner = brace + 1, end - 1
         elif everything and (switch := _SWITCH.match(content, start, end)):
@@ -364,11 +361,8 @@ def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False)
 
 def _without_delimiters(text: str, start: int, end: int) -> tuple[int, int]:
     for left, right in _DELIMITERS:
-        if (
-            end - start > len(left + right)
-            and text.startswith(left, start)
-            and text.endswith(right, start, end)
-        ):
+        is_long = end - start > len(left + right)
+        if is_long and text.startswith(left, start) and text.endswith(right, start, end):
             inner = start + len(left), end - len(right)
             if text.find(left, *inner) < 0 and text.find(right, *inner) < 0:  # else several: "$1$ and $2$"
                 return inner

@@ -35,12 +35,9 @@ class MathVerifyPool(WorkerPool):
 
     def __init__(self, num_workers: int, *, memory_bytes: int) -> None:
         super().__init__("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
-        self._sound: OrderedDict[str, None] = OrderedDict()
-        """Right answers that can be compared with themselves, the latest ones last."""
-        self._failed: OrderedDict[str, str] = OrderedDict()
-        """Comparisons that failed, with the reason."""
-        self._flights: dict[str, _Flight] = {}
-        """Comparisons that are waited for."""
+        self._sound: OrderedDict[str, None] = OrderedDict()  # right answers that equal themselves
+        self._failed: OrderedDict[str, str] = OrderedDict()  # comparisons that failed, with the reason
+        self._flights: dict[str, _Flight] = {}  # comparisons that are waited for
 
     async def start(self) -> None:
         """Start the workers; returns when all are warm, after one to three seconds. Raises VerifierFailed: a
@@ -84,9 +81,8 @@ class MathVerifyPool(WorkerPool):
             if pairs := ask(gold, gold).pairs:
                 await self.run(pairs, cpu_seconds=timeout, urgent=True)
         except WorkFailed as failure:
-            raise InvalidRequest(
-                f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
-            ) from None
+            what = f"{failure}: {gold[:200]}"
+            raise InvalidRequest(f"the expected answer cannot be compared with itself: {what}") from None
 
     async def _shared(self, pairs: list[tuple[str, str]], timeout: float, until: float | None) -> Any:
         """The result of a comparison, which all who ask for the same at the same time wait for together."""

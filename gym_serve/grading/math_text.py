@@ -48,17 +48,11 @@ class Question(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """An answer taken apart.
+    """An answer taken apart."""
 
-    Attributes:
-        relation: what stands in front: ``\\ne``, ``\\le``, ...; empty for none and for "=".
-        parts: formulas and words in turn; a formula is LaTeX, words are in lower case behind a ``"``.
-        unit: the unit at the end, in its canonical spelling; empty if there is none.
-    """
-
-    relation: str
-    parts: tuple[str, ...]
-    unit: str
+    relation: str  # in front: ``\\ne``, ``\\le``, ...; empty for none and for "="
+    parts: tuple[str, ...]  # formulas in LaTeX and words in turn; words are in lower case behind a ``"``
+    unit: str  # at the end, in its canonical spelling; empty if there is none
 
 
 def boxed_gold(expected_answer: str) -> str:
@@ -74,11 +68,8 @@ def boxed_gold(expected_answer: str) -> str:
 
 
 def plain_numerals(text: str) -> str:
-    r"""``text`` with its numerals spelled as math-verify reads them; values do not change.
-
-    - Decimal digits of any script become 0 to 9.
-    - In a box that holds a numeral and nothing else, spaces between groups of three digits are removed, and
-      so is a full stop at its end: ``\boxed{1 000 000}``, ``\boxed{32.}``.
+    r"""``text`` with its numerals spelled as math-verify reads them: decimal digits of any script become 0 to
+    9, and in ``\boxed{1 000 000}``, ``\boxed{32.}`` the spaces and the full stop are removed.
     """
     if not text.isascii():
         text = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text)
@@ -199,17 +190,14 @@ def _is_formula(text: str, longest_word: int) -> bool:
         return False
     bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT_COMMAND.sub(" ", text))
     words = re.findall(rf"[A-Za-z]{{{longest_word + 1},}}", bare)
-    return not _PROSE.search(bare) and all(
-        word in _UNITS or word.lower() in _UNITS or word in ("and", "or", "pi") for word in words
-    )
+    are_known = (word in _UNITS or word.lower() in _UNITS or word in ("and", "or", "pi") for word in words)
+    return not _PROSE.search(bare) and all(are_known)
 
 
 def _connected(text: str, formula: re.Match[str]) -> bool:
     """Whether the formula is one of a list: "$1$, $2$ and $3$". math-verify reads those."""
-    before, after = (
-        text[max(0, formula.start() - 8) : formula.start()],
-        text[formula.end() : formula.end() + 8],
-    )
+    before = text[max(0, formula.start() - 8) : formula.start()]
+    after = text[formula.end() : formula.end() + 8]
     gap = r"\s*(?:,?\s*and|,?\s*or|,)\s*"
     return bool(re.search(rf"(?:\$|\\[)\]]){gap}$", before) or re.match(rf"{gap}(?:\$|\\[(\[])", after))
 
@@ -219,14 +207,11 @@ _TEXT_COMMAND = re.compile(
     r"\s*\{((?:[^{}\\]|\^\{[-\d]{1,3}\}|\\[^A-Za-z]|\\(?:pi|circ|frac|sqrt|cdot|times)(?![A-Za-z]))*)\}"
 )
 _SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
-_OPERATORS = frozenset(
-    re.findall(
-        r"\S+",
-        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim"
-        " sup inf arg tr rank dim ker deg mod re im sgn"
-        " floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
-    )
-)
+_OPERATOR_NAMES = """
+sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim sup inf arg
+tr rank dim ker deg mod re im sgn floor ceil sqrt frac pi theta alpha beta gamma infty pmod
+"""
+_OPERATORS = frozenset(_OPERATOR_NAMES.split())
 _FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))
 _WORD = re.compile("\0(\\d+)\0")
 _NAMED = {
@@ -328,11 +313,10 @@ kj kilojoule kJ; w watt W; kw kilowatt kW; v volt V; a ampere amp A; k kelvin K;
 mol mole; $ dollar usd USD; cent; € euro eur EUR; £ gbp GBP; ¥ yen; unit; am; pm;
 square unit sq unit; cubic unit
 """
+_LINES = _UNIT_NAMES.replace("\n", " ").split(";")
 _UNITS = {
     spelling + plural: names[0]
-    for names in (
-        re.findall(r"(?:square |cubic |sq )?\S+", line) for line in _UNIT_NAMES.replace("\n", " ").split(";")
-    )
+    for names in (re.findall(r"(?:square |cubic |sq )?\S+", line) for line in _LINES)
     for spelling in names
     for plural in ("", "s")
 }
@@ -360,18 +344,16 @@ _QUANTITY = re.compile(
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
-_NO_UNITS = _OPERATORS | frozenset(
-    re.findall(
-        r"\w+",
-        "and or if for where when with the not no non is are be was to then than but either neither nor only"
-        " at least most more less fewer greater smaller above below over under between up exactly about"
-        " approximately roughly around almost nearly minus plus times divided squared cubed factorial base"
-        " larger modulo half twice double triple one two three four five six seven eight nine ten dozen"
-        " hundred hundreds thousands millions billions score odd even positive negative prime wrong false"
-        " incorrect impossible invalid extraneous rejected never cannot except without higher lower bigger"
-        " maybe perhaps possibly",
-    )
-)  # words of comparison, denial, arithmetic and number: what they stand behind is another answer
+# Words of comparison, denial, arithmetic and number: what they stand behind is another answer.
+_NO_UNIT_WORDS = """
+and or if for where when with the not no non is are be was to then than but either neither nor only at least
+most more less fewer greater smaller above below over under between up exactly about approximately roughly
+around almost nearly minus plus times divided squared cubed factorial base larger modulo half twice double
+triple one two three four five six seven eight nine ten dozen hundred hundreds thousands millions billions
+score odd even positive negative prime wrong false incorrect impossible invalid extraneous rejected never
+cannot except without higher lower bigger maybe perhaps possibly
+"""
+_NO_UNITS = _OPERATORS | frozenset(_NO_UNIT_WORDS.split())
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
 _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
 _LABEL_IN_FRONT = re.compile(
@@ -494,11 +476,8 @@ def _alike(gold: str, answer: str) -> tuple[str, str]:
     r"""Two formulas, without ``\%`` where only one of them has it and their numerals are the same."""
     first, second = (re.sub(r"\s*\\?%\s*$", "", text) for text in (gold, answer))
     both = first != gold and second != answer
-    return (
-        (first, second)
-        if not both and re.fullmatch(r"-?[\d.]+", first) and first == second
-        else (gold, answer)
-    )
+    is_same = not both and first == second and re.fullmatch(r"-?[\d.]+", first)
+    return (first, second) if is_same else (gold, answer)
 
 
 def _boxed(formula: str) -> str:
@@ -657,10 +636,8 @@ def _canonical(unit: str, power: str) -> str:
         return f"{half[1].lower()}m"
     if square := re.fullmatch(r"(square|sq\.?|cubic)\s+(.+)", name, re.IGNORECASE):
         name, power = square[2], "^3" if square[1].lower() == "cubic" else "^2"
-    words = [
-        _UNITS.get(word, _UNITS.get(word.lower(), word.lower()))
-        for word in re.split(r"\s*/\s*|\s+per\s+", name)
-    ]
+    names = re.split(r"\s*/\s*|\s+per\s+", name)
+    words = [_UNITS.get(word, _UNITS.get(word.lower(), word.lower())) for word in names]
     return "/".join(words) + power.replace("{", "").replace("}", "")
 
 

@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -60,11 +60,8 @@ class Answer(Generic[V]):
 
     def to_json(self) -> JSON:
         """The call as a verdict of the environment reports it."""
-        return {
-            "responses_create_params": self.request,
-            "response": self.response,
-            "verdict_label": self.verdict,
-        }
+        call = {"responses_create_params": self.request, "response": self.response}
+        return {**call, "verdict_label": self.verdict}
 
 
 class JudgeCalls:
@@ -104,9 +101,10 @@ class JudgeCalls:
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with turn:
             kept = await self._cache.get(key)
-            if kept is not None and (verdict := _verdict_of(kept, read)) is not None:
-                JUDGE_CALLS.add(name_of(model, "judge"), "cached")
-                return Answer(request, kept, verdict)
+            with suppress(VerifierFailed):  # it has no verdict any more if the labels have changed
+                if kept is not None and (verdict := read(kept)) is not None:
+                    JUDGE_CALLS.add(name_of(model, "judge"), "cached")
+                    return Answer(request, kept, verdict)
             answer = await self._asked(model, request, read, protocol)
             if answer.verdict is not None:
                 await self._cache.put(key, answer.response)
@@ -126,14 +124,6 @@ class JudgeCalls:
         return Answer(request, response, verdict)
 
 
-def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
-    """The verdict of a cached reply; None if it has none any more, because the labels have changed."""
-    try:
-        return read(kept)
-    except VerifierFailed:
-        return None
-
-
 async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON:
     try:
         if protocol == "responses":
@@ -148,9 +138,8 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
         raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
         # Also if retrying the call is useless: the response is sound and may be scored again later.
-        raise VerifierFailed(
-            f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
-        ) from error
+        message, wait = f"the judge failed: {error.message}", error.retry_after
+        raise VerifierFailed(message, server=error.server, retry_after=wait) from error
     if is_overflow_answer(answer):
         refusal = BadRequest("the prompt does not fit its context")
         raise VerifierFailed(f"the judge failed: {refusal.message}") from refusal

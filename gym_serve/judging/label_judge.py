@@ -135,10 +135,7 @@ def dissent(ballots: Sequence[Ballot], label: str) -> str | None:
 def majority(labels: Sequence[str | None], asked: int) -> str | None:
     """The label of more than half of ``asked`` votes; None if there is none."""
     counts = Counter(label for label in labels if label is not None)
-    for label, count in counts.most_common(1):
-        if 2 * count > asked:
-            return label
-    return None
+    return next((label for label, count in counts.items() if 2 * count > asked), None)
 
 
 class JudgeSettings(ResourcesServer.Config):
@@ -206,10 +203,8 @@ class JudgeSettings(ResourcesServer.Config):
             try:
                 check_labels(labels, self.judge_prompt_template, self.judge_system_message)
             except ValueError as error:
-                raise ValueError(
-                    f"judge_equal_label, judge_not_equal_label: {error} "
-                    "(judge_prompt_template, judge_system_message)"
-                ) from None
+                where = "judge_prompt_template, judge_system_message"
+                raise ValueError(f"judge_equal_label, judge_not_equal_label: {error} ({where})") from None
         return self
 
 
@@ -261,13 +256,8 @@ class Calibration:
         for (person, judge), count in sorted(self.pairs.items(), key=repr):
             row = confusion.setdefault(str(person), {})
             row[str(judge)] = row.get(str(judge), 0) + count
-        return {
-            "rows": self.rows,
-            "failed": self.failed,
-            "agreement": self.agreement,
-            "kappa": self.kappa,
-            "confusion": confusion,
-        }
+        figures = {name: getattr(self, name) for name in ("rows", "failed", "agreement", "kappa")}
+        return {**figures, "confusion": confusion}
 
 
 async def calibrate(

@@ -33,17 +33,10 @@ _WARM_UP_SECONDS = 300.0
 _LAST_SECONDS = 10.0
 _MAX_LINE = 1 << 21
 _ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""One thread each: every further one reserves memory for its stack."""
-
-
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # more reserve memory for stacks
 SLICE_SECONDS = 0.5  # CPU time of a request that others wait for
-
 _SHARE = 0.8  # of the time until a caller's deadline, for work that takes long
-
-_PATIENCE = 20
-"""Allowed wall time as a multiple of the CPU time; a worker that needs more gets too little of the
-machine."""
+_PATIENCE = 20  # times the CPU time; a worker that needs more gets too little of the machine
 
 
 class WorkerProcess:
@@ -72,7 +65,7 @@ class WorkerProcess:
             await self.stop()
             reason = f"it was not ready after {_WARM_UP_SECONDS:g} s"
         except OSError as error:
-            end = await self.collect()
+            end = await self.stop(_LAST_SECONDS)
             reason = f"{error} ({end})" if end else str(error)
         except BaseException:
             await self.stop()
@@ -88,15 +81,10 @@ class WorkerProcess:
             await self._live.writer.drain()
         return await self._receive()
 
-    async def collect(self) -> End | None:
-        """`stop` for a process that has closed its socket: it gets time to end by itself."""
-        return await self._end(_LAST_SECONDS)
-
-    async def stop(self) -> End | None:
-        """Kill the process and collect it. Returns how it ended; None if there was none."""
-        return await self._end(0)
-
-    async def _end(self, grace: float) -> End | None:
+    async def stop(self, grace: float = 0) -> End | None:
+        """Kill the process, after so many seconds for one that has closed its socket, and collect it. Returns
+        how it ended; None if there was none.
+        """
         if self._live is None:
             return None
         end = await self._live.end(grace)
@@ -228,9 +216,8 @@ class WorkerPool:
 
     def _give_up(self, task: _Task) -> None:
         if task.is_long and not task.outcome.done():
-            task.outcome.set_exception(
-                WorkFailed(f"{_too_long(SLICE_SECONDS)}, and there was no time for more")
-            )
+            reason = f"{_too_long(SLICE_SECONDS)}, and there was no time for more"
+            task.outcome.set_exception(WorkFailed(reason))
         task.cpu_seconds = min(task.cpu_seconds, SLICE_SECONDS)  # if it has not begun yet
 
     async def _serve(self, worker: WorkerProcess, *, short: bool, long: bool) -> None:
@@ -273,12 +260,10 @@ class WorkerPool:
                 reply = await asyncio.wait_for(worker.ask(task.line()), patience)
             except asyncio.TimeoutError:
                 await worker.stop()
-                raise VerifierFailed(
-                    f"the machine is overloaded: a {self._name} worker did not get {task.limit:g} s of "
-                    f"CPU time in {patience:g} s"
-                ) from None
+                lack = f"did not get {task.limit:g} s of CPU time in {patience:g} s"
+                raise VerifierFailed(f"the machine is overloaded: a {self._name} worker {lack}") from None
             except ConnectionError:
-                end = await worker.collect()
+                end = await worker.stop(_LAST_SECONDS)
                 assert end is not None  # it was running
                 if end.out_of_time:
                     raise _OutOfTime from None
