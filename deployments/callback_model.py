@@ -1,11 +1,8 @@
 """`callback_model`: the trainer generates. Tokens go to its function, tokens come back (`Gym.serve_policy`).
 
-verl, OpenRLHF, ROLL and others own their engines and give out no address. This server is what stands between
-a conversation and such an engine (`gym_serve.deployments.tokenizing`).
-
-The trainer's process fetches requests from every replica and brings the answers (`PolicyQueue`), so no
-function crosses a process, and a replica needs no way to the trainer. A request whose caller has gone is
-cancelled in the trainer as well. What a trainer took before it was started again is given out again.
+The trainer's process fetches requests from every replica and brings the answers (`PolicyQueue`), so a replica
+needs no way to the trainer. A request whose caller has gone is cancelled there as well. What a trainer took
+before it was started again is given out again.
 """
 
 from __future__ import annotations
@@ -30,11 +27,8 @@ _LONGEST_WAIT = 30.0  # seconds that a trainer may wait for a request
 
 
 class PolicyQueue:
-    """The generations that a trainer is asked for. Use it in one event loop.
-
-    Args:
-        patience: seconds without a sign of a trainer after which a request fails.
-        clock: returns the time in seconds.
+    """The generations that a trainer is asked for. A request fails after ``patience`` seconds without a sign
+    of a trainer.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,15 +45,10 @@ class PolicyQueue:
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
-        """Requests without an answer."""
         return len(self._open)
 
     async def ask(self, request: JSON) -> JSON:
-        """The trainer's answer to a request; cancelling the call cancels the request.
-
-        Raises:
-            Unavailable: no trainer serves the policy, or it failed.
-        """
+        """The trainer's answer to a request; cancelling the call cancels the request."""
         name = str(next(self._ids))
         answer: asyncio.Future[JSON] = asyncio.get_running_loop().create_future()
         self._open[name] = ({**request, "id": name}, answer)
@@ -87,13 +76,8 @@ class PolicyQueue:
         return found
 
     async def take(self, taker: str, held: Collection[str], most: int, wait: float) -> JSON:
-        """Requests for a trainer, and those of its requests that nobody waits for any more.
-
-        Args:
-            taker: names the trainer; what another one has taken is given out again.
-            held: the requests that it is working on; others that it took were lost on the way.
-            most: how many further ones it wants.
-            wait: seconds to wait for the first one.
+        """Up to ``most`` requests for a trainer, after ``wait`` seconds at most, and those of its requests
+        (``held``) that nobody waits for any more. What another ``taker`` has taken is given out again.
         """
         lost = self._taken - (set(held) if taker == self._taker else set())
         self._waiting.extendleft(sorted(lost, key=int, reverse=True))
@@ -116,7 +100,6 @@ class PolicyQueue:
         return {"requests": [self._open[name][0] for name in given], "cancelled": list(self._cancelled)}
 
     def answer(self, answers: list[JSON]) -> None:
-        """Take a trainer's answers; those that nobody waits for are dropped."""
         self._seen = self._clock()
         for given in answers:
             found = self._open.get(str(given.get("id")))
@@ -136,8 +119,6 @@ class CallbackModel(TokenizingModel):
     requires: ClassVar[Mapping[str, str]] = {"transformers": "gym-serve[callback]"}
 
     class Config(TokenizingModel.Config):
-        """Settings of the server."""
-
         policy_timeout: float = Field(300.0, gt=0)
         """Seconds without a sign of the trainer after which calls fail as retryable."""
 
@@ -148,7 +129,6 @@ class CallbackModel(TokenizingModel):
         self._queue: PolicyQueue | None = None
 
     async def start(self) -> None:
-        """See `TokenizingModel.start`."""
         self._queue = PolicyQueue(self.config.policy_timeout)
         await super().start()
 
@@ -161,12 +141,10 @@ class CallbackModel(TokenizingModel):
         }
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation:
-        """See `TokenizingModel.generate`."""
         request = {"prompt_ids": prompt, "sampling": sampling, "episode": current().affinity}
         answer = await self._requests.ask(request)
-        return Generation(
-            answer["token_ids"], answer["logprobs"], answer["finish_reason"], answer.get("spans")
-        )
+        tokens, logprobs, reason = (answer[key] for key in ("token_ids", "logprobs", "finish_reason"))
+        return Generation(tokens, logprobs, reason, answer.get("spans"))
 
     @property
     def _requests(self) -> PolicyQueue:

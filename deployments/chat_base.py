@@ -28,14 +28,11 @@ from gym_serve.types.requests import JSON
 
 
 class ChatServer(ModelServer):
-    """A model that answers chat completions.
-
-    A subclass writes `complete_chat`, `stream_completion` and `params_of`.
+    """A model that answers chat completions; a subclass writes `complete_chat`, `stream_completion`,
+    `params_of`.
     """
 
     class Config(ModelServer.Config):
-        """Settings of every such model."""
-
         extra_body: JSON = Field(default_factory=dict)
         """Default fields of every request; the row and the request may say otherwise."""
         chat_template_kwargs: JSON = Field(default_factory=dict)
@@ -71,12 +68,10 @@ class ChatServer(ModelServer):
         raise NotImplementedError
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`."""
         metadata = self.metadata()
         return self._response(body, await self.complete_chat(self.chat_body(body)), metadata)
 
     async def stream_responses(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_responses`."""
         metadata = self.metadata()
         stream = response_stream(
             self.stream_completion(self.chat_body(body)),
@@ -90,13 +85,11 @@ class ChatServer(ModelServer):
                 yield event
 
     async def chat_completions(self, body: JSON) -> JSON:
-        """See `ModelServer.chat_completions`."""
         _check_messages(body)
         metadata = self.metadata()
         return self._completion(await self.complete_chat(body), metadata)
 
     async def stream_chat(self, body: JSON) -> AsyncGenerator[JSON, None]:
-        """See `ModelServer.stream_chat`."""
         _check_messages(body)
         metadata = self.metadata()
         stream = chat_stream(

@@ -28,8 +28,6 @@ class ChatModel(ChatServer, RowEndpointModel):
     """A model behind Chat Completions endpoints."""
 
     class Config(ChatServer.Config, RowEndpointModel.Config):
-        """Settings of the backend."""
-
         inline_token_ids: bool = True
         """Ask for the ids in the answer itself (vLLM 0.10.2 and later). Off: the ids produced are
         read from the log probabilities, and those of the prompt from ``/tokenize``."""
@@ -50,11 +48,9 @@ class ChatModel(ChatServer, RowEndpointModel):
     config: Config
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": self.model_name}
 
     async def count_tokens(self, body: JSON) -> int:
-        """See `ModelServer.count_tokens`; by the endpoint's ``/tokenize``, as vLLM has it."""
         chat = self._backend_body(responses_to_chat(body, reasoning=self.config.reasoning_input))
         try:
             tokens = await self._tokens(chat, current().within(self.config.timeout))
@@ -65,7 +61,6 @@ class ChatModel(ChatServer, RowEndpointModel):
         return len(tokens)
 
     async def complete_chat(self, chat: JSON) -> JSON | None:
-        """See `ChatServer.complete_chat`."""
         if self._is_filtered(chat):
             return _filtered(self.model_name)
         call = current().within(self.config.timeout)
@@ -76,7 +71,6 @@ class ChatModel(ChatServer, RowEndpointModel):
         return await self._checked(await answer, prompt, call)
 
     async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
-        """See `ChatServer.stream_completion`."""
         if self._is_filtered(chat):
             yield Whole(_filtered(self.model_name))
             return
@@ -121,9 +115,8 @@ class ChatModel(ChatServer, RowEndpointModel):
         async def render(messages: list[JSON]) -> list[int]:
             tokens = await self._tokens({**body, "messages": messages}, call)
             if not isinstance(tokens, list):
-                raise EndpointMisconfigured(
-                    "continue_tokens is on, but the endpoint has no /tokenize as vLLM does"
-                )
+                lack = "the endpoint has no /tokenize as vLLM does"
+                raise EndpointMisconfigured(f"continue_tokens is on, but {lack}")
             return tokens
 
         prompt = await continued_prompt(body["messages"], render)

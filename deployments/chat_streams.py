@@ -1,16 +1,7 @@
 """Streams of a backend: read, joined to its completion, and turned into the streams of a `ModelServer`.
 
-    read_events        server-sent events, decoded as they arrive
-    joined             the chunks of a chat stream, and then the completion that they add up to
-    whole_events       the events of a Responses stream, without halves of surrogate pairs
-    chat_stream        what `ModelServer.stream_chat` yields
-    response_stream    what `ModelServer.stream_responses` yields
-
 A backend that is asked for a stream may answer whole instead, e.g. when the prompt exceeds its context. So
 the streams of a backend may hold a `Whole` answer, as their last item.
-
-Model APIs use the field ``data`` of server-sent events, and ``event`` only to repeat the type that is in the
-data (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
 from __future__ import annotations
@@ -34,8 +25,7 @@ _MAX_EVENT = 16 * 2**20  # bytes; one event can hold a whole answer with its tok
 class Whole(NamedTuple):
     """The whole answer of a backend; the last item of a stream."""
 
-    answer: Any
-    """Decoded JSON; None if the prompt does not fit the model's context."""
+    answer: Any  # decoded JSON; None if the prompt does not fit the model's context
 
 
 def is_event_stream(headers: Mapping[str, str]) -> bool:
@@ -44,17 +34,10 @@ def is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-    """The decoded events of a stream.
+    """The decoded events of a stream of ``url``. Raises Unavailable: an event is not JSON, or too large, or
+    there is none.
 
-    Args:
-        url: what was called, for errors.
-        content: the body of the answer, in chunks of any size.
-
-    Raises:
-        Unavailable: an event is not JSON, or too large, or there is none.
-
-    Read as other clients do: a byte order mark, events without data, and a last event without the blank line
-    after it, which is left out where it is cut short.
+    As other clients, it skips a byte order mark, events without data, and a last event that is cut short.
     """
     empty, first = True, True
     rest = b""
@@ -91,9 +74,8 @@ async def read_events(url: str, content: AsyncIterator[bytes]) -> AsyncGenerator
 
 async def joined(events: AsyncIterator[Any]) -> AsyncGenerator[JSON | Whole, None]:
     """The chunks of a backend's chat stream, each checked, and then the completion that they add up to.
-
-    Raises:
-        Unavailable: an event is not a chunk, or reports a failure; or the stream ended before the answer did.
+    Raises Unavailable: an event is not a chunk, or reports a failure; or the stream ended before the answer
+    did.
     """
     joiner = ChunkJoiner()
     async with closing(events):
@@ -129,11 +111,8 @@ async def whole_events(events: AsyncIterator[JSON]) -> AsyncGenerator[JSON, None
 async def chat_stream(
     stream: AsyncIterator[JSON | Whole], answer: Callable[[JSON | None], JSON]
 ) -> AsyncGenerator[JSON, None]:
-    """The chunks of `ModelServer.stream_chat`.
-
-    Args:
-        stream: chunks of the completion, and then the completion.
-        answer: makes the answer without a stream of the completion.
+    """The chunks of `ModelServer.stream_chat`; ``answer`` makes the answer without a stream of the
+    completion.
     """
     begun = has_usage = False
     head: JSON = {}
@@ -161,13 +140,8 @@ async def response_stream(
     parse_think: bool,
     think_is_open: bool = False,
 ) -> AsyncGenerator[JSON, None]:
-    """The events of `ModelServer.stream_responses`.
-
-    Args:
-        stream: chunks of the completion, and then the completion.
-        answer: makes the Response without a stream of the completion.
-        params: the Responses body that is answered.
-        parse_think, think_is_open: see `ResponseStream`.
+    """The events of `ModelServer.stream_responses` to ``params``; ``answer`` makes the Response without a
+    stream.
     """
     events = ResponseStream(params, parse_think=parse_think, think_is_open=think_is_open)
     async with closing(stream):

@@ -15,11 +15,8 @@ _TEXTS = ("text", "refusal", "input_text", "output_text", None)
 
 
 def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
-    """Tokens of a conversation by the model's template, with the opening of the next turn.
-
-    Raises:
-        BadRequest: the template refuses the conversation, or there is none; or a message has an image or
-            other media, which a tokenizer cannot render.
+    """Tokens of a conversation by the model's template, with the opening of the next turn. Raises BadRequest:
+    the template refuses it, there is none, or a message has media.
     """
     arguments = chat.get("chat_template_kwargs") or {}
     # What is no variable of a template, but decides what its rendering does; another template among them.
@@ -29,10 +26,7 @@ def render(tokenizer: Any, chat: JSON, messages: list[JSON]) -> list[int]:
     plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
     try:
         text = tokenizer.apply_chat_template(
-            plain,
-            tools=chat.get("tools"),
-            tokenize=False,
-            **{"add_generation_prompt": True, **arguments},
+            plain, tools=chat.get("tools"), tokenize=False, **{"add_generation_prompt": True, **arguments}
         )
     except Exception as error:  # a template is code of the model's author, and may raise anything
         raise BadRequest(f"the chat template refuses this: {type(error).__name__}: {error}") from None

@@ -1,11 +1,8 @@
 """`Connections`: one HTTP request to one endpoint of a model, and what its answer means.
 
-- A backend's failure becomes one of the error tree, which says whether it may be tried again; how calls to an
-  endpoint end is told to its breaker.
-- A prompt that does not fit the context is an answer, not an error.
-- Cancelling a call closes its connection, on which engines stop generating.
-- The key is in the request's header and nowhere else: not in an error, which shows no query either, and not
-  at another host, as redirects are refused.
+A prompt that does not fit the context is an answer, not an error. Cancelling a call closes its connection, on
+which engines stop generating. The key is in the request's header and nowhere else: not in an error, which
+shows no query either, and not at another host, as redirects are refused.
 """
 
 from __future__ import annotations
@@ -37,15 +34,7 @@ _SHORTEST_SECRET = 8  # characters: a header of fewer is a name or a number, and
 
 
 class Request(NamedTuple):
-    """A request, the same at every attempt.
-
-    Attributes:
-        path: below the base URL.
-        data: the body, as JSON.
-        call: its context.
-        below_v1: off for a path beside ``/v1``.
-        tokens: how many it may take, as an estimate for the rate limits.
-    """
+    """A request, the same at every attempt; ``tokens`` is an estimate, for the rate limits."""
 
     path: str
     data: bytes
@@ -61,22 +50,15 @@ def traced(headers: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
 
 
 class Answer(NamedTuple):
-    """An answer.
-
-    Attributes:
-        said: the decoded body; None if the prompt does not fit the model's context.
-        problem: why the body is no answer, which is no reason to ask again at once; None for one that is.
+    """An answer: ``said`` is the decoded body, None if the prompt does not fit the model's context;
+    ``problem`` says why the body is none, which is no reason to ask again at once.
     """
 
     said: Any
     problem: Unavailable | None = None
 
     def decoded(self) -> Any:
-        """What was said.
-
-        Raises:
-            Unavailable: it is no JSON, or null.
-        """
+        """What was said. Raises Unavailable: it is no JSON, or null."""
         if self.problem is not None:
             raise self.problem
         return self.said
@@ -87,8 +69,7 @@ class Response(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    content: AsyncIterator[bytes]
-    """The body, in chunks of any size."""
+    content: AsyncIterator[bytes]  # the body, in chunks of any size
 
 
 def _headers_for(named: ModelEndpoint) -> dict[str, str]:
@@ -102,11 +83,7 @@ class NoConnection(Exception):
 
 
 class Connections:
-    """The connections of one model server.
-
-    Args:
-        config: of the server.
-    """
+    """The connections of one model server."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -114,11 +91,9 @@ class Connections:
 
     @property
     def are_open(self) -> bool:
-        """Whether `open` was called, and `close` not yet."""
         return self._session is not None
 
     def configure(self, config: EndpointConfig) -> None:
-        """Change the settings; calls under way end as they began."""
         key = config.api_key.get_secret_value()
         bearer = config.api_key_header.lower() == "authorization"
         further = {name: value.get_secret_value() for name, value in config.headers.items()}
@@ -132,23 +107,16 @@ class Connections:
         self._query = f"?{urlencode(config.query)}" if config.query else ""
 
     async def open(self) -> None:
-        """Open the connection pool; needs a running event loop."""
         self._session = open_session()
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def send(self, endpoint: Endpoint, request: Request) -> Answer:
-        """The answer of an endpoint.
-
-        Raises:
-            BadRequest: it refuses the request; has the backend's message.
-            OperatorError: it refuses the key, has no such model or path, or redirects.
-            Overloaded, Unavailable: it has no room, is gone or broken, or a stream broke off.
-            DeadlineExceeded: there was no answer in time.
+        """The answer of an endpoint. Raises BadRequest, OperatorError, Overloaded, Unavailable: what it says,
+        or that it broke off; DeadlineExceeded: there was no answer in time.
         """
         url = self._url(endpoint, request)
         try:
@@ -160,10 +128,7 @@ class Connections:
         return self._answer(url, response, text, endpoint)
 
     async def stream(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Any, None]:
-        """The decoded events of an answer; one `Whole` if the endpoint does not stream.
-
-        Raises: as `send`, also after the first event.
-        """
+        """The decoded events of an answer; one `Whole` if the endpoint does not stream. Raises as `send`."""
         try:
             async with closing(self._events(endpoint, request)) as events:
                 async for event in events:
@@ -228,14 +193,6 @@ class Connections:
 
     @asynccontextmanager
     async def _post(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Response, None]:
-        """Send a request; the block reads the answer.
-
-        Raises:
-            NoConnection: nobody answers at the endpoint.
-            Overloaded: this process has too many open files.
-            Unavailable: the connection broke off.
-            asyncio.TimeoutError: a time limit passed.
-        """
         assert self._session is not None
         url = self._url(endpoint, request)
         try:
@@ -282,11 +239,7 @@ class Connections:
         raise refused
 
     def _is_refused(self, url: str, said: Any, endpoint: Endpoint) -> bool:
-        """Whether what was said with status 200 is that the prompt does not fit.
-
-        Raises:
-            GymError: it is another error.
-        """
+        """Whether what was said with status 200 is that the prompt does not fit."""
         full = says_full(url, said, self._secrets_of(endpoint))
         endpoint.answered |= not full
         return full

@@ -1,15 +1,10 @@
-"""The endpoints of a model behind HTTP: which of them gets a call, how many there may be, and what follows
-a failure.
+"""The endpoints of a model: which of them gets a call, how many there may be, and what follows a failure.
 
-- `EndpointPool`: the calls of an episode go to one endpoint, whose prefix cache holds their conversation,
-  while it is alive. A new episode goes to the endpoint with the fewest calls in progress. Ties are broken
-  by a rendezvous hash of the episode's key and the URL: every replica of the model server makes the same
-  choice without coordination, and when an endpoint goes, only its own episodes move. If all endpoints have
-  failed, the one that may be back first is tried.
+- `EndpointPool`: the calls of an episode go to one endpoint, whose prefix cache holds their conversation.
+  A new episode goes to the one with the fewest calls in progress; a rendezvous hash of the episode's key
+  breaks ties, so that all replicas choose alike, and only the episodes of an endpoint that goes move.
 - `Breaker`: skips an endpoint that failed, until its pause is over (M. Nygard, *Release It!*, 2007).
-- `RateLimit`: requests and tokens per minute, as two token buckets.
-- `hedged`: sends a slow call a second time; the first answer counts (J. Dean and L. A. Barroso, "The Tail
-  at Scale", CACM 56(2), 2013).
+- `hedged`: sends a slow call a second time (J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2)).
 
 Pool, breaker and buckets are pure: they own no task and no connection, and the clock is an argument.
 """
@@ -100,7 +95,6 @@ class Breaker:
         return float("-inf") if self._until is None else self._until
 
     def allows(self, now: float) -> bool:
-        """Whether a call may begin."""
         return self._until is None or self._until <= now
 
     def began(self, now: float) -> None:
@@ -110,7 +104,6 @@ class Breaker:
             self._trial = True
 
     def succeeded(self) -> None:
-        """The endpoint answered."""
         if self._failures or self._until is not None:
             self._failures = 0
             self._pause = _PAUSE
@@ -127,11 +120,7 @@ class Breaker:
             self.succeeded()
 
     def failed(self, now: float, *, gone: bool = False) -> None:
-        """A call failed on the endpoint's side.
-
-        Args:
-            gone: nobody is there; no need to wait for more failures.
-        """
+        """A call failed on the endpoint's side; ``gone``: nobody is there, so one failure is enough."""
         self._failures += 1
         self._gone = gone
         if self._until is None:
@@ -166,12 +155,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """The limits of one endpoint.
-
-    Args:
-        requests: per minute, None for no limit.
-        tokens: per minute, prompt and answer together; None for no limit.
-    """
+    """The limits of one endpoint per minute; None for no limit."""
 
     def __init__(self, requests: float | None, tokens: float | None) -> None:
         self._requests = None if requests is None else _Bucket(requests)
@@ -182,7 +166,6 @@ class RateLimit:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether there is a limit of tokens."""
         return self._tokens is not None
 
     def expected(self, now: float, tokens: float) -> float:
@@ -191,7 +174,6 @@ class RateLimit:
 
     @asynccontextmanager
     async def turn(self, tokens: float) -> AsyncIterator[None]:
-        """Be the first in the queue."""
         self._queued += 1
         self._queued_tokens += tokens
         try:
@@ -229,15 +211,8 @@ Work = Coroutine[Any, Any, T]
 
 
 async def hedged(first: Work[T], second: Callable[[], Work[T] | None], after: float) -> T:
-    """The first answer of two calls; the other one is cancelled.
-
-    Args:
-        first: begins at once.
-        second: makes the other one; None where there is no place for it.
-        after: seconds after which it begins, if the first has not ended by then.
-
-    Raises:
-        GymError: what both raised last, or what one of them raised that is no use to try again.
+    """The first answer of two calls; the other one is cancelled. The second begins ``after`` seconds, if
+    there is a place for it. Raises GymError: what both raised last, or one that is no use to try again.
     """
     tasks = [asyncio.ensure_future(first)]
     try:
@@ -260,16 +235,8 @@ _EPISODES = 65_536  # whose endpoints are remembered; a longer silence costs a p
 
 
 class Endpoint:
-    """One endpoint.
-
-    Attributes:
-        url: its base URL.
-        calls: calls in progress there.
-        breaker: whether calls may go there.
-        refuses_until: moment until which it refuses calls, as it said.
-        limit: how many, and how large; None for no limit.
-        named: what a row said of it; None for an endpoint of this server.
-        answered: whether a call was answered there, so that its key is a good one.
+    """One endpoint. Calls may go there unless its ``breaker`` is open, or it ``refuses_until`` a moment.
+    ``named`` is what a row said of it, ``answered`` whether its key is known to be a good one.
     """
 
     def __init__(self, url: str, limit: RateLimit | None = None, named: ModelEndpoint | None = None) -> None:
@@ -283,11 +250,7 @@ class Endpoint:
 
 
 class EndpointPool:
-    """The endpoints in use.
-
-    Args:
-        urls: at least one base URL.
-    """
+    """The endpoints in use, by their base URLs."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._limits: tuple[float | None, float | None] = (None, None)
@@ -297,7 +260,6 @@ class EndpointPool:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """All of them."""
         return list(self._endpoints.values())
 
     def set(
@@ -319,12 +281,7 @@ class EndpointPool:
             self._homes = OrderedDict(kept)
 
     def pick(self, affinity: str | None, now: float) -> Endpoint:
-        """The endpoint for a call.
-
-        Args:
-            affinity: key of the episode; None for a call without one, which goes to any.
-            now: the moment.
-        """
+        """The endpoint for a call of an episode; for any call if ``affinity`` is None."""
         if len(self._endpoints) == 1:
             return next(iter(self._endpoints.values()))
         home = None if affinity is None else self._homes.get(affinity)

@@ -1,10 +1,7 @@
 """`EngineModel`: a model whose engine runs inside the server: exact tokens, and weights that change.
 
-- It is a `TokenModel`: the prompt of a later turn begins with exactly the tokens of the turns before.
-- Weights have a version. What was generated after an update says so: ``weight_version`` beside the
-  tokens is the version with which the call *began*, the oldest that any of its tokens can have.
-- One update at a time: the engine pauses, takes the weights, forgets what it cached with the old ones,
-  and goes on.
+``weight_version`` beside tokens is the version with which the call *began*, the oldest that any of them can
+have. One update at a time: the engine pauses, takes the weights, forgets what it cached, and goes on.
 """
 
 from __future__ import annotations
@@ -46,14 +43,11 @@ def missing_model(setting: str, model: str) -> Iterator[str]:
 
 
 class EngineModel(TokenModel):
-    """Base class of the models with an engine inside.
-
-    A subclass writes `running`, `load`, `pause` and `resume`, and what `TokenModel` asks for.
+    """A model with an engine inside; a subclass writes `running`, `load`, `pause`, `resume` and a
+    `TokenModel`'s methods.
     """
 
     class Config(TokenModel.Config):
-        """Settings of every engine."""
-
         weight_version: str = "0"
         """Version of the weights that it starts with."""
         weight_updates: bool = False
@@ -75,26 +69,18 @@ class EngineModel(TokenModel):
         raise NotImplementedError
 
     async def load(self, weights: Path | bytes) -> None:
-        """Replace the weights, while paused.
-
-        Args:
-            weights: a folder or file of safetensors, or the bytes of such a file.
-
-        Raises:
-            BadRequest: they are not those of this model; nothing was changed.
+        """Replace the weights, while paused, by safetensors: a folder, a file, or its bytes. Raises
+        BadRequest: they are not those of this model; nothing was changed.
         """
         raise NotImplementedError
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; calls wait."""
         raise NotImplementedError
 
     async def resume(self) -> None:
-        """Go on."""
         raise NotImplementedError
 
     async def hold(self, mode: HoldMode) -> None:
-        """See `ModelServer.hold`; with ``keep``, the engine stops between two tokens."""
         self._held = True
         await super().hold(mode)
         if mode == "keep":
@@ -102,7 +88,6 @@ class EngineModel(TokenModel):
                 await self.pause("keep")
 
     async def release(self) -> None:
-        """See `ModelServer.release`."""
         self._held = False
         async with self._updating:
             await self.resume()
@@ -111,12 +96,7 @@ class EngineModel(TokenModel):
     async def update_weights(
         self, weights: Path | bytes | None, version: str, mode: PauseMode = "keep"
     ) -> None:
-        """Pause, replace the weights, and go on with ``version``.
-
-        Raises:
-            BadRequest: the weights are not those of this model; it goes on with the old ones.
-            Unavailable: the engine broke while loading; its next health check fails.
-        """
+        """Pause, replace the weights, and go on with ``version``."""
         if weights is None:
             raise BadRequest(f"{self.name} has its engine here: give `path` or `tensors` with a version")
         if not self.config.weight_updates:
@@ -137,7 +117,6 @@ class EngineModel(TokenModel):
                 raise Unavailable(f"{self._broken}; the replica is replaced") from error
 
     async def check_health(self) -> None:
-        """See `Server.check_health`."""
         if self._broken is not None:
             raise Unavailable(self._broken)
 
@@ -146,16 +125,15 @@ class EngineModel(TokenModel):
         answer = {"type": "object"}
         operations["load"] = Operation(self._op_load, "Generations in the engine", None, answer)
         if self.config.weight_updates:
-            update, pause = _Update.model_json_schema(), _Pause.model_json_schema()
-            operations |= {
-                "weights/update": Operation(self._op_update, "Load weights from a path", update, answer),
-                "weights/pause": Operation(self._op_pause, "Stop generating", pause, answer),
-                "weights/resume": Operation(self._op_resume, "Go on generating", None, answer),
+            own = {
+                "update": (self._op_update, "Load weights from a path", _Update.model_json_schema()),
+                "pause": (self._op_pause, "Stop generating", _Pause.model_json_schema()),
+                "resume": (self._op_resume, "Go on generating", None),
             }
+            operations |= {f"weights/{op}": Operation(*parts, answer) for op, parts in own.items()}
         return operations
 
     async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:
-        """See `TokenModel`; a broken engine takes no call."""
         if self._broken is not None:
             raise Unavailable(self._broken)
         return await super()._prepared(chat)

@@ -1,11 +1,7 @@
 """`genrm_model`: a generative reward model, whose chat template has roles of its own.
 
-A GenRM such as nvidia/Qwen3-Nemotron-235B-A22B-GenRM compares two responses, which follow the conversation in
-messages of the roles ``response_1``, ``response_2`` and, for some models, ``principle``. Chat Completions
-passes any role on. Responses has no such roles, so here input messages may have them, as with NVIDIA NeMo
-Gym's ``genrm_model`` (https://github.com/NVIDIA-NeMo/Gym/tree/main/responses_api_models/genrm_model).
-
-The environment ``genrm_compare`` turns what it says into the rewards of a group (``POST /compare``).
+It compares two responses, in messages of the roles ``response_1``, ``response_2`` and maybe ``principle``.
+Responses has no such roles, so here input messages may have them, as with NVIDIA NeMo Gym's ``genrm_model``.
 """
 
 from __future__ import annotations
@@ -22,11 +18,6 @@ class GenrmModel(ChatModel):
     """A generative reward model behind Chat Completions endpoints."""
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`.
-
-        Raises:
-            BadRequest: messages of the roles to compare are not the last ones of the input.
-        """
         items = input_items(body["input"])
         compared = [item for item in items if isinstance(item, dict) and item.get("role") in _ROLES]
         history = items[: len(items) - len(compared)]

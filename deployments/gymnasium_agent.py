@@ -1,9 +1,8 @@
 """`gymnasium_agent`: reset, then model call and step in turns, until the episode is over.
 
 It drives every server with the routes ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments),
-also one that has no ``/verify``: the episode's reward is the sum of the steps' rewards. Observations are user
-messages; those after the first one stand between the model's items in the response's ``output``, as in
-NeMo Gym.
+also one without ``/verify``: the reward is the sum of the steps' rewards. Observations are user messages
+between the model's items in the response's ``output``, as in NeMo Gym.
 """
 
 from __future__ import annotations
@@ -53,11 +52,9 @@ class _SteppedEpisode(Episode):
 
     @property
     def over(self) -> bool:
-        """Whether the last step ended it."""
         return bool(self._steps) and (self._steps[-1].terminated or self._steps[-1].truncated)
 
     async def seed(self) -> None:
-        """Open the session: ``/reset``. Its observation joins the prompt."""
         reply = await self.stage("seed", lambda: self._called("reset", self.row))
         reset = parse(_RESET, self._resources.decode(reply), "answer of /reset")
         self._first = _messages(reset.observation)
@@ -100,7 +97,6 @@ class _SteppedEpisode(Episode):
         }
 
     async def close(self) -> None:
-        """Free the session: ``/close``, which not every server has."""
         session, self.session = self.session, None
         if session is None:
             return
@@ -123,7 +119,6 @@ class GymnasiumAgent(AgentServer):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Model call and step in turns, until a step ends the episode, or at the last step."""
         assert isinstance(episode, _SteppedEpisode)  # `_episode` makes no other
         if episode.session is None:
             await episode.seed()

@@ -1,17 +1,12 @@
 """`harness_agent`: an external harness works on the row, and its model calls become the rollout.
 
-The agent opens a capture at the model server, gives the harness the capture's URL as the address of its
-model, and waits until the harness is done. The harness may speak any of the protocols. What was captured is
-then the episode: the trajectory with the last call is verified. All others (sub-agents, dropped retries, a
-context before it was compacted) are kept beside it, in the rollout's field ``branches``.
+The agent opens a capture at the model server and gives the harness its URL as the address of its model. The
+trajectory with the last call is verified; all others (sub-agents, dropped retries) are ``branches``.
 
-The model is a server of this graph and not ``inline``: the harness reaches it through the gateway.
-
-A harness is a URL that is asked once per rollout, or a program. A program finds the model in its
-environment variables and the row on its input. It runs with the rights of this process, in an empty folder
-that is removed when it ends, with no environment variable of this process except ``PATH``. Its whole
-process group ends with it. The program is trusted, what a model makes it do is not: run a harness that
-executes code in a container.
+A harness is a URL that is asked once per rollout, or a program, which finds the model in its environment
+variables and the row on its input. It runs with the rights of this process, in an empty folder, with no
+environment variable of it except ``PATH``; its whole process group ends with it. The program is trusted,
+what a model makes it do is not: run a harness that executes code in a container.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
@@ -59,8 +54,6 @@ class HarnessAgent(AgentServer):
     stages = (*AgentServer.stages, "harness")
 
     class Config(AgentServer.Config):
-        """Settings of the harness."""
-
         gateway_url: _Url | None = None
         """Address of this graph, as the harness reaches it: ``http://127.0.0.1:8000/math``. A graph on Ray
         needs it; without Ray, the graph has an address of its own."""
@@ -101,13 +94,11 @@ class HarnessAgent(AgentServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the address of the graph."""
         yield from super().preflight(config)
         if config.gateway_url is None:
             yield "gateway_url is missing: set the graph's address, or run the graph without Ray"
 
     async def act(self, episode: Episode) -> None:
-        """Let the harness work; what it was answered is the episode, also where it failed."""
         config = self.config
         recording = await episode.stage("model", lambda: Recording.open(self.policy))
         task = Task(
@@ -154,17 +145,11 @@ class HarnessAgent(AgentServer):
         if trajectories:
             main, *branches = trajectories
             episode.replace_response(main["response"])
-            episode.fields |= {
-                "captured_input": main["input"],
-                "captured_context": main["context"],
-                "branches": branches,
-            }
+            captured = {"captured_input": main["input"], "captured_context": main["context"]}
+            episode.fields |= {**captured, "branches": branches}
 
     async def _late(self, episode: Episode, recording: Recording, error: GymError) -> GymError:
-        """Whose the time of a harness was that did not come to its end.
-
-        It is the policy's, unless slow model calls took half of it, or the harness does not answer.
-        """
+        """Whose the time of a harness was that did not come to its end."""
         limit = min(self.config.harness_timeout, episode.deadline[0])
         slow = episode.set_aside(recording.seconds, limit)
         if slow < limit / 2 and await self._harness.answers():
@@ -174,7 +159,6 @@ class HarnessAgent(AgentServer):
         return DeadlineExceeded(message, stage="harness")
 
     def _drop(self, recording: Recording) -> None:
-        """Drop the capture in a task of its own, so that a cancelled episode frees it as well."""
         with use(replace(current(), deadline=None)):
             task = asyncio.create_task(self._drop_quietly(recording))
         self._closing.add(task)
@@ -189,15 +173,8 @@ class HarnessAgent(AgentServer):
 
 
 class Task(NamedTuple):
-    """One rollout, as its harness sees it.
-
-    Attributes:
-        row: the row.
-        base_url: where the model answers; all calls below it belong to this rollout. Ends with ``/v1``.
-        api_key: what the harness authenticates with.
-        resources_url: the environment: its tools are ``POST {resources_url}/{tool}``.
-        session: id of the session there, sent as ``X-Session-Id``; None for an environment without one.
-        traceparent: the span of the episode, for a harness that records some (W3C Trace Context).
+    """One rollout, as its harness sees it: the model (``base_url``, ends with ``/v1``), the environment's
+    tools (``POST {resources_url}/{tool}``, with ``session`` as ``X-Session-Id``), and the episode's span.
     """
 
     row: JSON
@@ -208,64 +185,34 @@ class Task(NamedTuple):
     traceparent: str | None = None
 
 
-class Harness(Protocol):
+class Harness:
     """Starts harnesses."""
 
     async def start(self) -> None:
-        """Acquire what is needed; called once, before any task."""
-        ...
+        """Make ready."""
 
     async def run(self, task: Task) -> JSON:
-        """Let a harness work until it is done; cancelling it ends the harness.
-
-        Returns:
-            what it said, for the rollout's field ``harness``.
-
-        Raises:
-            GymError: it could not be started, or failed.
+        """Let a harness work until it is done; cancelling it ends the harness. Returns what it said, for the
+        rollout's field ``harness``.
         """
-        ...
+        raise NotImplementedError
 
     async def answers(self) -> bool:
         """Whether one that has not ended in time is there, and works."""
-        ...
+        return True
 
     async def stop(self) -> None:
-        """Release it."""
-        ...
+        """Let go of what `start` has acquired."""
 
 
-class CommandHarness:
-    """Runs a program for every rollout.
-
-    Args:
-        command: program and arguments; no shell sees them.
-        env: further environment variables.
-    """
+class CommandHarness(Harness):
+    """Runs a program for every rollout; no shell sees the command."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, SecretStr]) -> None:
         self._command = command
         self._env = env
 
-    async def start(self) -> None:
-        """Nothing is needed."""
-
-    async def answers(self) -> bool:
-        """It ran here, beside this process, until its time was over."""
-        return True
-
-    async def stop(self) -> None:
-        """Nothing is held."""
-
     async def run(self, task: Task) -> JSON:
-        """See `Harness.run`.
-
-        Returns:
-            ``{"exit_status": int, "output": str}``, the end of what it wrote; minus the signal that ended it.
-
-        Raises:
-            Unavailable: it cannot be started.
-        """
         with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as folder:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -325,13 +272,8 @@ async def _tail(process: asyncio.subprocess.Process) -> bytes:
     return kept
 
 
-class HttpHarness:
-    """Asks a server to work.
-
-    Args:
-        url: where it is asked.
-        headers: sent with every request.
-    """
+class HttpHarness(Harness):
+    """Asks a server to work, once for every rollout."""
 
     def __init__(self, url: str, headers: Mapping[str, SecretStr]) -> None:
         self._url = url
@@ -339,31 +281,20 @@ class HttpHarness:
         self._client = HttpClient(headers, _MAX_ANSWER)
 
     async def start(self) -> None:
-        """Open the connection pool."""
         await self._client.start()
 
     async def answers(self) -> bool:
-        """Whether the server answers anything at all."""
         return await self._client.answers(self._url)
 
     async def stop(self) -> None:
-        """Close all connections."""
         await self._client.stop()
 
     async def run(self, task: Task) -> JSON:
-        """See `Harness.run`.
-
-        Raises:
-            Unavailable: there is no connection, it broke off, or the answer is not a JSON object.
-            GymError: the harness answered with a status of 400 or more.
-        """
         body = {**task._asdict(), "api_key": task.api_key.get_secret_value()}
         span = body.pop("traceparent")
         headers = {} if span is None else {"traceparent": span}
         secrets = [task.api_key, *self._headers.values()]  # should it repeat them: rollouts are kept
         answer = await self._client.post(self._url, body, headers=headers, secrets=secrets)
-        if answer is None:
-            return {}
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict | None):
             raise Unavailable(f"the harness must answer a JSON object, got {str(answer)[:200]!r}")
-        return answer
+        return answer or {}

@@ -1,9 +1,8 @@
 """`HttpClient`: JSON requests to an external agent or harness, and their failures as typed errors.
 
 A request is sent once: it is unknown whether a peer that disconnected has done its work. Redirects are not
-followed, to no address that the graph does not name. Cancelling a request closes its connection, which tells
-the peer that nobody waits. The caller bounds its own concurrency and time, so connections have no limit here
-but that of the process's open files. Rollouts are kept, so secrets that a peer repeats are masked.
+followed. Cancelling a request closes its connection. Secrets that a peer repeats are masked, as rollouts are
+kept.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ BaseUrl = Annotated[
     str,
     StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"),
     AfterValidator(lambda url: url.rstrip("/")),
-]
-"""A URL without a query, which would swallow the path, and without credentials, which belong into headers."""
+]  # a URL without a query, which would swallow the path, and without credentials, which belong into headers
 
 
 def _sendable(secret: SecretStr) -> SecretStr:
@@ -76,10 +74,8 @@ _SHORTEST_SECRET = 6  # characters; shorter ones, such as ``none``, are words th
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A connection pool; needs a running event loop.
-
-    With as many connections as there may be open files, further calls wait for one. It keeps no cookies: a
-    load balancer's would send the calls of all episodes to one engine.
+    """A connection pool; needs a running event loop. It keeps no cookies: a load balancer's would send the
+    calls of all episodes to one engine.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=_most_connections()),
@@ -92,7 +88,6 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def _open_files() -> int:
-    """How many files this process may have open, sockets included."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -103,10 +98,8 @@ def _most_connections() -> int:
 
 
 def check_open_files(error: OSError) -> None:
-    """Tell a failure of this process from one of the endpoint.
-
-    Raises:
-        Overloaded: no connection can be opened here, as too many files are open; another attempt may succeed.
+    """Tell a failure of this process from one of the endpoint. Raises Overloaded: no connection can be opened
+    here, as too many files are open; another attempt may succeed.
     """
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise Overloaded(
@@ -125,12 +118,7 @@ def masked(text: str, secrets: Iterable[SecretStr]) -> str:
 
 
 class HttpClient:
-    """Posts JSON to one peer.
-
-    Args:
-        headers: sent with every request.
-        max_bytes: size of an answer at most.
-    """
+    """Posts JSON to one peer."""
 
     def __init__(self, headers: Mapping[str, SecretStr], max_bytes: int) -> None:
         self._headers = headers
@@ -138,11 +126,9 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connection pool."""
         self._session = open_session()
 
     async def stop(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -157,21 +143,10 @@ class HttpClient:
         cookies: dict[str, str] | None = None,
         secrets: Iterable[SecretStr] = (),
     ) -> Any:
-        """The decoded answer; None if it is empty.
-
-        Args:
-            url: where it is sent, as the setting ``url`` names it.
-            timeout: seconds; None for no limit.
-            headers: further headers.
-            cookies: sent along; those of the answer are added to it.
-            secrets: masked in the answer. In an error, the headers are masked as well.
-
-        Raises:
-            Unavailable: there is no connection, it broke off, the status is 500 or more, or the answer is too
-                large or not JSON.
-            DeadlineExceeded: there was no answer in time.
-            OperatorError: the peer redirects, refuses the headers, or has no such route.
-            GymError: another status of 400 or more, as the error body or the status says.
+        """The decoded answer; None if it is empty. ``secrets`` are masked in it; ``cookies`` are sent along,
+        and get those of the answer. Raises Unavailable: it broke off, has a status of 500 or more, is too
+        large or no JSON; DeadlineExceeded; OperatorError: the peer redirects, refuses the headers, or has no
+        such route; GymError: as the error body or the status says.
         """
         if self._session is None:
             raise Unavailable("the connections are not open: call start() first")
@@ -229,9 +204,8 @@ class HttpClient:
 
 
 def _failure(url: str, answer: aiohttp.ClientResponse, text: str) -> GymError:
-    """What a status of 400 or more means: one of our errors as it is, a foreign one by the table of refusals.
-
-    Of both, the table says whether it is the fault of a setting.
+    """What a status of 400 or more means: one of our errors as it is, a foreign one by the table of
+    refusals.
     """
     try:
         said: Any = orjson.loads(text)

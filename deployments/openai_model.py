@@ -35,8 +35,6 @@ class OpenAIModel(UpstreamModel):
     """A model behind an API that answers both Responses and Chat Completions."""
 
     class Config(EndpointConfig):
-        """Settings of the API."""
-
         api_key: HeaderSecret
         """The key of the API, e.g. ``${OPENAI_API_KEY}``."""
         base_url: Urls = Field(["https://api.openai.com/v1"], validate_default=True)
@@ -130,7 +128,6 @@ class OpenAIModel(UpstreamModel):
 
 
 def _check_event(event: Any) -> None:
-    """Raises what is wrong with an event of a stream."""
     if not isinstance(event, dict):
         raise Unavailable(f"the stream has an event that is none: {str(event)[:200]}")
     if not isinstance(event.get("type"), str):

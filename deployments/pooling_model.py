@@ -1,15 +1,12 @@
-"""`pooling_model`: a classifier or a reward head behind vLLM's ``/classify`` and ``/pooling`` routes.
+"""`pooling_model`: a classifier or a reward head behind vLLM's own routes (0.11 to 0.33):
 
-It scores conversations and writes none. The bodies are vLLM's (0.11 to 0.33, ``--runner pooling``):
-
-    POST /pooling   {messages, task: "classify", use_activation}  ->  {data: [{index, data: [float]}], usage}
-    POST /classify  {messages | input}  ->  {data: [{index, label, probs: [float], num_classes}], usage}
-
-`vllm_engine` with ``runner: pooling`` answers the same operations in this graph.
+POST /pooling   {messages, task: "classify", use_activation}  ->  {data: [{index, data: [float]}], usage}
+POST /classify  {messages | input}  ->  {data: [{index, label, probs: [float], num_classes}], usage}
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -38,23 +35,11 @@ class PoolingModel(UpstreamModel):
     config: Config
 
     async def responses(self, body: JSON) -> JSON:
-        """A model that scores writes nothing.
-
-        Raises:
-            NotFound: always.
-        """
         raise NotFound("this model scores and writes nothing: it answers pooling and classify")
 
     async def score(self, route: str, body: JSON) -> JSON:
-        """The backend's answer.
-
-        Args:
-            route: ``pooling`` or ``classify``.
-            body: as vLLM has it.
-
-        Raises:
-            BadRequest: the backend refuses the body, or it does not fit the model's context.
-            Retryable: it is overloaded, unavailable or too slow, or answers no scores.
+        """The backend's answer to a body as vLLM has it. Raises BadRequest: the backend refuses it, or it
+        does not fit the context; Retryable: it is overloaded, unavailable or too slow, or answers no scores.
         """
         config = self.config
         request = {**config.extra_body, **body, "model": config.model}
@@ -65,33 +50,25 @@ class PoolingModel(UpstreamModel):
         return _checked_scores(route, answer, _inputs_of(request))
 
     def operations(self) -> dict[str, Operation]:
-        given, answer = {"type": "object"}, {"type": "object"}
-        return {
-            "pooling": Operation(self._op_pooling, "Raw scores (vLLM's /pooling)", given, answer),
-            "classify": Operation(self._op_classify, "Probabilities (vLLM's /classify)", given, answer),
-            "v1/models": super().operations()["v1/models"],
-        }
+        form = {"type": "object"}
+        names = {"pooling": "Raw scores (vLLM's /pooling)", "classify": "Probabilities (vLLM's /classify)"}
+        own = {op: Operation(partial(self._op, op), name, form, form) for op, name in names.items()}
+        return {**own, "v1/models": super().operations()["v1/models"]}
 
-    async def _op_pooling(self, body: Any) -> JSON:
-        return await self.score("pooling", _checked(body))
-
-    async def _op_classify(self, body: Any) -> JSON:
-        return await self.score("classify", _checked(body))
+    async def _op(self, route: str, body: Any) -> JSON:
+        if not isinstance(body, dict) or not ("messages" in body or "input" in body):
+            raise InvalidRequest("messages or input: what is to be scored is missing")
+        return await self.score(route, body)
 
 
 def _inputs_of(request: JSON) -> int:
-    """How many scores a request asks for; a list of token ids is one input."""
     given = None if "messages" in request else request.get("input")
     texts = isinstance(given, list) and given and not all(type(token) is int for token in given)
     return len(given) if texts and isinstance(given, list) else 1
 
 
 def _checked_scores(route: str, answer: Any, inputs: int) -> JSON:
-    """An answer that has a score for every input.
-
-    Raises:
-        Unavailable: it has not.
-    """
+    """An answer that has a score for every input."""
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or len(data) != inputs:
         raise Unavailable(f"the answer of /{route} has no data for {inputs} inputs: {shown(answer)}")
@@ -112,9 +89,3 @@ def _are_numbers(value: Any) -> bool:
     if isinstance(value[0], list):
         return all(map(_are_numbers, value))
     return set(map(type, value)) <= {int, float} and all(map(isfinite, value))
-
-
-def _checked(body: Any) -> JSON:
-    if not isinstance(body, dict) or not ("messages" in body or "input" in body):
-        raise InvalidRequest("messages or input: what is to be scored is missing")
-    return body

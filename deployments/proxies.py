@@ -1,8 +1,7 @@
 """The proxy that the environment names for a URL (``https_proxy``, ``all_proxy``, ``no_proxy``, ...).
 
-The rules are those of requests: networks (``10.0.0.0/8``) and ports in ``no_proxy``, ``all_proxy``.
-aiohttp's own ``trust_env`` has others, and reads the environment and ``~/.netrc`` anew for every request,
-which costs as much as the request itself; here each base URL is looked up once.
+The rules are those of requests. aiohttp's ``trust_env`` has others, and reads the environment and
+``~/.netrc`` anew for every request, which costs as much as the request; here each base URL is looked up once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from gym_serve.types.errors import EndpointMisconfigured
 
 @lru_cache(maxsize=1024)
 def proxy_of(base_url: str) -> URL | None:
-    """The proxy's URL, with its credentials; None for a direct connection.
-
-    Raises:
-        EndpointMisconfigured: the environment names a proxy that is none of HTTP.
+    """The proxy's URL, with its credentials; None for a direct connection. Raises EndpointMisconfigured: the
+    environment names a proxy that is none of HTTP.
     """
     from requests.utils import get_environ_proxies, select_proxy
 

@@ -1,25 +1,15 @@
 """`refinement_agent`: attempt, verify, critique, and again, until the verifier is content.
 
-How the attempts are in the rollout. All of them are one conversation: ``response.output`` holds the items of
-the first attempt, a ``user`` message with the critique, the items of the second attempt, and so on. Nothing
-that the policy was shown or said is ever taken back, so the tokens of one attempt are a prefix of the next
-one's prompt (docs/formats.md, Training tokens), and a trainer that reads ``response.output`` trains on
-every attempt. ``all_attempts`` says which items are whose, and what each was worth:
+All attempts are one conversation: ``response.output`` holds the items of the first attempt, a ``user``
+message with the critique, the items of the second attempt, and so on. So the tokens of one attempt are a
+prefix of the next one's prompt. ``all_attempts`` says which items are whose, and what each was worth:
 
-    {"turn_index": 0,            number of the attempt
-     "items": [0, 3],            its items are ``response.output[0:3]``, the last model call's tokens in them
-     "reward": 0.0,              what the verifier said of it
-     "verdict": {...},           and the verifier's own fields
-     "generation": "...",        text of its last message
-     "critique": "..."}          what the policy was told then; null after the last attempt
+    {"turn_index": 0, "items": [0, 3], "reward": 0.0, "verdict": {}, "generation": "...", "critique": "..."}
 
-The rollout's own ``reward`` and verdict are those of the last attempt, and ``total_turns`` counts the
-attempts. The verifier is asked once per attempt, in the episode's session, with that attempt's items as the
-response: what was wrong before is not held against it. ``turn_index`` is among the row's keys then.
-
-A verifier takes part with two optional fields (NeMo Gym's ``proof_refinement_agent``): ``needs_correction``,
-whether to go on, and ``correction_prompt``, the critique. There, each attempt is a conversation of its own
-which holds the critique alone.
+The rollout's ``reward`` and verdict are those of the last attempt. The verifier is asked once per attempt, in
+the episode's session, with that attempt's items as the response and ``turn_index`` among the row's keys. It
+takes part with two optional fields, as in NeMo Gym's ``proof_refinement_agent``: ``needs_correction``,
+whether to go on, and ``correction_prompt``, the critique.
 """
 
 from __future__ import annotations
@@ -46,7 +36,6 @@ class _RefinedEpisode(Episode):
         self._verdict: JSON | None = None
 
     async def judge(self, turn_index: int, items: list[JSON]) -> JSON:
-        """The verdict on an attempt: ``reward`` and the verifier's own fields."""
         if self.response is None:
             raise Unavailable("the agent made no model call, so there is nothing to verify", stage="verify")
         row = {**self.row, "turn_index": turn_index}
@@ -88,7 +77,6 @@ class RefinementAgent(SimpleAgent):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Attempts until one is good enough, one is cut off, or ``max_attempts`` were made."""
         assert isinstance(episode, _RefinedEpisode)  # `_episode` makes no other
         attempts: list[JSON] = []
         episode.fields["all_attempts"] = attempts
@@ -126,12 +114,10 @@ class RefinementAgent(SimpleAgent):
             if isinstance(text, str) and text.strip():
                 return text
         if (critic := self.config.critic) is not None:
-            said = f"The task:\n\n{_task(episode.row)}\n\nThe answer:\n\n{attempt['generation']}"
-            given = [
-                {"role": "system", "content": self.config.critic_prompt},
-                {"role": "user", "content": said},
-            ]
-            body = {**self.config.critic_params, "input": given}
+            text = f"The task:\n\n{_task(episode.row)}\n\nThe answer:\n\n{attempt['generation']}"
+            texts = {"system": self.config.critic_prompt, "user": text}
+            messages = [{"role": role, "content": content} for role, content in texts.items()]
+            body = {**self.config.critic_params, "input": messages}
             response = await episode.stage("model", lambda: critic.responses(body))
             output = [item for item in response["output"] if isinstance(item, dict)]
             if text := Response(output=output).last_text.strip():
@@ -143,7 +129,6 @@ class RefinementAgent(SimpleAgent):
 
 
 def _task(row: JSON) -> str:
-    """What the policy was asked: the row's user messages."""
     given = row["responses_create_params"]["input"]
     if isinstance(given, str):
         return given

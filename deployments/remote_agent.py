@@ -1,20 +1,13 @@
 """`remote_agent`: an external agent behind a URL, in a language and a process of its own.
 
-With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a row and returns a rollout
-(docs/formats.md, Agents and Rollouts); environment and reward are its own. With ``protocol: responses`` it
-owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST {url}/v1/responses`` takes the
-conversation so far and returns a Response. Calls that it leaves open are run in this graph's environment,
-and it is asked again; calls that it has answered itself are passed through. Then this graph verifies: the
-agent sees neither the environment nor the row's answer. Its cookies are sent back to it for the length of
-an episode.
+With ``protocol: run`` the agent owns the episode: ``POST {url}/run`` takes a row and returns a rollout. With
+``protocol: responses`` it owns the thinking alone, as in NeMo Gym's ``remote_agent``: ``POST
+{url}/v1/responses`` takes the conversation so far. Calls that it leaves open are run in this graph's
+environment, and it is asked again; then this graph verifies. Its cookies are sent back to it.
 
-A rollout is returned in any case: the agent's failures, delays and malformed answers are failures of the
-rollout. An answer is checked before a trainer sees it: an agent cannot change the row's keys or the
-metadata that rollouts are counted by; a reward is a finite number, output items are objects, and token
-bundles are whole. A failure that the agent reports as a value becomes the error that it stands for.
-
-A request is sent once: it is unknown whether an agent that disconnected has done its work, so the caller of
-the rollout decides about a retry.
+Its failures, delays and malformed answers are failures of the rollout. An answer is checked before a trainer
+sees it: an agent cannot change the row's keys or the metadata that rollouts are counted by. A request is sent
+once: the caller of the rollout decides about a retry.
 """
 
 from __future__ import annotations
@@ -55,42 +48,15 @@ from gym_serve.types.requests import JSON
 from gym_serve.types.rows import check_params, check_row, failed_rollout
 
 
-class _Peer:
-    """The agent at its URL; every request carries the deadline, request id and affinity of its context."""
-
-    def __init__(self, url: str, client: HttpClient) -> None:
-        self._url = url
-        self._client = client
-
-    async def post(
-        self,
-        op: str,
-        body: Any,
-        cookies: dict[str, str] | None = None,
-        secrets: Iterable[SecretStr] = (),
-    ) -> Any:
-        """The answer to ``POST {url}/{op}``; see `HttpClient.post`."""
-        context = current()
-        headers = {"x-request-id": context.request_id}
-        if context.affinity:
-            headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
-        if context.traceparent is not None:
-            headers["traceparent"] = context.traceparent
-        url = f"{self._url}/{op}"
-        return await self._client.post(
-            url, body, timeout=context.timeout(), headers=headers, cookies=cookies, secrets=secrets
-        )
-
-
 class _PeerModel:
     """The agent in the place of a model, for one episode."""
 
-    def __init__(self, peer: _Peer) -> None:
-        self._peer = peer
+    def __init__(self, agent: RemoteAgent) -> None:
+        self._agent = agent
         self._cookies: dict[str, str] = {}
 
     async def responses(self, params: JSON) -> JSON:
-        return check_response(await self._peer.post("v1/responses", params, self._cookies), _WHO)
+        return check_response(await self._agent.post("v1/responses", params, self._cookies), _WHO)
 
 
 class RemoteAgent(SimpleAgent):
@@ -125,12 +91,26 @@ class RemoteAgent(SimpleAgent):
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name, **settings)
-        config = self.config
-        client = self.manage(HttpClient(config.headers, config.max_answer_mb << 20))
-        self._peer = _Peer(config.url, client)
+        self._client = self.manage(HttpClient(self.config.headers, self.config.max_answer_mb << 20))
+
+    async def post(
+        self, op: str, body: Any, cookies: dict[str, str] | None = None, secrets: Iterable[SecretStr] = ()
+    ) -> Any:
+        """The answer to ``POST {url}/{op}`` with the deadline, request id and affinity of the context; see
+        `HttpClient.post`.
+        """
+        context = current()
+        headers = {"x-request-id": context.request_id}
+        if context.affinity:
+            headers["x-session-affinity"] = quote(context.affinity, ":", errors="replace")  # of any script
+        if context.traceparent is not None:
+            headers["traceparent"] = context.traceparent
+        url, limit = f"{self.config.url}/{op}", context.timeout()
+        return await self._client.post(
+            url, body, timeout=limit, headers=headers, cookies=cookies, secrets=secrets
+        )
 
     async def run(self, row: JSON) -> JSON:
-        """See `AgentServer.run`."""
         if self.config.protocol == "responses":
             return await super().run(row)
         check_row(row)
@@ -142,14 +122,13 @@ class RemoteAgent(SimpleAgent):
                 body |= {MODEL_FIELD: endpoint.complete}
                 secrets = list(map(SecretStr, endpoint.secrets))
             with use(current().within(self.config.episode_timeout)):
-                answer = await self._in_context(row, self._peer.post("run", body, secrets=secrets))
+                answer = await self._in_context(row, self.post("run", body, secrets=secrets))
             return rollout_of(_asked(row), answer)
         except GymError as error:
             error.server = error.server or self.name
             return failed_rollout(row, error)
 
     def check_endpoint(self, endpoint: ModelEndpoint) -> None:
-        """See `Server.check_endpoint`: by ``row_endpoints``."""
         if self.config.protocol != "run" or not self.config.row_endpoints:
             raise EndpointMisconfigured(
                 f"{self.name} sends its agent no `{MODEL_FIELD}`: set `row_endpoints`, with `protocol: run`"
@@ -158,15 +137,14 @@ class RemoteAgent(SimpleAgent):
             raise BadRequest(f"{self.name} takes no endpoint (`{MODEL_FIELD}`) over HTTP")
 
     async def responses(self, params: JSON) -> JSON:
-        """See `AgentServer.responses`."""
         if self.config.protocol == "responses":
             return await super().responses(params)
         check_params(params)
         if current().endpoint is not None:
             raise EndpointMisconfigured(f"{self.name} can send `{MODEL_FIELD}` with rows only")
         with use(current().within(self.config.episode_timeout)):
-            answer = await self._in_context({}, self._peer.post("v1/responses", params))
-        return check_response(answer, "the agent")
+            answer = await self._in_context({}, self.post("v1/responses", params))
+        return check_response(answer, _WHO)
 
     def pending(self, turn: list[JSON]) -> list[JSON]:
         """The calls that the agent has not answered itself; of those with one id, the last one."""
@@ -175,33 +153,23 @@ class RemoteAgent(SimpleAgent):
         return [call for call_id, call in calls.items() if call_id not in answered]
 
     def _episode(self, row: JSON) -> Episode:
-        return Episode(row, _PeerModel(self._peer), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
+        return Episode(row, _PeerModel(self), self.config.resources, self._timeouts, self._limits)  # type: ignore[arg-type]
 
     async def aggregate(self, body: Any) -> Any:
-        """See `AgentServer.aggregate`."""
         if self.config.resources is not None:
             return await super().aggregate(body)
-        answer = await self._peer.post("aggregate_metrics", {"verify_responses": scored_rollouts(body)})
+        answer = await self.post("aggregate_metrics", {"verify_responses": scored_rollouts(body)})
         if not isinstance(answer, dict):
-            raise Unavailable(
-                f"the agent must answer its metrics as an object, got {shown(answer)}", server=self.name
-            )
+            message = f"the agent must answer its metrics as an object, got {shown(answer)}"
+            raise Unavailable(message, server=self.name)
         return answer
 
 
 _WHO = "the agent"
 _RESULTS = frozenset({"response", "reward", "mask_sample", "failure", "error"})
+_REPORTED = (BadRequest, DeadlineExceeded, EndpointAccessDenied, EndpointMisconfigured)
 _KINDS: dict[str, type[GymError]] = {
-    cls.code: cls
-    for cls in (
-        BadRequest,
-        DeadlineExceeded,
-        EndpointAccessDenied,
-        EndpointMisconfigured,
-        Overloaded,
-        SessionLost,
-        VerifierFailed,
-    )
+    cls.code: cls for cls in (*_REPORTED, Overloaded, SessionLost, VerifierFailed)
 }
 
 
@@ -211,24 +179,21 @@ def _asked(row: JSON) -> JSON:
 
 
 def rollout_of(row: JSON, answer: Any) -> JSON:
-    """The rollout that an agent answered to `_asked` rows.
-
-    Raises:
-        Unavailable: it is none.
-        GymError: the failure that it reports.
+    """The rollout that an agent answered to `_asked` rows. Raises Unavailable: it is none; GymError: the
+    failure that it reports.
     """
     if not isinstance(answer, dict):
         raise Unavailable(f"the agent must answer a JSON object, got {shown(answer)}")
     if answer.get("_ng_failure_class") is not None:
         raise _reported(answer)
     check_response(answer.get("response"), _WHO)
-    _check_number("reward", answer.get("reward"))
     components = answer.get("reward_components")
-    if components is not None:
-        if not isinstance(components, dict):
-            raise Unavailable(f"the agent's `reward_components` must be an object, got {shown(components)}")
-        for name, value in components.items():
-            _check_number(f"reward_components.{name[:100]}", value)
+    if not isinstance(components, dict | None):
+        raise Unavailable(f"the agent's `reward_components` must be an object, got {shown(components)}")
+    numbers = {f"reward_components.{name[:100]}": value for name, value in (components or {}).items()}
+    for name, value in {"reward": answer.get("reward"), **numbers}.items():
+        if not _is_number(value):
+            raise Unavailable(f"the agent's `{name}` must be a finite number, got {shown(value)}")
     try:
         orjson.dumps(answer)
     except TypeError:
@@ -239,11 +204,6 @@ def rollout_of(row: JSON, answer: Any) -> JSON:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not _is_number(value):
-        raise Unavailable(f"the agent's `{name}` must be a finite number, got {shown(value)}")
 
 
 def _reported(answer: JSON) -> GymError:

@@ -11,12 +11,8 @@ _PAUSE, _MAX_PAUSE = 0.5, 20.0  # seconds; the first is doubled with every attem
 
 
 def redirected(url: str, headers: Mapping[str, str], setting: str) -> EndpointMisconfigured:
-    """The error for a redirect, which is not followed: it would take the key elsewhere.
-
-    Args:
-        url: what was called.
-        headers: of the answer.
-        setting: names the address in the graph.
+    """The error for a redirect, which is not followed: it would take the key elsewhere. ``setting`` is the
+    address.
     """
     where = headers.get("Location", "")[:200]
     return EndpointMisconfigured(f"{url} redirects to {where!r}: set {setting} to where it leads")

@@ -19,8 +19,6 @@ class RowEndpointModel(UpstreamModel):
     """Base class of the models behind HTTP endpoints that rows may replace."""
 
     class Config(EndpointConfig):
-        """Settings of the endpoints."""
-
         row_endpoints: bool | list[str] = False
         """Whether a rollout may bring the endpoint of its model with it (``_ng_model`` of its row, or
         ``rollouts(..., endpoint=)``), instead of this server's: ``true`` for any, or the hosts that may be
@@ -32,7 +30,6 @@ class RowEndpointModel(UpstreamModel):
     config: Config
 
     def check_endpoint(self, endpoint: ModelEndpoint) -> None:
-        """See `Server.check_endpoint`: by ``row_endpoints``."""
         allowed = self.config.row_endpoints
         if not allowed:
             raise EndpointMisconfigured(
@@ -46,6 +43,5 @@ class RowEndpointModel(UpstreamModel):
 
     @property
     def model_name(self) -> str:
-        """The model of the current call, by its name at the endpoint."""
         endpoint = current().endpoint
         return (endpoint and endpoint.model) or self.config.model

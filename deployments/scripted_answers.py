@@ -1,10 +1,9 @@
 """What the scripted policy says: known rows of the shipped environments, and a rule for all others.
 
-A script is a right and a wrong way through one row. For some environments it is written here. For the
-others the right way is, in this order: a case of the environment's own ``fixtures.jsonl`` that gets the
-full reward for this row; the calls that the row says are right; the answer that it says is right. The wrong
-way is a case that gets no reward, else a shrug. For an unknown row, the policy calls the first tool with
-arguments picked from the prompt, then repeats what the tool said.
+A script is a right and a wrong way through one row. For some environments it is written here. Else the right
+way is, in this order: a case of the environment's ``fixtures.jsonl`` that gets the full reward; the calls,
+or the answer, that the row says are right. The wrong way is a case that gets no reward, else a shrug. In an
+unknown row, the policy calls the first tool with arguments from the prompt, then repeats what the tool said.
 """
 
 from __future__ import annotations
@@ -20,20 +19,13 @@ import orjson
 
 from gym_serve.types.requests import input_items
 
-Turn = list[dict[str, Any]]
-"""Output items of one model call."""
+Turn = list[dict[str, Any]]  # output items of one model call
 
 _SHRUG = "I do not know. \\boxed{0}"
 
 
 class Known(NamedTuple):
-    """A row of a shipped environment.
-
-    Attributes:
-        environment: its folder.
-        row: the row.
-        right, wrong: ways through it, turn by turn; ``right`` is empty where the data has none.
-    """
+    """A row of a shipped environment, and ways through it; ``right`` is empty where the data has none."""
 
     environment: str
     row: dict[str, Any]
@@ -54,31 +46,21 @@ def row_prompt(row: dict[str, Any]) -> str:
 def known_row(
     key: Mapping[str, Known], items: list[dict[str, Any]]
 ) -> tuple[Known, str, list[dict[str, Any]]] | None:
-    """The row that a conversation is about: its prompt is the last user message that the key holds.
-
-    Returns:
-        the row, that prompt followed by what the user said after it, and the items after the last user
-        message; None if no prompt is known.
+    """The row whose prompt is the last known user message, that prompt with what the user said after it, and
+    the items after the last user message; None if no prompt is known.
     """
-    later: list[str] = []
-    since = len(items)
+    later, since = "", 0
     for index in range(len(items) - 1, -1, -1):
-        if items[index].get("role") != "user":
-            continue
-        if not later:
-            since = index + 1
-        later.insert(0, _text(items[index]))
-        if later[0] in key:
-            return key[later[0]], "".join(later), items[since:]
+        if items[index].get("role") == "user":
+            text = _text(items[index])
+            since, later = since or index + 1, text + later
+            if text in key:
+                return key[text], later, items[since:]
     return None
 
 
 def load_answer_key(environments: Sequence[str] | None = None) -> dict[str, Known]:
-    """The example rows of shipped environments, by prompt.
-
-    Args:
-        environments: their folders; None for all.
-    """
+    """The example rows of shipped environments (of all by default), by prompt."""
     spec = importlib.util.find_spec("gym_serve.environments")
     root = Path(next(iter(spec.submodule_search_locations or []))) if spec else Path()
     if environments is None:
@@ -137,10 +119,8 @@ def _expected_calls(row: dict[str, Any]) -> list[Turn]:
     wanted = row.get("ground_truth") or row.get("expected_answers") or [row.get("expected_call")]
     if not all(isinstance(w, dict) and "name" in w for w in wanted):
         return []
-    return [
-        [call(w["name"], w.get("arguments", {}), index) for index, w in enumerate(wanted)],
-        [message("Done.")],
-    ]
+    calls = [call(w["name"], w.get("arguments", {}), index) for index, w in enumerate(wanted)]
+    return [calls, [message("Done.")]]
 
 
 def _expected_answer(row: dict[str, Any]) -> list[Turn]:
@@ -165,14 +145,7 @@ Script = Callable[[dict[str, Any], bool, list[dict[str, Any]], random.Random], T
 
 
 def scripted(known: Known, right: bool, items: list[dict[str, Any]], rng: random.Random) -> Turn | None:
-    """The next turn in a known row; None where nobody wrote down how to go through it.
-
-    Args:
-        known: the row.
-        right: which way.
-        items: what came after its prompt.
-        rng: for what is left to chance.
-    """
+    """The next turn in a known row, after ``items``; None where nobody wrote down how to go through it."""
     if script := SCRIPTS.get(known.environment):
         return script(known.row, right, items, rng)
     return turn_after(known.right if right else known.wrong, items) if known.right else None
@@ -198,7 +171,7 @@ def improvise(params: dict[str, Any], items: list[dict[str, Any]]) -> Turn:
     tools = [t for t in params.get("tools") or [] if isinstance(t, dict) and t.get("type") == "function"]
     if tools and not any(i.get("type") == "function_call" for i in items):
         return [call(str(tools[0].get("name")), _arguments(tools[0].get("parameters"), prompt_of(items)), 0)]
-    return [message("I do not know. \\boxed{0}")]
+    return [message(_SHRUG)]
 
 
 def _weather(row: dict[str, Any], right: bool, items: list[dict[str, Any]], rng: random.Random) -> Turn:
@@ -247,8 +220,7 @@ SCRIPTS: dict[str, Script] = {
     "multi_step_synonyms": _synonyms,
     "session_counter": _counter,
     "simple_weather": _weather,
-}
-"""By environment."""
+}  # by environment
 
 
 def _matching(regex: str, letter: str) -> str:
@@ -263,28 +235,17 @@ def _city(prompt: str) -> str:
 
 
 def _arguments(schema: Any, prompt: str) -> dict[str, Any]:
-    """Arguments that fit the required properties of a tool's schema, taken from the prompt.
-
-    The schema is the request's, so it may be anything.
-    """
+    """Arguments that fit the required properties of a tool's schema, taken from the prompt."""
     properties, required = _object(_object(schema).get("properties")), _object(schema).get("required")
     numbers = [int(n) for n in re.findall(r"\d{1,9}", prompt)] or [1]
-    picks: dict[str, Any] = {
-        "string": _city(prompt),
-        "integer": numbers[0],
-        "number": numbers[0],
-        "boolean": True,
-        "array": [],
-        "object": {},
-    }
+    picks: dict[str, Any] = {"string": _city(prompt), "integer": numbers[0], "number": numbers[0]}
+    picks |= {"boolean": True, "array": [], "object": {}}
     arguments: dict[str, Any] = {}
     for name in filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()):
         prop = _object(properties.get(name))
         choices = prop.get("enum")
-        if isinstance(choices, list) and choices:
-            arguments[name] = choices[0]
-        else:
-            arguments[name] = picks.get(str(prop.get("type")))
+        is_choice = isinstance(choices, list) and len(choices) > 0
+        arguments[name] = choices[0] if is_choice and choices else picks.get(str(prop.get("type")))
     return arguments
 
 

@@ -1,12 +1,9 @@
 """`scripted_model`: a policy without a model, for first runs and for tests.
 
-Deterministic: its answers depend on its seed, the request and the episode's affinity key (the rollout id),
-never on time, order or replica. So a rollout is the same over every transport (but for `created_at`), and its
-repeats differ.
+Its answers depend on its seed, the request and the episode's affinity key, never on time, order or replica.
 
-Its tokens are those of a byte-level tokenizer: ids 0..255 are UTF-8 bytes, and one marker precedes every
-item. The tokens of an item depend on that item alone, so the tokens of a turn are a prefix of every later
-prompt that contains it: the contiguity that trainers assert (docs/formats.md, Training tokens).
+Its tokens are UTF-8 bytes, and one marker before every item. The tokens of an item depend on it alone, so
+those of a turn are a prefix of every later prompt that contains it: the contiguity that trainers assert.
 """
 
 from __future__ import annotations
@@ -66,12 +63,6 @@ class ScriptedModel(ModelServer):
         self._answer_key = load_answer_key(known)
 
     async def responses(self, body: dict[str, Any]) -> dict[str, Any]:
-        """See `ModelServer.responses`.
-
-        Raises:
-            BadRequest: a real endpoint would refuse it.
-            Unavailable: an injected error.
-        """
         check_body(body)
         items = input_items(body["input"])
         prompt = render_prompt(body, items)

@@ -1,19 +1,14 @@
 """`sglang_model`: a policy behind SGLang's own ``/generate``: tokens in, tokens and log-probabilities out.
 
-SGLang's Chat Completions take messages, so a policy that is trained is asked by its native route
-(https://docs.sglang.io, *Sampling Parameters* and *SGLang for RL Systems*; source read in November 2026:
-http_server.py, tokenizer_manager.py, weight_versions.py):
-
     POST /generate       {rid, input_ids, sampling_params, return_logprob}
                       -> {meta_info: {finish_reason: {type}, output_token_logprobs: [[logprob, token, text]],
                                       prompt_tokens, cached_tokens, weight_version, weight_versions}}
     POST /abort_request  {rid}
 
-- Every attempt has an id of its own. Where nobody waits for it any more, it is aborted by that id: SGLang
-  looks only every few seconds whether a client is still there, and a router in between may never tell it.
-- A trainer that changes weights aborts what runs (``/pause_generation``, ``/update_weight_version``). SGLang
-  then answers with the tokens so far, and the generation goes on after them, as one with several versions.
-  One that a grammar constrains begins anew, as SGLang would begin its grammar anew.
+Every attempt has an id of its own, by which it is aborted where nobody waits for it any more. A trainer that
+changes weights aborts what runs: SGLang answers with the tokens so far, and the generation goes on after
+them. One that a grammar constrains begins anew, as SGLang would begin its grammar anew. Source: SGLang's
+http_server.py, tokenizer_manager.py and weight_versions.py, November 2026.
 """
 
 from __future__ import annotations
@@ -44,8 +39,7 @@ _NAMES = {
     **{name: name for name in ("temperature", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")},
     **{"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"},
-}
-"""SGLang's names of vLLM's sampling parameters."""
+}  # SGLang's names of vLLM's sampling parameters
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _UNSAID = "default"  # SGLang's version of weights of which nobody said one
 
@@ -56,18 +50,15 @@ class SglangConnections(Connections):
     _aborts: set[asyncio.Task[None]]
 
     async def open(self) -> None:
-        """See `Connections.open`."""
         self._aborts = set()
         await super().open()
 
     async def close(self) -> None:
-        """See `Connections.close`."""
         if self.are_open:
             await asyncio.gather(*self._aborts)
         await super().close()
 
     async def send(self, endpoint: Endpoint, request: Request) -> Answer:
-        """See `Connections.send`."""
         if request.path != _GENERATE:
             return await super().send(endpoint, request)
         rid = uuid.uuid4().hex  # SGLang refuses an id that it has, as of an attempt whose connection broke
@@ -103,15 +94,12 @@ class SglangModel(TokenizingModel, RowEndpointModel):
     config: Config
 
     def connections(self) -> Connections:
-        """See `UpstreamModel.connections`."""
         return SglangConnections(self.config)
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": self.model_name or self.name}
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
-        """See `TokenizingModel.generate`."""
         call = current().within(self.config.timeout)
         params = sampling_params(sampling)
         limit = params["max_new_tokens"]
@@ -141,10 +129,7 @@ class SglangModel(TokenizingModel, RowEndpointModel):
 
 def sampling_params(sampling: JSON) -> JSON:
     """SGLang's ``sampling_params`` for parameters with vLLM's names; ``max_new_tokens`` is always said, as
-    its default is 128.
-
-    Raises:
-        BadRequest: SGLang has no such parameter, or the form of a constraint is unknown.
+    its default is 128. Raises BadRequest: SGLang has no such parameter or form of a constraint.
     """
     for name in ("bad_words", "allowed_token_ids"):
         if sampling.get(name):
@@ -156,7 +141,6 @@ def sampling_params(sampling: JSON) -> JSON:
 
 
 def _constraint(sampling: JSON) -> JSON:
-    """What constrains the text, by SGLang's name; empty without any."""
     form = sampling.get("response_format")
     kind = form.get("type") if isinstance(form, dict) else None
     if isinstance(form, dict) and kind == "json_schema":
@@ -200,15 +184,8 @@ def _request(tokens: list[int], params: JSON, made: int) -> JSON:
 
 
 def read_generation(answer: Any, prompt: int) -> Generation:
-    """What SGLang's answer says; ``finish_reason`` may also be ``abort``.
-
-    Args:
-        answer: the decoded body.
-        prompt: how many tokens the prompt had.
-
-    Raises:
-        Unavailable: the answer is malformed.
-        EndpointMisconfigured: SGLang cut the prompt.
+    """What SGLang's answer to a prompt of so many tokens says; ``finish_reason`` may also be ``abort``.
+    Raises Unavailable: it is malformed; EndpointMisconfigured: SGLang cut the prompt.
     """
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
@@ -240,13 +217,7 @@ def _versions(meta: JSON, count: int) -> list[JSON] | None:
 
 
 def _joined(made: Generation, part: Generation, version: str | None) -> Generation:
-    """A generation that goes on after an abort.
-
-    Args:
-        made: before it.
-        part: after it.
-        version: of the weights behind ``part``, where the engine says none.
-    """
+    """A generation that goes on after an abort."""
     if not made.token_ids:
         if part.finish_reason != "abort" or not part.token_ids:
             return part

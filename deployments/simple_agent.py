@@ -16,8 +16,6 @@ class SimpleAgent(AgentServer):
     """The tool-calling loop."""
 
     class Config(AgentServer.Config):
-        """Settings of the loop."""
-
         max_steps: int | None = Field(32, ge=0)
         """Model calls per episode at most; 0 and null set no limit, and then ``episode_timeout`` ends what a
         model does not end."""
@@ -34,7 +32,6 @@ class SimpleAgent(AgentServer):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Stop at a message without calls, a cut-off response, or the last step."""
         empty_turns = 0
         for _ in range(self.config.max_steps) if self.config.max_steps else count():
             turn = await episode.generate()
@@ -56,13 +53,11 @@ class SimpleAgent(AgentServer):
         return episode
 
     async def verdict(self, episode: Episode) -> JSON:
-        """The verifier's, unless it is not to be asked."""
         if not self.config.skip_verification:
             return await super().verdict(episode)
         return {"reward": self.config.skip_verification_reward, "verification_skipped": True}
 
     async def aggregate(self, body: Any) -> Any:
-        """The environment's metrics; those of no rollout, where none is verified."""
         return aggregate_metrics([]) if self.config.skip_verification else await super().aggregate(body)
 
     def pending(self, turn: list[JSON]) -> list[JSON]:

@@ -12,5 +12,4 @@ class SingleTurnAgent(AgentServer):
     """One model call; the calls in it are part of the answer and are not run."""
 
     async def act(self, episode: Episode) -> None:
-        """Ask once."""
         await episode.generate()

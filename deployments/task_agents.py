@@ -12,7 +12,6 @@ class NopAgent(AgentServer):
     """Does nothing: what the task is worth as it is."""
 
     async def act(self, episode: Episode) -> None:
-        """End at once."""
         episode.stop("nop")
 
 
@@ -22,15 +21,12 @@ class OracleAgent(AgentServer):
     stages = (*AgentServer.stages, "solve")
 
     class Config(AgentServer.Config):
-        """Settings of the agent."""
-
         solve_timeout: float = 600.0
         """Deadline of the solution."""
 
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Have the environment run the solution; what it wrote is the rollout's field ``solution``."""
         solve: Any = self.config.resources.fetch
         episode.fields["solution"] = await episode.stage(
             "solve", lambda: solve("solve", {}, session=episode.session)

@@ -1,9 +1,4 @@
-"""`TokenModel`: a model that takes and gives tokens, so that the prompt of a later turn is exact.
-
-Every call carries its tokens, and the prompt of a later turn begins with exactly those
-(`gym_serve.deployments.token_prompts`). Engines inside the server (`gym_serve.deployments.engine_model`) and
-engines elsewhere that only know tokens (`gym_serve.deployments.tokenizing`) are such models.
-"""
+"""`TokenModel`: a model that takes and gives tokens, so that the prompt of a later turn is exact."""
 
 from __future__ import annotations
 
@@ -21,14 +16,9 @@ from gym_serve.types.requests import JSON
 
 
 class TokenModel(ChatServer):
-    """Base class of the models that take and give tokens.
-
-    A subclass writes `complete`, `stream` and `render`.
-    """
+    """A model that takes and gives tokens; a subclass writes `complete`, `stream` and `render`."""
 
     class Config(ChatServer.Config):
-        """Settings of every such model."""
-
         return_token_ids: bool = True
         """Put the token ids and log probabilities of every call on its last output item, and continue
         from them. Off for judges, which are not trained."""
@@ -41,22 +31,13 @@ class TokenModel(ChatServer):
         """Ids of the tokens that end a turn; set when the model starts."""
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """The chat completion of a body, with token ids where ``return_token_ids`` is on.
-
-        Args:
-            chat: body of ``POST /v1/chat/completions``, all sampling parameters merged in.
-            prompt: the prompt's tokens, instead of the messages'.
-
-        Returns:
-            None if the prompt does not fit the model's context.
+        """The chat completion of a body with all sampling parameters, or of the prompt's tokens; with token
+        ids where ``return_token_ids`` is on. None if the prompt does not fit the model's context.
         """
         raise NotImplementedError
 
     def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncIterator[JSON | Whole]:
-        """`complete` as a stream: the chunks while they are generated, and then the whole completion.
-
-        It may give the completion alone. Closing the generator ends the generation.
-        """
+        """`complete` as a stream: the chunks, and then the whole completion, or that alone."""
         raise NotImplementedError
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
@@ -70,18 +51,15 @@ class TokenModel(ChatServer):
         return operations
 
     def params_of(self, body: JSON) -> JSON:
-        """See `ChatServer.params_of`."""
         return {**body, "model": body.get("model") or self.name}
 
     async def complete_chat(self, chat: JSON) -> JSON | None:
-        """See `ChatServer.complete_chat`."""
         completion = await self.complete(*await self._prepared(chat))
         if completion is not None:
             check_completion(completion)
         return completion
 
     async def stream_completion(self, chat: JSON) -> AsyncGenerator[JSON | Whole, None]:
-        """See `ChatServer.stream_completion`."""
         async with closing(self.stream(*await self._prepared(chat))) as items:
             async for item in items:
                 if isinstance(item, Whole) and item.answer is not None:
@@ -89,7 +67,6 @@ class TokenModel(ChatServer):
                 yield item
 
     async def _prepared(self, chat: JSON) -> tuple[JSON, list[int] | None]:
-        """The body and the tokens of the prompt, as `complete` takes them."""
         body = self._merged(chat)
         prompt = None
         if self.config.return_token_ids:
@@ -100,7 +77,6 @@ class TokenModel(ChatServer):
         return body, prompt
 
     def _merged(self, chat: JSON) -> JSON:
-        """A body with the sampling of row and deployment."""
         config = self.config
         return apply_sampling(
             inline_audio(chat),
@@ -117,7 +93,6 @@ class TokenModel(ChatServer):
         return await continued_prompt(chat["messages"], lambda m: self.render(chat, m), self.ends)
 
     async def count_tokens(self, body: JSON) -> int:
-        """See `ModelServer.count_tokens`."""
         return len(await self._prompt(self._merged(self.chat_body(body))))
 
     async def _op_tokenize(self, body: Any) -> JSON:

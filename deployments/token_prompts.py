@@ -1,13 +1,9 @@
 """The next prompt of a conversation, in tokens: what the engine saw and made, then what came after.
 
-Decoding a generation and encoding it again does not give the same tokens: a sampled text has many
-tokenizations, parsers drop white space, templates drop earlier reasoning. So a turn that came from an
-engine is never rendered again. Its prompt and its generation stand as they are; only the messages after
-it are rendered, in their place of the whole conversation, by the model's own template.
-
-Where they begin is found without knowing the template: the conversation is rendered twice, with two
-different words in the place of the turn. What both renderings end in comes after the turn, whatever
-else a user or a tool wrote into the other messages.
+Decoding a generation and encoding it again does not give the same tokens, so a turn that came from an engine
+is never rendered again: only the messages after it are, in their place of the whole conversation. Where they
+begin is found without knowing the template: the conversation is rendered with two different words in the
+place of the turn. What both renderings end in comes after it.
 """
 
 from __future__ import annotations
@@ -29,20 +25,9 @@ _WORDS = ("A", "B")
 async def continued_prompt(
     messages: Sequence[JSON], render: Render, ends: Collection[int] = ()
 ) -> list[int] | None:
-    """The prompt that begins with exactly the tokens of the last turn that carries them.
-
-    Args:
-        messages: chat messages; an assistant message may carry a token bundle (docs/formats.md, Training
-            tokens).
-        render: renders messages with the model's template.
-        ends: ids of the tokens that end a turn, where they are known; by default the one with which the
-            template ends an assistant's.
-
-    Returns:
-        None where no message carries tokens.
-
-    Raises:
-        BadRequest: the tokens are no lists of integers.
+    """The prompt that begins with exactly the tokens of the last turn that carries them (docs/formats.md,
+    Training tokens); None where no message does. ``ends`` are the tokens that end a turn; by default the one
+    with which the template ends an assistant's. Raises BadRequest: the tokens are no lists of integers.
     """
     turn = next((i for i in reversed(range(len(messages))) if messages[i].get(_PROMPT) is not None), None)
     if turn is None:

@@ -31,12 +31,8 @@ _SAMPLING = (
 
 
 class ToolParser(NamedTuple):
-    """How a model writes tool calls.
-
-    Attributes:
-        split: takes the text of an answer and its chat body, and returns the text without its calls, and
-            the calls.
-        special_tokens: whether the text must have the special tokens that the model wrote.
+    """How a model writes tool calls: ``split`` takes an answer's text and its chat body, and returns the text
+    without its calls, and the calls; ``special_tokens`` says whether it has to see those in the text.
     """
 
     split: Callable[[str, JSON], tuple[str, list[JSON]]]
@@ -44,15 +40,9 @@ class ToolParser(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What an engine generated.
-
-    Attributes:
-        token_ids: the tokens, that which ends the turn included.
-        logprobs: the natural-log probability of each.
-        finish_reason: ``stop`` or ``length``.
-        versions: of the weights behind the tokens, as ``[{version, start, end}]``; None where the engine does
-            not say.
-        cached: tokens of the prompt that it had in its cache; None where it does not say.
+    """What an engine generated: tokens, that which ends the turn included, each with its natural-log
+    probability. ``versions`` of the weights are ``[{version, start, end}]``; ``cached`` counts tokens of the
+    prompt.
     """
 
     token_ids: list[int]
@@ -63,14 +53,9 @@ class Generation(NamedTuple):
 
 
 class TokenizingModel(TokenModel):
-    """Base class of the models whose engine, elsewhere, takes tokens and gives tokens.
-
-    A subclass writes `generate`.
-    """
+    """A model whose engine, elsewhere, takes tokens and gives tokens; a subclass writes `generate`."""
 
     class Config(TokenModel.Config):
-        """Settings of every such model."""
-
         tokenizer: str
         """Folder or name of the policy's tokenizer."""
         chat_template: str | None = None
@@ -89,23 +74,12 @@ class TokenizingModel(TokenModel):
         self._parser: ToolParser | None = None
 
     async def generate(self, prompt: list[int], sampling: JSON) -> Generation | None:
-        """What the engine generates.
-
-        Args:
-            prompt: its tokens.
-            sampling: as the row and the server say it, with the names of vLLM's sampling parameters.
-
-        Returns:
-            None if the prompt does not fit the engine's context.
+        """What the engine generates, by vLLM's sampling parameters; None if the prompt does not fit its
+        context.
         """
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Load the tokenizer.
-
-        Raises:
-            GraphError: a package is missing, or there is no parser of this name.
-        """
         await super().start()
         self._tokenizer = await asyncio.to_thread(self.load_tokenizer)
         self.ends = frozenset(filter(lambda end: end is not None, [self._tokenizer.eos_token_id]))
@@ -113,7 +87,6 @@ class TokenizingModel(TokenModel):
             self._parser = await asyncio.to_thread(tool_parser, parser, self._tokenizer)
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer, of ``transformers`` or like one of those."""
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -125,7 +98,6 @@ class TokenizingModel(TokenModel):
         return tokenizer
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `TokenModel.complete`."""
         if chat.get("n") not in (None, 1):
             raise BadRequest(f"`n` must be 1: {self.name} gives one choice for a call")
         if prompt is None:
@@ -142,17 +114,14 @@ class TokenizingModel(TokenModel):
         return None if generation is None else self.completion_of(chat, prompt, generation)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `TokenModel.stream`: the answer comes whole."""
         yield Whole(await self.complete(chat, prompt))
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `TokenModel.render`."""
         if self._tokenizer is None:
             raise Unavailable("the tokenizer is not loaded: call start() first")
         return await asyncio.to_thread(render, self._tokenizer, chat, messages)
 
     def completion_of(self, chat: JSON, prompt: list[int], generation: Generation) -> JSON:
-        """The chat completion that a generation is."""
         tokens, logprobs, finish, versions, cached = generation
         said = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         text, calls = self._text(chat, said), list[JSON]()
@@ -191,7 +160,6 @@ class TokenizingModel(TokenModel):
         }
 
     def _text(self, chat: JSON, tokens: list[int], *, special: bool = False) -> str:
-        """What the tokens say, up to a stop text."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
         given = chat.get("stop")
         for stop in [given] if isinstance(given, str) else given or ():
@@ -200,10 +168,8 @@ class TokenizingModel(TokenModel):
 
 
 def tool_parser(name: str, tokenizer: Any) -> ToolParser:
-    """The parser of tool calls of one of vLLM's names.
-
-    Raises:
-        GraphError: vLLM is not here, or has none of this name.
+    """The parser of tool calls of one of vLLM's names. Raises GraphError: vLLM is not here, or has none of
+    this name.
     """
     if name == "hermes":
         special_tokens = CALL_OPENING in getattr(tokenizer, "all_special_tokens", ())

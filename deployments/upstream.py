@@ -1,14 +1,9 @@
-"""`Upstream`: the calls to the backend of a model, for every model deployment: where they go, and how often.
+"""`Upstream`: the calls to the backend of a model: where they go, and how often (one call is `connections`).
 
-- Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or as
-  long as the backend asks for (``Retry-After``), and never past the call's deadline. Repeating a
-  model call is safe: it has no effect but its answer. A stream is not tried again after its first event.
-- A limit per minute is waited for here, because the episode would begin anew. A longer wait is the run's,
-  which says for whom it waits, why and until when (`gym_serve.rollouts.scheduling`).
-- Where nobody is at an endpoint, the call goes to another one at once (`gym_serve.deployments.endpoints`).
-- Rate limits hold before a call leaves; a slow call may be made at a second endpoint as well.
-
-One request and its answer are `gym_serve.deployments.connections`.
+- Only a 429, a 5xx and a broken connection are tried again, after a random exponential wait or
+  ``Retry-After``, and never past the call's deadline. A stream is not tried again after its first event.
+- A limit per minute is waited for here; a longer wait is the run's (`gym_serve.rollouts.scheduling`).
+- Where nobody is at an endpoint, the call goes to another one at once.
 """
 
 from __future__ import annotations
@@ -44,13 +39,7 @@ PROMPT_KEYS = ("model", "messages", "tools", "chat_template_kwargs", "mm_process
 
 
 class Upstream:
-    """The endpoints of a model.
-
-    Args:
-        config: of the server.
-        connections: send the requests; by default over aiohttp.
-        model: name of the server, for its metrics.
-    """
+    """The endpoints of a model; by default over aiohttp."""
 
     def __init__(
         self, config: EndpointConfig, connections: Connections | None = None, model: str = "model"
@@ -62,7 +51,6 @@ class Upstream:
         self.configure(config)
 
     def configure(self, config: EndpointConfig) -> None:
-        """Change the settings; calls under way end where they began."""
         self._config = config
         self._connections.configure(config)
         for endpoint in self.pool.endpoints:
@@ -74,12 +62,10 @@ class Upstream:
             self._start_watch()
 
     async def start(self) -> None:
-        """Open the connections; needs a running event loop."""
         await self._connections.open()
         self._start_watch()
 
     async def stop(self) -> None:
-        """Close them."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -87,37 +73,21 @@ class Upstream:
         await self._connections.close()
 
     def post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        call: CallContext,
-        *,
-        below_v1: bool = True,
+        self, path: str, body: Mapping[str, Any], call: CallContext, *, below_v1: bool = True
     ) -> Coroutine[Any, Any, Any]:
-        """The decoded answer to a ``POST``; None where the prompt does not fit the model's context.
+        """The decoded answer to a ``POST``; None where the prompt does not fit the model's context. Where
+        only the prompt and the longest answer together do not fit, the answer may be shorter. ``below_v1`` is
+        off for a path beside ``/v1``.
 
-        Where only the prompt and the longest answer together do not fit, the answer may be shorter.
-
-        Args:
-            path: below the base URL, e.g. ``/chat/completions``.
-            body: sent as JSON. Encoded at once, so that who waits for the answer need not keep it.
-            below_v1: off for a path beside ``/v1``, as an engine's own routes are.
-            call: whose affinity chooses the endpoint, and whose deadline holds for all attempts.
-
-        Raises:
-            BadRequest: the backend refuses the request; has the backend's message.
-            OperatorError: it refuses the key, has no such model or path, or redirects.
-            Overloaded, Unavailable: it did so at the last attempt; or its answer is no JSON.
-            DeadlineExceeded: there was no answer in time.
+        Raises BadRequest: the backend refuses the request; has its message; OperatorError: it refuses the
+        key, has no such model or path, or redirects; Overloaded, Unavailable: it did so at the last attempt;
+        DeadlineExceeded: there was no answer in time.
         """
         return self._send(self._request(path, body, call, below_v1))
 
     def stream(self, path: str, body: Mapping[str, Any], call: CallContext) -> AsyncGenerator[Any, None]:
-        """The decoded events of the answer to a ``POST``, whose body asks for a stream.
-
-        A backend that answers whole gives one `Whole`.
-
-        Args and raises: as `post`; `Unavailable` also if the stream breaks off.
+        """The decoded events of the answer to a ``POST`` whose body asks for a stream; one `Whole` if the
+        backend answers whole. Raises as `post`; `Unavailable` also if the stream breaks off.
         """
         return self._stream(self._request(path, body, call, True))
 
@@ -150,10 +120,7 @@ class Upstream:
             await asyncio.sleep(pause)
 
     async def _is_too_long(self, request: Request) -> bool:
-        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes.
-
-        Its words may be unknown, so one that publishes its limit is asked how long the prompt is, as vLLM is.
-        """
+        """Whether the prompt of a refused request has more tokens than the endpoint says that it takes."""
         endpoint = self._pick(request)
         if request.path != _CHAT or endpoint.named:
             return False
@@ -202,7 +169,6 @@ class Upstream:
             await asyncio.sleep(pause)
 
     def _pause(self, request: Request, error: Overloaded | Unavailable, failed: int) -> float:
-        """Seconds before the next attempt; raises the error if there is none."""
         pause, left = pause_after(error, failed), request.call.timeout()
         too_long = (error.retry_after or 0.0) > _LONGEST_PAUSE or (left is not None and pause >= left)
         if failed >= self._config.max_retries or too_long:
@@ -220,7 +186,6 @@ class Upstream:
         MODEL_RETRIES.add(self._model, endpoint, error.code)
 
     def observe(self) -> None:
-        """Set the gauges of the endpoints."""
         now = time.monotonic()
         for endpoint in self.pool.endpoints:
             ENDPOINT_UP.set(self._model, endpoint.url, value=float(endpoint.breaker.allows(now)))
@@ -228,7 +193,6 @@ class Upstream:
             ENDPOINT_WAIT.set(self._model, endpoint.url, value=wait)
 
     def _pick(self, request: Request) -> Endpoint:
-        """The endpoint for an attempt: the one that the row names, else one of this server's."""
         if (named := request.call.endpoint) is not None:
             return Endpoint(named.base_url, named=named)
         return self.pool.pick(request.call.affinity, time.monotonic())
@@ -289,11 +253,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _admitted(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[RateLimit | None, None]:
-        """Wait for the rate limits of an endpoint; the block makes the call.
-
-        Raises:
-            Overloaded: they let it begin only after its deadline.
-        """
+        """Wait for the rate limits of an endpoint; the block makes the call."""
         limit = endpoint.limit  # the current one: the settings may change during the call
         endpoint.calls += 1  # calls that wait for the limits count as well
         try:
@@ -310,12 +270,6 @@ class Upstream:
             endpoint.calls -= 1
 
     async def _wait(self, endpoint: Endpoint, limit: RateLimit, request: Request) -> None:
-        """Wait until the rate limits let a call begin.
-
-        Raises:
-            Overloaded: that is after its deadline.
-        """
-
         def check(wait: float) -> None:
             left = request.call.timeout()
             if left is not None and wait >= left:
@@ -350,29 +304,22 @@ class UpstreamModel(ModelServer):
         self._upstream = self.manage(Upstream(self.config, self.connections(), self.name))
 
     def connections(self) -> Connections:
-        """What sends the requests."""
         return Connections(self.config)
 
     def observe(self) -> None:
-        """See `Server.observe`."""
         super().observe()
         self._upstream.observe()
 
     def reconfigure(self, settings: JSON) -> None:
-        """Change settings; calls in progress end where they began."""
         super().reconfigure(settings)
         self._upstream.configure(self.config)
 
     async def responses(self, body: JSON) -> JSON:
-        """See `ModelServer.responses`; a subclass writes it."""
         raise NotImplementedError
 
 
 def without_limit(body: JSON) -> JSON | None:
-    """A body that leaves the length of its answer to what room the prompt leaves; None if it does so already.
-
-    A prompt may fit although it does not with all the tokens that its answer may have.
-    """
+    """A body that leaves the length of its answer to what room the prompt leaves; None if it does already."""
     if not any(body.get(key) is not None for key in _LIMITS):
         return None
     return {key: value for key, value in body.items() if key not in _LIMITS}
@@ -391,7 +338,6 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 
 def _limit_of(body: Mapping[str, Any]) -> int:
-    """The most tokens that a request asks for; 0 if it does not say."""
     given = next((body[key] for key in _LIMITS if body.get(key) is not None), 0)
     return given if type(given) is int and given > 0 else 0
 

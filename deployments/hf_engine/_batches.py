@@ -1,10 +1,7 @@
 """`Batches`: generations that run together, on one thread of their own.
 
-A batch is made of the rows that wait at a moment; its cache is padded to its longest prompt. Batches
-take turns, a token each, so that a new row waits for no other to end. A row that ends, or that nobody
-waits for any more, leaves its batch at once.
-
-Weights may change between two steps only: `pause` returns when no step runs.
+A batch is made of the rows that wait at a moment; batches take turns, a token each, so that a new row waits
+for no other to end. A row that ends, or that nobody waits for any more, leaves its batch at once.
 """
 
 from __future__ import annotations
@@ -26,17 +23,14 @@ from gym_serve.types.errors import GymError, Unavailable
 
 
 class _Batch:
-    """Rows whose caches lie in one tensor."""
-
     def __init__(self, rows: list[Row], device: torch.device) -> None:
         self.rows = rows
         self.cache: Any = None
         longest = max(len(row.prompt) for row in rows)
-        padded = [[0] * (longest - len(row.prompt)) + row.prompt for row in rows]
-        self.mask = torch.tensor(
-            [[0] * (longest - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device
-        )
-        self.ids = torch.tensor(padded, device=device)
+        padding = [[0] * (longest - len(row.prompt)) for row in rows]
+        ids = [pad + row.prompt for pad, row in zip(padding, rows, strict=True)]
+        mask = [pad + [1] * len(row.prompt) for pad, row in zip(padding, rows, strict=True)]
+        self.ids, self.mask = torch.tensor(ids, device=device), torch.tensor(mask, device=device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
 
     def step(self, model: Any) -> tuple[list[int], list[float]]:
@@ -59,24 +53,19 @@ class _Batch:
 
     def keep(self, kept: list[int]) -> None:
         """Drop all rows but those at ``kept``."""
-        if len(kept) == len(self.rows) or not kept:
-            self.rows = [self.rows[i] for i in kept]
+        is_same = len(kept) == len(self.rows)
+        self.rows = [self.rows[i] for i in kept]
+        if is_same or not kept:
             return
         index = torch.tensor(kept, device=self.ids.device)
-        self.rows = [self.rows[i] for i in kept]
         self.ids, self.mask, self.positions = self.ids[index], self.mask[index], self.positions[index]
         with torch.inference_mode():
             self.cache.batch_select_indices(index)
 
 
 class Batches:
-    """The generations of one model.
-
-    Args:
-        model: a causal language model of ``transformers``.
-        ends: ids of the tokens that end a turn.
-        decode: text of some tokens; for stop texts.
-        max_rows: rows of one batch at most.
+    """The generations of one causal language model of ``transformers``; ``ends`` are the tokens that end a
+    turn.
     """
 
     def __init__(
@@ -96,23 +85,10 @@ class Batches:
         self._thread.start()
 
     async def generate(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        limit: int,
-        constraint: Constraint | None = None,
+        self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
     ) -> Row:
-        """The finished generation; cancelling the call ends it.
-
-        Args:
-            prompt: token ids.
-            sampling: how to sample.
-            limit: most tokens to produce.
-            constraint: of the tokens that it may take.
-
-        Raises:
-            BadRequest: the constraint cannot be held.
-            Unavailable: the engine broke, or stopped.
+        """The finished generation; cancelling the call ends it. Raises BadRequest: the constraint cannot be
+        held; Unavailable: the engine broke, or stopped.
         """
         row = Row(prompt, sampling, limit, self._loop.create_future(), constraint)
         self._begin(row)
@@ -125,9 +101,8 @@ class Batches:
     async def stream(
         self, prompt: list[int], sampling: Sampling, limit: int, constraint: Constraint | None = None
     ) -> AsyncGenerator[Row, None]:
-        """The generation, each time that it has grown; closing the generator ends it.
-
-        It does not wait for its reader. Args and raises: as `generate`.
+        """The generation, each time that it has grown; closing the generator ends it. It does not wait for
+        its reader.
         """
         grown = asyncio.Event()
         row = Row(prompt, sampling, limit, self._loop.create_future(), constraint, grown)
@@ -150,7 +125,6 @@ class Batches:
 
     @property
     def alive(self) -> bool:
-        """Whether it can generate."""
         return self._thread.is_alive()
 
     @property
@@ -168,7 +142,6 @@ class Batches:
             self._end_all("abort")
 
     def resume(self) -> None:
-        """Go on."""
         if self._paused:
             self._paused = False
             self._stepping.release()
@@ -176,7 +149,6 @@ class Batches:
                 self._wake.notify()
 
     async def close(self) -> None:
-        """End all rows and the thread."""
         self._closed = True
         self.resume()
         with self._wake:

@@ -1,9 +1,8 @@
-"""Structured outputs: the tokens that a generation may take next, by llguidance.
+"""Structured outputs: the tokens that a generation may take next, by https://github.com/guidance-ai/llguidance.
 
-What a request asks for (a JSON schema, a regular expression, choices, or a call of a tool) becomes a
-grammar of https://github.com/guidance-ai/llguidance. It is compiled and matched outside Python, without
-backtracking, and llguidance bounds what that may cost. In a regular expression or a choice, text that the
-tokenizer has as an added token in angle brackets, such as ``<tool_call>``, does not match that token.
+Grammars are compiled and matched outside Python, without backtracking, and llguidance bounds the cost. In a
+regular expression or a choice, text that the tokenizer has as an added token in angle brackets, such as
+``<tool_call>``, does not match that token.
 """
 
 from __future__ import annotations
@@ -23,21 +22,13 @@ _JSON_STYLE = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flex
 
 
 class Constraint:
-    """The state of one generation.
-
-    Args:
-        matcher: llguidance's, at its beginning.
-    """
+    """The state of one generation."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def forbid(self, scores: torch.Tensor) -> None:
-        """Put -inf where the next token would leave the grammar.
-
-        Args:
-            scores: of the whole vocabulary; changed in place.
-        """
+        """Put -inf into ``scores`` where the next token would leave the grammar."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         allowed = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
         allowed = allowed.flatten()[: len(scores)].bool()
@@ -53,13 +44,7 @@ class Constraint:
 
 
 class Grammars:
-    """The constraints of a model's generations.
-
-    Args:
-        tokenizer: a fast one of ``transformers``.
-        vocabulary: number of token ids.
-        ends: ids of the tokens that end a turn.
-    """
+    """The constraints of a model's generations; ``tokenizer`` is a fast one of ``transformers``."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -68,10 +53,8 @@ class Grammars:
         self._words: Any = None
 
     def constraint(self, chat: Mapping[str, Any]) -> Constraint | None:
-        """What a chat body asks for; None if nothing. It may take a second.
-
-        Raises:
-            BadRequest: the grammar is wrong or too large, or llguidance is not installed.
+        """What a chat body asks for; None if nothing. It may take a second. Raises BadRequest: the grammar is
+        wrong or too large, or llguidance is not installed.
         """
         wanted = self._forced_call(chat) or _wanted(chat)
         if wanted is None:
@@ -160,10 +143,8 @@ def _of_vllm(given: JSON) -> tuple[str, Any]:
             return "json", schema
         case {"json_object": True, **rest} if not rest:
             return "json", {"type": "object"}
-        case {"choice": [*choices], **rest} if (
-            not rest and choices and all(isinstance(c, str) for c in choices)
-        ):
-            return "grammar", "start: " + " | ".join(json.dumps(choice) for choice in choices)
+        case {"choice": [str(), *_] as choices, **rest} if not rest and set(map(type, choices)) == {str}:
+            return "grammar", "start: " + " | ".join(map(json.dumps, choices))
         case {"regex": str() as regex, **rest} if not rest:
             return "regex", regex
         case {"grammar": str() as grammar, **rest} if not rest:

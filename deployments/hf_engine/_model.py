@@ -28,10 +28,8 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def new_weights(model: Any, weights: Path | bytes) -> Mapping[str, torch.Tensor]:
-    """Weights for `model`, checked.
-
-    Raises:
-        BadRequest: they cannot be read, or their names or shapes are others.
+    """Weights for `model`, checked. Raises BadRequest: they cannot be read, or their names or shapes are
+    others.
     """
     tensors: dict[str, torch.Tensor]
     try:

@@ -14,18 +14,8 @@ from gym_serve.deployments.hf_engine.sampling import Sampling
 
 @dataclass(eq=False)
 class Row:
-    """One generation.
-
-    Attributes:
-        prompt: token ids.
-        sampling: how to sample.
-        limit: most tokens to produce.
-        done: set when it has ended.
-        constraint: of the tokens that it may take.
-        grown: set whenever it has got another token, and at its end; None where nobody follows it.
-        tokens, log_probs: what was produced, each with its natural-log probability.
-        finish: ``stop``, ``length`` or ``abort``.
-        asked, began: `time.monotonic` moments at which it was asked for, and got its first token.
+    """One generation: ``done`` is set when it has ended, ``grown`` whenever it has got another token.
+    ``finish`` is ``stop``, ``length`` or ``abort``; ``asked`` and ``began`` (its first token) are moments.
     """
 
     prompt: list[int]
@@ -47,11 +37,7 @@ class Row:
 
 
 def draw(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
-    """The next token of every row, and its log probability in the distribution that it was drawn from.
-
-    Args:
-        logits: rows x vocabulary.
-    """
+    """The next token of every row, and its log probability in the distribution that it was drawn from."""
     scores = logits.float()
     for i, row in enumerate(rows):
         _bias(scores[i], row.sampling)

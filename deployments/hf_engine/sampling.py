@@ -14,8 +14,7 @@ _MISSING: dict[str, Any] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "top_logprobs")),
     **dict.fromkeys(("prompt_logprobs", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids")),
     **{"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0},
-}
-"""What vLLM knows, or knew once, and this engine does not; each with the value that asks for nothing."""
+}  # what vLLM knows, or knew once, and this engine does not; each with the value that asks for nothing
 
 
 def _as_list(value: Any) -> Any:
@@ -27,29 +26,20 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
-    max_tokens: int | None = Field(None, ge=1)
-    """Most tokens; None: as many as fit the context."""
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """0 takes the likeliest token."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """The smallest set of tokens with this probability."""
-    top_k: int = 0
-    """The likeliest so many tokens; 0 or less: all."""
+    max_tokens: int | None = Field(None, ge=1)  # most tokens; None: as many as fit the context
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # 0 takes the likeliest token
+    top_p: float = Field(1.0, gt=0, le=1)  # the smallest set of tokens with this probability
+    top_k: int = 0  # the likeliest so many tokens; 0 or less: all
     stop: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
     """Texts before which the generation ends."""
-    seed: int | None = None
-    """Makes the draws of this generation repeatable."""
-    ignore_eos: bool = False
-    """Go on after a token that ends the turn."""
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
-    """Added to the logits, by token id."""
+    seed: int | None = None  # makes the draws of this generation repeatable
+    ignore_eos: bool = False  # go on after a token that ends the turn
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}  # added to the logits, by token id
 
     @classmethod
     def of(cls, chat: Mapping[str, Any]) -> Sampling:
-        """The parameters of a body of ``POST /v1/chat/completions``.
-
-        Raises:
-            BadRequest: one that this engine lacks, or a value that makes no sense.
+        """The parameters of a body of ``POST /v1/chat/completions``. Raises BadRequest: one that this engine
+        lacks, or a value that makes no sense.
         """
         for key, nothing in _MISSING.items():
             if chat.get(key) and chat[key] != nothing:

@@ -1,11 +1,7 @@
 """`hf_engine`: an embedded engine on ``transformers``, for machines without a GPU and for tests.
 
-It starts in some seconds where vLLM needs half a minute, and its default is a tiny model that is made on
-the spot. Tokens in, tokens out, log probabilities, tool calls, versions of weights: all that a trainer's
-loop needs to be tried out, structured outputs included. It has no paged cache: policies worth training
-run on `vllm_engine`.
-
-There is no endpoint whose errors have to be read: each is raised as one of the error tree where it arises.
+It starts in seconds, and its default is a tiny model that is made on the spot. It has no paged cache:
+policies worth training run on `vllm_engine`.
 """
 
 from __future__ import annotations
@@ -52,8 +48,6 @@ class HFEngine(EngineModel):
     requires: ClassVar[Mapping[str, str]] = {"torch": "gym-serve[hf]", "transformers": "gym-serve[hf]"}
 
     class Config(EngineModel.Config):
-        """Settings of the engine."""
-
         model: str | None = None
         """Folder or name of the model; by default a tiny one with random weights, made at first use."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -69,7 +63,6 @@ class HFEngine(EngineModel):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: also the folder of the model, if it names one."""
         yield from super().preflight(config)
         if config.model is not None:
             yield from missing_model("model", config.model)
@@ -82,11 +75,6 @@ class HFEngine(EngineModel):
         self._grammars: Grammars | None = None
 
     async def start(self) -> None:
-        """Load the model.
-
-        Raises:
-            GraphError: the packages of the extra are missing.
-        """
         try:
             from gym_serve.deployments.hf_engine import _batches, _grammar, _model
         except ImportError as error:
@@ -106,13 +94,11 @@ class HFEngine(EngineModel):
             await self._batches.close()
 
     async def check_health(self) -> None:
-        """See `Server.check_health`."""
         await super().check_health()
         if not self._engine.alive:
             raise Unavailable("the engine has stopped")
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `EngineModel.complete`."""
         generation = await self._generation(chat, prompt)
         if generation is None:
             return None
@@ -122,7 +108,6 @@ class HFEngine(EngineModel):
         return self._finished(self._head(), chat, row)
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `EngineModel.stream`."""
         generation = await self._generation(chat, prompt)
         if generation is None:
             yield Whole(None)
@@ -156,11 +141,9 @@ class HFEngine(EngineModel):
         return {"id": new_id("chatcmpl"), "created": int(time.time()), "model": self.name}
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `EngineModel.render`."""
         return render(self._tokenizer, chat, messages)
 
     async def load(self, weights: Path | bytes) -> None:
-        """See `EngineModel.load`."""
         from gym_serve.deployments.hf_engine import _model
 
         model = self._engine.model
@@ -169,15 +152,12 @@ class HFEngine(EngineModel):
 
     @property
     def running(self) -> int:
-        """See `EngineModel.running`."""
         return self._engine.running
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `EngineModel.pause`."""
         await self._engine.pause(abort=mode == "abort")
 
     async def resume(self) -> None:
-        """See `EngineModel.resume`."""
         self._engine.resume()
 
     @property
@@ -218,7 +198,6 @@ class HFEngine(EngineModel):
         }
 
     def _scores(self, chat: JSON, row: Row, begin: int, end: int) -> JSON:
-        """The tokens of a row from ``begin`` to ``end``, as a choice tells them."""
         tokens, log_probs = row.tokens[begin:end], row.log_probs[begin:end]
         entries = [
             {"token": token, "logprob": log_prob, "bytes": None, "top_logprobs": []}

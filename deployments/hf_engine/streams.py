@@ -1,8 +1,7 @@
 """The stream of one generation: chat chunks of what was produced since the last one.
 
 What is streamed is always the beginning of the finished answer. So text waits while it may turn out to be
-something else: the beginning of a stop text or of a tool call, half of a character, and, where there may be
-calls, white space (what stands before a call is dropped).
+something else: a stop text, a tool call, half of a character, or white space before a call.
 """
 
 from __future__ import annotations
@@ -19,12 +18,8 @@ _HALF = "\ufffd"  # what the bytes of an unfinished character are decoded to
 
 
 class TextStream:
-    """Tokens in, text out that stays as it is.
-
-    Args:
-        decode: the text of some tokens.
-        ends: texts with which it ends; what follows them is left to the finished answer.
-        strip: hold white space back until something follows it.
+    """Tokens in, text out that stays as it is. It ends before one of ``ends``; with ``strip``, white space is
+    held back until something follows it.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], ends: Sequence[str], *, strip: bool) -> None:
@@ -70,13 +65,7 @@ class TextStream:
 
 
 class Stream:
-    """The chunks of a generation.
-
-    Args:
-        head: id, time and model of all chunks.
-        text: makes the text of the tokens.
-        scores: the fields of a choice that tell of the tokens of a row from some place to another.
-    """
+    """The chunks of a generation, with ``head`` in each; ``scores`` makes the fields for some tokens."""
 
     def __init__(self, head: JSON, text: TextStream, scores: Callable[[Row, int, int], JSON]) -> None:
         self._head = {**head, "object": "chat.completion.chunk"}

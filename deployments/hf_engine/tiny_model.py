@@ -2,10 +2,9 @@
 
     python -m gym_serve.deployments.hf_engine.tiny_model FOLDER
 
-It is made on the machine in some seconds, from nothing but this file, always the same one: a Qwen3 of
-0.2 M parameters, a byte-level BPE tokenizer learnt from a text below, and a chat template in Qwen's style,
-tools included. It says nothing sensible, but all of a policy's machinery runs on it. ``<tool_call>`` and
-``<think>`` are added tokens and not special ones, as with Qwen: parsers have to see them in the text.
+It is made from this file alone, always the same one: a Qwen3 of 0.2 M parameters, a byte-level BPE tokenizer
+and a chat template in Qwen's style. ``<tool_call>`` and ``<think>`` are added tokens and not special ones, as
+with Qwen: parsers have to see them in the text.
 """
 
 from __future__ import annotations
@@ -66,15 +65,12 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-"""The chat template. Like Qwen's, it shows no reasoning but the last turn's."""
+"""  # the chat template. Like Qwen's, it shows no reasoning but the last turn's
 
 
 def tiny_model() -> Path:
-    """The folder of the tiny model, made at first use in ``$XDG_CACHE_HOME/gym_serve``.
-
-    Raises:
-        GraphError: the packages of the extra are missing.
+    """The folder of the tiny model, made at first use in ``$XDG_CACHE_HOME/gym_serve``. Raises GraphError:
+    the packages of the extra are missing.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gym_serve"
     folder = cache / _NAME
@@ -94,15 +90,7 @@ def tiny_model() -> Path:
 
 
 def make_tiny_model(folder: str | Path, *, seed: int = 0) -> Path:
-    """Write the tiny model.
-
-    Args:
-        folder: created if it is not there.
-        seed: of its weights.
-
-    Raises:
-        GraphError: the packages of the extra are missing.
-    """
+    """Write the tiny model into a folder. Raises GraphError: the packages of the extra are missing."""
     try:
         import torch
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,22 +1,12 @@
 """`user_simulator_agent`: the policy and a model that plays the user, in turns, until the user is done.
 
-The policy's side is the loop of `simple_agent`, once per turn; the user's answers are ``user`` messages
-between its items in ``response.output``, so all of it is one trajectory with contiguous tokens. A first
-message that the user model makes up joins ``responses_create_params.input`` of the rollout instead: the
-response begins with the policy (as in NeMo Gym's ``conversational_tool_use``). The conversation as the user
-saw it is the rollout's ``user_transcript``, and ``conversation_end`` says why it ended:
+The policy's side is the loop of `simple_agent`, once per turn; the user's answers are ``user`` messages in
+``response.output``, so all of it is one trajectory. A first message that the user model makes up joins the
+input instead. The rollout's ``user_transcript`` is the conversation as the user saw it, and its
+``conversation_end`` why it ended: ``user`` (a stop phrase), ``tool`` (a stop tool), ``max_turns``,
+``incomplete`` (the policy was cut off) or ``no_answer``. A failure of the user's model fails the rollout.
 
-    user         the user's message held one of ``stop_phrases``; the policy never sees that message
-    tool         the policy called one of ``stop_tools``, and has made its closing remark
-    max_turns    the policy has answered ``max_turns`` times
-    incomplete   the policy's last response was cut off
-    no_answer    the policy had nothing to say to the user: ``max_steps`` or ``max_empty_turns`` was reached
-
-A failure of the user's model fails the rollout: it is not the policy's fault.
-
-To the model that plays the user, the roles are reversed: the agent's messages are ``user`` messages, the
-user's own are ``assistant`` messages. Like a person, it sees the agent's messages alone: no reasoning,
-calls, tool outputs or instructions.
+To the model that plays the user, the roles are reversed, and it sees the agent's messages alone.
 """
 
 from __future__ import annotations
@@ -61,14 +51,12 @@ class UserSimulatorAgent(SimpleAgent):
     config: Config
 
     async def act(self, episode: Episode) -> None:
-        """Answers of the policy and of the user in turns, beginning with whoever is next in the row."""
         user = SimulatedUser(self.config.user, self._persona(episode.row), self.config.user_params)
         episode.fields["user_transcript"] = user.transcript
         await self._open(episode, user)
         episode.fields["conversation_end"] = await self._converse(episode, user)
 
     async def _open(self, episode: Episode, user: SimulatedUser) -> None:
-        """Tell the user what the row's conversation holds already; it speaks, if it is next."""
         params: JSON = episode.row["responses_create_params"]
         given = params["input"]
         items: list[JSON] = [_message(given)] if isinstance(given, str) else list(given)
@@ -125,15 +113,8 @@ _GREETING = "Hi! How can I help you today?"
 
 
 class SimulatedUser:
-    """A user with a persona.
-
-    Args:
-        model: plays the user.
-        persona: its system prompt: who the user is, what they want, and when they are done.
-        params: further keys of its Responses bodies (sampling).
-
-    Attributes:
-        transcript: the conversation as the user sees it; no training tokens.
+    """A user with a persona, its system prompt; ``params`` are further keys of its bodies, and ``transcript``
+    is the conversation as the user sees it.
     """
 
     def __init__(self, model: ModelClient, persona: str, params: JSON) -> None:
@@ -142,7 +123,6 @@ class SimulatedUser:
         self.transcript: list[JSON] = [{"role": "system", "content": persona}]
 
     def hears(self, text: str) -> None:
-        """The agent said ``text``."""
         self.transcript.append({"role": "user", "content": text})
 
     def remembers(self, item: JSON) -> None:
@@ -154,20 +134,13 @@ class SimulatedUser:
             self.hears(message_text(item))
 
     async def speak(self) -> str:
-        """The user's next message.
-
-        Raises:
-            Unavailable: the model said nothing.
-            GymError: it could not be reached.
+        """The user's next message. Raises Unavailable: the model said nothing; GymError: it could not be
+        reached.
         """
         self._greeted()
         response = await self._model.responses({**self._params, "input": self.transcript})
-        items: list[Any] = response["output"]
-        said = [
-            {key: value for key, value in item.items() if key not in TOKEN_KEYS}
-            for item in items
-            if isinstance(item, dict)
-        ]
+        items = [item for item in response["output"] if isinstance(item, dict)]
+        said = [{key: value for key, value in item.items() if key not in TOKEN_KEYS} for item in items]
         text = spoken(said)
         if not text.strip():
             raise Unavailable("the model that plays the user said nothing", stage="model")

@@ -1,9 +1,4 @@
-"""All that gym_serve uses of vLLM's inside, in one place, feature-detected.
-
-Versions 0.32 and 0.33. What moves between versions are the modules of the command line's parser; the
-application (`build_app`, `init_app_state`) and the engine (`AsyncLLM`) have stayed where they are.
-0.33's module of the parser is from its source and was not run.
-"""
+"""All that gym_serve uses of vLLM's inside, in one place: of versions 0.32 and 0.33."""
 
 from __future__ import annotations
 
@@ -22,13 +17,8 @@ _CPU_ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSI
 
 
 class Engine(NamedTuple):
-    """A running engine.
-
-    Attributes:
-        llm: vLLM's `AsyncLLM`.
-        app: vLLM's own FastAPI application around it.
-        ends: ids of the tokens that end a turn.
-        frozen_head: whether a change of weights would leave the output layer as it was.
+    """A running engine, with vLLM's own application around it. ``frozen_head``: a change of weights would
+    leave the output layer as it was.
     """
 
     llm: Any
@@ -45,14 +35,9 @@ def is_cpu() -> bool:
 
 
 async def start_engine(words: list[str], *, on_ray: bool) -> Engine:
-    """Start an engine in this process, with vLLM's application.
-
-    Args:
-        words: vLLM's command line, without the program.
-        on_ray: whether its workers run in the bundles of this replica's placement group.
-
-    Raises:
-        GraphError: there is no parser of a name.
+    """Start an engine in this process by the words of vLLM's command line, with vLLM's application;
+    ``on_ray``: in the bundles of this replica's placement group. Raises GraphError: there is no parser of a
+    name.
     """
     if is_cpu():
         for name, value in _CPU_ENV.items():
@@ -97,10 +82,7 @@ def unfinished(llm: Any) -> int:
 
 def tool_parser(name: str, tokenizer: Any) -> tuple[Callable[[str, JSON], tuple[str, list[JSON]]], bool]:
     """A function that splits an answer's text and its tool calls, by one of vLLM's parsers; and whether the
-    text must have the special tokens that the model wrote.
-
-    Raises:
-        GraphError: there is no parser of this name.
+    text must have special tokens. Raises GraphError: there is no parser of this name.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 

@@ -37,11 +37,8 @@ def known_names() -> frozenset[str]:
 
 
 def problem_of(name: str, taken: Mapping[str, str]) -> str | None:
-    """What is wrong with the name of an engine argument; None if nothing is known to be.
-
-    Args:
-        name: as vLLM's Python API spells it.
-        taken: names that settings of the server stand for, and those settings.
+    """What is wrong with the name of an engine argument; None if nothing is known to be. ``taken`` are the
+    names that settings of the server stand for.
     """
     if name in taken:
         return f"{name} is set by {taken[name]!r} of this server"

@@ -1,20 +1,16 @@
 """`vllm_engine`: vLLM inside a replica, for policies, judges and reward models.
 
-The replica holds vLLM's engine and vLLM's own application around it, and calls that in its own process:
-chat template, tool and reasoning parsers, structured outputs and sampling are vLLM's. What is added is
-what training needs: exact tokens from turn to turn, and weights that change (`EngineModel`). With
-``runner: pooling`` it answers ``classify`` and ``pooling`` instead, for reward models.
-
-Not ``ray.serve.llm``: it pins its own vLLM, has no Responses route and no token routes.
-
-GPUs are Serve options: ``num_gpus`` is for each of ``tensor_parallel_size`` workers, which get a bundle
-of the replica's placement group each.
+The replica holds vLLM's engine and vLLM's own application, and calls that in its own process: chat template,
+parsers and sampling are vLLM's. With ``runner: pooling`` it answers ``classify`` and ``pooling`` instead. Not
+``ray.serve.llm``: it pins its own vLLM, has no Responses route and no token routes. ``num_gpus`` is for each
+of ``tensor_parallel_size`` workers, which get a bundle of the replica's placement group each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -52,8 +48,6 @@ class VLLMEngine(EngineModel):
     requires: ClassVar[Mapping[str, str]] = {"vllm": "gym-serve[vllm]"}
 
     class Config(EngineModel.Config):
-        """Settings of the engine."""
-
         model: str
         """Folder or name of the model."""
         runner: Literal["generate", "pooling"] = "generate"
@@ -86,7 +80,6 @@ class VLLMEngine(EngineModel):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: also the folders of the model and its adapters, if it names some."""
         yield from super().preflight(config)
         yield from missing_model("model", config.model)
         for name, folder in config.lora_adapters.items():
@@ -100,7 +93,6 @@ class VLLMEngine(EngineModel):
 
     @classmethod
     def deployment_options(cls, settings: Mapping[str, Any], options: Mapping[str, Any]) -> JSON:
-        """See `Server.deployment_options`: a bundle for each worker."""
         workers, gpus = int(settings.get("tensor_parallel_size", 1)), options.get("num_gpus") or 0
         if workers == 1 or not gpus or options.get("placement_group_bundles"):
             return {}
@@ -111,11 +103,7 @@ class VLLMEngine(EngineModel):
         return {"num_gpus": 0, "accelerator_type": None, "placement_group_bundles": [first, *rest]}
 
     async def start(self) -> None:
-        """Start the engine and generate once, so that the first call finds it warm.
-
-        Raises:
-            GraphError: vLLM is missing, or refuses the arguments.
-        """
+        """Start the engine and generate once, so that the first call finds it warm."""
         try:
             from gym_serve.deployments.vllm_engine import _vllm
 
@@ -130,21 +118,21 @@ class VLLMEngine(EngineModel):
             raise GraphError("vLLM does not take its arguments; the replica's log has its message") from None
         self.ends = self._running.ends
         self._http = InProcess(self._running.app)
-        await self._warm_up()
+        if self.config.runner == "generate":
+            await self._http.post("/v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
+        else:
+            await self._engine.llm.check_health()
 
     async def stop(self) -> None:
-        """Let running generations end, for at most ``drain_timeout`` seconds, and stop the engine."""
         if self._running is not None:
             llm, self._running = self._running.llm, None
             await asyncio.to_thread(llm.shutdown, self.config.drain_timeout)
 
     async def check_health(self) -> None:
-        """See `Server.check_health`: a dead engine cannot be revived, only its replica replaced."""
         await super().check_health()
         await self._engine.llm.check_health()
 
     def model_names(self) -> list[str]:
-        """The server's own name, and those of its adapters."""
         return [self.name, *self.config.lora_adapters]
 
     def command_line(self, *, on_ray: bool = False) -> list[str]:
@@ -180,19 +168,18 @@ class VLLMEngine(EngineModel):
             operations = {op: operation for op, operation in operations.items() if op in kept}
         body = {"type": "object"}
         for op in _POOLING if pooling else _GENERATING:
-            operations[op] = Operation(self._passed_on(op), f"vLLM's /{op}", body, body)
+            operations[op] = Operation(partial(self._pass_on, op), f"vLLM's /{op}", body, body)
         if self.config.engine_args.get("enable_sleep_mode"):
             operations["weights/sleep"] = Operation(self._op_sleep, "Give the GPU's memory free", None, body)
             operations["weights/wake"] = Operation(self._op_wake, "Take it back, and go on", None, body)
         return operations
 
     async def complete(self, chat: JSON, prompt: list[int] | None) -> JSON | None:
-        """See `EngineModel.complete`."""
-        completion: JSON | None = await self._post("/v1/chat/completions", self._chat(chat, prompt))
+        body = self._chat(chat, prompt)
+        completion: JSON | None = await self._client.post("/v1/chat/completions", body)
         return completion
 
     async def stream(self, chat: JSON, prompt: list[int] | None) -> AsyncGenerator[JSON | Whole, None]:
-        """See `EngineModel.stream`."""
         body = self._chat(chat, prompt) | {"stream": True, "stream_options": {"include_usage": True}}
         async with closing(joined(self._client.stream("/v1/chat/completions", body))) as items:
             async for item in items:
@@ -212,15 +199,13 @@ class VLLMEngine(EngineModel):
         return body
 
     async def render(self, chat: JSON, messages: list[JSON]) -> list[int]:
-        """See `EngineModel.render`."""
         template = {k: chat[k] for k in ("tools", "chat_template_kwargs") if chat.get(k)}
         body = {"model": self.name, "messages": messages, "add_generation_prompt": True, **template}
-        answer = await self._post("/tokenize", body)
+        answer = await self._client.post("/tokenize", body)
         tokens: list[int] = answer["tokens"] if answer is not None else []
         return tokens
 
     async def load(self, weights: Path | bytes) -> None:
-        """See `EngineModel.load`."""
         if self._asleep:
             raise BadRequest(f"{self.name} sleeps, and its weights are not on the GPU: wake it first")
         if self._engine.frozen_head:
@@ -240,23 +225,21 @@ class VLLMEngine(EngineModel):
 
     @property
     def running(self) -> int:
-        """See `EngineModel.running`."""
         from gym_serve.deployments.vllm_engine._vllm import unfinished
 
         return unfinished(self._engine.llm)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `EngineModel.pause`."""
         await self._engine.llm.pause_generation(mode=mode)
 
     async def resume(self) -> None:
-        """See `EngineModel.resume`; who sleeps goes on when it wakes."""
         if not self._asleep:
             await self._engine.llm.resume_generation()
 
     async def _op_sleep(self, body: Any) -> JSON:
         """Move the weights to the machine's memory and drop the cache; generations wait, and are computed
-        again from their tokens when the engine wakes."""
+        again from their tokens when the engine wakes.
+        """
         async with self._updating:
             await self._engine.llm.sleep(level=1, mode="keep")
             self._asleep = True
@@ -276,19 +259,7 @@ class VLLMEngine(EngineModel):
             raise Unavailable("the engine is not running: call start() first")
         return self._running
 
-    async def _warm_up(self) -> None:
-        if self.config.runner == "generate":
-            await self._post("/v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
-        else:
-            await self._engine.llm.check_health()
-
     def _model_of(self, body: JSON) -> str:
-        """The adapter that a request names, or the model itself.
-
-        Raises:
-            NotFound: there are adapters, and it names something else. (Without any, ``model`` says nothing:
-                data sets and agents put all sorts of names there.)
-        """
         adapters, model = self.config.lora_adapters, body.get("model")
         if not adapters or model in (None, "", self.name, self.config.model):
             return self.name
@@ -296,20 +267,14 @@ class VLLMEngine(EngineModel):
             raise NotFound(f"model: {str(model)[:100]!r} is none of {', '.join(self.model_names())}")
         return model
 
-    def _passed_on(self, op: str) -> Any:
-        async def handler(body: Any) -> Any:
-            if not isinstance(body, dict):
-                raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
-            given = {key: value for key, value in body.items() if key not in _STREAMING}
-            answer = await self._post(f"/{op}", {**given, "model": self._model_of(body)})
-            if answer is None:
-                raise BadRequest("the prompt does not fit the model's context")
-            return answer
-
-        return handler
-
-    async def _post(self, path: str, body: JSON) -> Any:
-        return await self._client.post(path, body)
+    async def _pass_on(self, op: str, body: Any) -> Any:
+        if not isinstance(body, dict):
+            raise InvalidRequest(f"the body of {op} must be an object, got {type(body).__name__}")
+        given = {key: value for key, value in body.items() if key not in _STREAMING}
+        answer = await self._client.post(f"/{op}", {**given, "model": self._model_of(body)})
+        if answer is None:
+            raise BadRequest("the prompt does not fit the model's context")
+        return answer
 
     @property
     def _client(self) -> InProcess:

@@ -1,8 +1,7 @@
 """`InProcess`: calls of an ASGI application in this process, without a socket.
 
-The specification is ASGI's (https://asgi.readthedocs.io/en/latest/specs/www.html). A cancelled call is
-to the application what a client is that hung up: that is what vLLM listens for to stop generating. (The
-ASGI transport of httpx only drops the call, which vLLM's own task does not notice.)
+A cancelled call is to the application what a client is that hung up: vLLM then stops generating. (httpx's
+ASGI transport only drops the call, which vLLM's own task does not notice.)
 """
 
 from __future__ import annotations
@@ -23,25 +22,15 @@ from gym_serve.types.protocols import refusal, says_full
 
 
 class InProcess:
-    """A client of an application.
-
-    Args:
-        app: the ASGI application.
-    """
+    """A client of an application."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._running: set[asyncio.Task[None]] = set()
 
     async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer; None if the prompt does not fit the model's context.
-
-        Args:
-            path: a path of the application.
-            body: encoded as JSON.
-
-        Raises:
-            GymError: the application's refusal or failure.
+        """The decoded answer of a path; None if the prompt does not fit the context. Raises GymError: its
+        failure.
         """
         async with self._exchange(path, body) as exchange:
             content = b"".join([chunk async for chunk in exchange.body()])
@@ -51,10 +40,7 @@ class InProcess:
         return answer
 
     async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The decoded events of the answer; one `Whole` if the application does not stream.
-
-        Args and raises: as `post`.
-        """
+        """The decoded events of the answer; one `Whole` if it is no stream. Raises as `post`."""
         content: bytes | None = None
         async with self._exchange(path, body) as exchange:
             if is_event_stream(exchange.headers):

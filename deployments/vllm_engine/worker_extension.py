@@ -11,11 +11,7 @@ class WeightsExtension:
     model_runner: Any
 
     def load_named_tensors(self, blob: bytes) -> None:
-        """Replace all weights.
-
-        Args:
-            blob: a file of safetensors, with the names of the model's checkpoint.
-        """
+        """Replace all weights by a file of safetensors, with the names of the model's checkpoint."""
         # Here, as this module is imported by name in vLLM's own processes only.
         from safetensors.torch import load
 

@@ -40,35 +40,28 @@ class CodeMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     unit_tests: UnitTests
-    """The tests that the program has to pass, all of them."""
-    difficulty: str | None = None
-    """Splits the metrics."""
+    difficulty: str | None = None  # splits the metrics
 
 
 class CodeRequest(VerifyRequest):
     """A programming problem with the response to it."""
 
     verifier_metadata: CodeMetadata
-    """The tests."""
 
 
 class CodeVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_model_output: str | None = None
-    """The text of the response; None if it is empty."""
-    extracted_model_code: str | None = None
-    """The program in it; None if there is none."""
+    extracted_model_output: str | None = None  # the text of the response; None if it is empty
+    extracted_model_code: str | None = None  # the program in it; None if there is none
     result: list[bool | int] | None = None
     """True for each test passed, then the code of the first that was not; None without a program."""
-    error_code: int | None = None
-    """That code: -1 killed, -2 wrong answer, -3 time limit, -4 exception."""
+    error_code: int | None = None  # that code: -1 killed, -2 wrong answer, -3 time limit, -4 exception
     metadata: dict[str, Any] | None = None
     """That test, shortened: its input, the expected output and the program's."""
     reasoning_format_violation_rate: float = 0.0
     """1.0 if thinking stands in the answer, or was begun or ended twice."""
     difficulty: str | None = None
-    """The row's."""
 
 
 class CodeGen(ResourcesServer):
@@ -91,8 +84,6 @@ class CodeGen(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName = "bubblewrap"
         """``bubblewrap`` confines programs; ``process`` trusts them, see README.md."""
         num_processes: PositiveInt = 2
@@ -120,34 +111,18 @@ class CodeGen(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         yield from sandbox_problems(config.sandbox, config.packages)
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a sandbox does not start.
-        """
         config = self.config
-        limits = Limits(
-            memory_bytes=config.memory_mb << 20,
-            file_bytes=MAX_INPUT,
-            disk_bytes=4 * MAX_INPUT,
-        )
+        limits = Limits(memory_bytes=config.memory_mb << 20, file_bytes=MAX_INPUT, disk_bytes=4 * MAX_INPUT)
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         self._pool = self.manage(SandboxPool(sandbox, limits, size=config.num_processes, prelude=PRELUDE))
         await super().start()
 
     async def verify(self, request: CodeRequest) -> CodeVerdict:
-        """Run the tests on the program in the response.
-
-        Raises:
-            VerifierFailed: two sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
-        """
+        """Run the tests on the program in the response."""
         difficulty = request.verifier_metadata.difficulty
         text = replace_surrogates(request.response.output_text)
         code = await asyncio.to_thread(extract_code, text)
@@ -188,11 +163,7 @@ class CodeGen(ResourcesServer):
         return await asyncio.shield(self._rows[key])
 
     async def _tested(self, code: str, tests: UnitTests) -> TestReport:
-        """The report on a program, in as many turns as it takes.
-
-        A program that has had a turn, and for which the caller has no more time, has failed: it is the one
-        that took the time. One that still waits for its turn has not.
-        """
+        """The report on a program, in as many turns as it takes."""
         config, report = self.config, TestReport()
         limits = TestLimits(
             config.unit_test_timeout_secs, config.answer_timeout_secs, config.float_tolerance, config.debug
@@ -221,12 +192,10 @@ class CodeGen(ResourcesServer):
         return report
 
 
-_KEPT_ROWS = 8
-"""Rows whose unpacked tests are kept."""
+_KEPT_ROWS = 8  # rows whose unpacked tests are kept
 
 
 def _why_failed(report: TestReport, count: int) -> str:
-    """What a person needs to know of the test that was not passed."""
     fault = report.fault or {}
     what = f"test {len(report.result)} of {count}: {str(fault['error_message']).lower()}"
     if fault["error"]:

@@ -15,10 +15,7 @@ _TAGS = ("<think>", "</think>")
 
 
 def extract_code(text: str) -> str | None:
-    """The last code block that is marked as Python, else the last one; None if there is none.
-
-    What stands in an earlier block is a draft; an unmarked one behind the program shows what it prints.
-    """
+    """The last code block that is marked as Python, else the last one; None if there is none."""
     blocks = code_blocks(text)
     programs = [block for block in blocks if block.language in _PYTHON] or blocks
     return programs[-1].content if programs else None
@@ -46,11 +43,8 @@ _RELATIVE, _ROUNDING, _ABSOLUTE = 1e-5, 1e-9, 1e-8
 def same_output(expected: str, output: str, tolerance: float = 0.0) -> bool:
     """Compare what a program printed, line by line.
 
-    Space around lines and around the whole does not count. Lines that differ are the same if all
-    their words are numbers, of equal value each.
-
-    Args:
-        tolerance: how far numbers may differ, absolutely or relatively, if one is not an integer.
+    Space around does not count. Lines that differ are the same if all their words are numbers, of equal value
+    each, or within ``tolerance`` (absolutely or relatively) if one is not an integer.
     """
     wanted, output = _lines(expected), output.strip()
     if output.count("\n") + 1 != len(wanted):

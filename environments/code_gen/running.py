@@ -1,9 +1,7 @@
 """Runs the unit tests of a row on a program in a sandbox, up to the first test that fails.
 
-`UnitTests` are the tests, in the format of LiveCodeBench. The sandbox gets the program and its input only.
-The expected output stays outside, and outputs are compared outside, so a program that takes over its sandbox
-gains nothing. The server reads no more output than a right answer can have, so a long output costs it
-nothing.
+The sandbox gets the program and its input only; outputs are compared outside, so a program that takes over
+its sandbox gains nothing. No more output is read than a right answer can have.
 """
 
 from __future__ import annotations
@@ -26,14 +24,11 @@ from gym_serve.sandbox import ProgramRun, SandboxedPython
 from gym_serve.types.errors import InvalidRequest, VerifierFailed
 from gym_serve.types.requests import JSON
 
-MAX_INPUT = 32 << 20
-"""Characters that the input of one test may have."""
+MAX_INPUT = 32 << 20  # characters that the input of one test may have
 
-MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20
-"""Characters of ``packed``, and bytes of the JSON in it."""
+MAX_PACKED, MAX_UNPACKED = 32 << 20, 64 << 20  # characters of ``packed``, and bytes of the JSON in it
 
-_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20
-"""The same for tests that are unpacked when a row is read."""
+_SMALL, _SMALL_TESTS = 1 << 16, 1 << 20  # the same for tests that are unpacked when a row is read
 
 _LONG_INTEGER = 4_000  # digits; Python's own limit is a little higher
 
@@ -43,10 +38,8 @@ class UnitTests(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    inputs: list[str] = []
-    """Standard input of each test; for a function its arguments, a line of JSON each."""
-    outputs: list[str] = []
-    """Standard output of each test; for a function the value that it returns, as JSON."""
+    inputs: list[str] = []  # standard input of each test; for a function its arguments, a line of JSON each
+    outputs: list[str] = []  # standard output of each test; for a function the value that it returns, as JSON
     fn_name: str | None = None
     """The function to call, which may be a method of a class ``Solution``; None for a whole program."""
     packed: str | None = Field(None, max_length=MAX_PACKED)
@@ -81,10 +74,8 @@ class UnitTests(BaseModel):
         return self
 
     def unpacked(self) -> UnitTests:
-        """The tests that are `packed`, or these themselves. It takes seconds for large ones.
-
-        Raises:
-            InvalidRequest: they are no Base64 of a compressed JSON object with tests, or too large.
+        """The tests that are `packed`, or these themselves. It takes seconds for large ones. Raises
+        InvalidRequest: they are no Base64 of a compressed JSON object with tests, or too large.
         """
         if self.packed is None:
             return self
@@ -97,19 +88,13 @@ class UnitTests(BaseModel):
             raise InvalidRequest(f"invalid request: {error}") from None
 
     def arguments(self, number: int) -> list[Any]:
-        """What the function is called with in a test.
-
-        Raises:
-            ValueError: a line is no JSON.
-        """
+        """What the function is called with in a test. Raises ValueError: a line is no JSON."""
         return [json.loads(line) for line in self.inputs[number].split("\n") if line.strip()]
 
 
 def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bool]:
-    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold it.
-
-    Raises:
-        ValueError: it is no Base64 of a compressed JSON object.
+    """The JSON object in ``packed``, and whether that is all of it; empty if ``limit`` bytes do not hold
+    it.
     """
     unpacking = zlib.decompressobj()
     try:
@@ -126,11 +111,7 @@ def _unpack(packed: str, limit: int, *, is_part: bool = False) -> tuple[JSON, bo
 
 
 def decode(text: str) -> Any:
-    """A value of JSON; integers that are too long for `int` are decimals.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """A value of JSON; integers too long for `int` are decimals. Raises ValueError: it is no JSON."""
     return json.loads(text, parse_int=_integer)
 
 
@@ -154,11 +135,9 @@ PRELUDE = "\n".join(
         "getattr(sys, 'set_int_max_str_digits', int)(50_000)",
     )
 )
-"""Python code."""
 
 
-KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4
-"""Codes of a test that was not passed."""
+KILLED, WRONG_ANSWER, TIMED_OUT, RUNTIME_ERROR = -1, -2, -3, -4  # codes of a test that was not passed
 
 _MESSAGES = {
     KILLED: "Killed",
@@ -173,14 +152,8 @@ _LONG = 1 << 16  # bytes that take longer to compare than another thread to be c
 
 @dataclass
 class TestReport:
-    """The results of the tests so far.
-
-    Attributes:
-        result: True for each test passed, and the code of the first one that was not.
-        fault: that test: ``error_code``, ``error_message``, ``inputs``, ``expected``, ``output``, ``error``.
-        seconds: how long the program ran or slept in all tests, those that are repeated included.
-        is_long: whether the next test needs more time than `TURN_SECONDS`.
-        done: whether there is no test left to run.
+    """The results of the tests so far: ``fault`` is the test that was not passed, ``seconds`` what the
+    program took in all, and ``is_long`` says that the next test needs more than `TURN_SECONDS`.
     """
 
     __test__ = False  # no test case of pytest's, whatever its name
@@ -194,13 +167,8 @@ class TestReport:
 
 @dataclass(frozen=True)
 class TestLimits:
-    """How programs are tested.
-
-    Attributes:
-        timeout: seconds for each test.
-        budget: seconds for all tests together.
-        tolerance: see `same_output` and `same_value`.
-        debug: keep the end of the program's standard error.
+    """How programs are tested: seconds for each test, and for all together; see `same_output` for
+    ``tolerance``.
     """
 
     __test__ = False
@@ -211,8 +179,7 @@ class TestLimits:
     debug: bool = False
 
 
-TURN_SECONDS = 2.0
-"""What a program may use, while others wait, before it is their turn."""
+TURN_SECONDS = 2.0  # what a program may use, while others wait, before it is their turn
 
 
 async def run_tests(
@@ -224,16 +191,8 @@ async def run_tests(
     limits: TestLimits,
     others_wait: Callable[[], bool],
 ) -> None:
-    """Run tests until one is not passed, or until others wait and this program has had its turn.
-
-    Args:
-        python: a fresh sandbox.
-        report: what is known from earlier turns; it is brought up to date.
-        others_wait: whether other programs wait for their turn.
-
-    Raises:
-        SandboxDied: the sandbox did not survive the program.
-        VerifierFailed: the machine is too busy to tell.
+    """Run tests, and update the report, until one is not passed, or until others wait and this program has
+    had its turn. Raises SandboxDied: the sandbox did not survive; VerifierFailed: the machine is too busy.
     """
     before = report.seconds
     for number in range(len(report.result), len(tests.outputs)):

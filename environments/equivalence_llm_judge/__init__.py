@@ -1,11 +1,8 @@
 """`EquivalenceLlmJudge`: free-text answers that a judge model compares with the expected one.
 
-The first comparison decides what follows. An equal answer may be judged again with the sides swapped. An
-answer that is not equal may be judged again with the whole text instead of what a pattern found in it.
-
-Patterns come from the author of the data, and the text from a model, which may push a careless pattern into
-exponential backtracking. So patterns run in the `regex` package, which has a time limit. An invalid pattern,
-or one that runs out of time, is logged, and the whole text is used.
+An equal answer may be judged again with the sides swapped, another one with the whole text instead of what a
+pattern found. Patterns run in the `regex` package, which has a time limit; where one is invalid or runs out
+of time, the whole text is used.
 """
 
 from __future__ import annotations
@@ -19,20 +16,12 @@ import regex
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from gym_serve.judging import (
-    Ballot,
-    JudgeSettings,
-    ask_within,
-    both_orders,
-    check_fields,
-    dissent,
-)
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, dissent
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ModelClient, ResourcesServer, Response, Verdict, VerifyRequest
 from gym_serve.types.requests import JSON
 
-MAX_ANSWER_CHARS = 32_000
-"""Of a longer answer the judge is shown only this many characters at its end."""
+MAX_ANSWER_CHARS = 32_000  # of a longer answer the judge is shown only this many characters at its end
 
 PROMPT_TEMPLATE = """\
 Decide whether a candidate answer to a question says the same as the reference answer.
@@ -69,19 +58,15 @@ class TemplateMetadata(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    output_regex: str | None = None
-    """Pattern that finds the answer in the text."""
+    output_regex: str | None = None  # pattern that finds the answer in the text
 
 
 class EquivalenceRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_answer: str | None = None
-    """The right answer; else ``metadata.expected_answer``."""
+    expected_answer: str | None = None  # the right answer; else ``metadata.expected_answer``
     metadata: dict[str, Any] | None = None
-    """Further data of the row."""
-    template_metadata: TemplateMetadata | None = None
-    """Settings that come with the prompt's template."""
+    template_metadata: TemplateMetadata | None = None  # settings that come with the prompt's template
 
     @model_validator(mode="after")
     def _has_gold(self) -> Self:
@@ -91,7 +76,6 @@ class EquivalenceRequest(VerifyRequest):
 
     @property
     def expected(self) -> str:
-        """The right answer; empty if the row has none."""
         inner = (self.metadata or {}).get("expected_answer")
         return self.expected_answer or ("" if inner is None else str(inner))
 
@@ -100,7 +84,6 @@ class EquivalenceVerdict(Verdict):
     """The reward and what it was given for."""
 
     expected_answer: str
-    """The row's."""
     judge_evaluations: list[dict[str, Any]]
     """The judge's calls: ``{"responses_create_params", "response", "verdict_label"}``."""
 
@@ -112,8 +95,6 @@ class EquivalenceLlmJudge(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
@@ -144,11 +125,7 @@ class EquivalenceLlmJudge(ResourcesServer):
         self._calls = self.manage(self.config.judge_calls())
 
     async def verify(self, request: EquivalenceRequest) -> EquivalenceVerdict:
-        """Let the judge compare the response's answer with the expected one.
-
-        Raises:
-            VerifierFailed: the judge did not answer.
-        """
+        """Let the judge compare the response's answer with the expected one."""
         expected = request.expected
         reward, ballots = await self._judged(request, expected)
         return EquivalenceVerdict(
@@ -219,14 +196,9 @@ def question_text(params: JSON) -> str:
 
 
 def last_match(text: str, pattern: str | None) -> str:
-    """What the last match of ``pattern`` gives: its first group that is not blank, else the whole match.
-
-    Args:
-        text: where to search; ``.`` matches line ends, ``^`` and ``$`` match at each line.
-        pattern: in the syntax of the `regex` package (that of `re`, and more); None for no search.
-
-    Returns:
-        the match without white space around it; ``text`` if there is none.
+    """What the last match of ``pattern`` (of the `regex` package) gives: its first group that is not blank,
+    else the whole match; ``text`` if there is none. ``.`` matches line ends, ``^`` and ``$`` match at each
+    line.
     """
     compiled = _compile(pattern) if pattern else None
     if compiled is None:

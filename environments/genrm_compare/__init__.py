@@ -1,8 +1,7 @@
 """`GenrmCompare`: the rollouts of a group, compared in pairs by a generative reward model.
 
-A single rollout has no reward of its own: ``verify`` returns the neutral score at once, and the collector
-calls ``compare`` when the group is settled. If the model cannot be reached, the group fails. If the model's
-answer has no scores, also when asked again, that pair stays neutral.
+``verify`` returns the neutral score, and the collector calls ``compare`` when the group is settled. If the
+model cannot be reached, the group fails; if its answer has no scores, that pair stays neutral.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class GenrmCompare(ResourcesServer):
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         genrm: ModelClient
         """The generative reward model."""
         genrm_responses_create_params: dict[str, Any] = Field(default_factory=dict)
@@ -96,12 +93,7 @@ class GenrmCompare(ResourcesServer):
         )
 
     async def compare(self, request: CompareRequest) -> GroupRewards:
-        """Compare the rollouts of a group in pairs.
-
-        Raises:
-            VerifierFailed: the model could not be reached.
-            BadRequest: the conversation has items that a chat cannot hold.
-        """
+        """Compare the rollouts of a group in pairs."""
         responses = request.response_objs
         if len(responses) < 2:
             return GroupRewards(rewards=[self.config.default_score] * len(responses))

@@ -1,10 +1,7 @@
 """From a pair of responses to rewards of a group: requests, scores, their mean and its adjustments.
 
-A GenRM such as nvidia/Qwen3-Nemotron-235B-A22B-GenRM has roles of its own in its chat template. Any other
-model gets the same question as one message.
-
-Reward models often prefer long and heavily formatted answers, which teaches a policy to write them. The
-adjustments counter this. They are relative to the group, and those for the whole group add up to zero.
+Reward models often prefer long and heavily formatted answers. The adjustments counter this; they are relative
+to the group, and those for the whole group add up to zero.
 """
 
 from __future__ import annotations
@@ -21,17 +18,11 @@ from gym_serve.servers import Response
 from gym_serve.types.protocols import responses_to_chat
 from gym_serve.types.requests import JSON, message_text
 
-RANKING_MIDPOINT = 3.5
-"""Below it the first response is better, above it the second one."""
+RANKING_MIDPOINT = 3.5  # below it the first response is better, above it the second one
 
 
 class Scores(NamedTuple):
-    """The scores of a pair.
-
-    Attributes:
-        first, second: helpfulness of each response, 1 to 5; higher is better.
-        ranking: 1 (the first is much better) to 6 (the second is much better).
-    """
+    """The scores of a pair: helpfulness, 1 to 5; ``ranking`` from 1 (the first is much better) to 6."""
 
     first: float
     second: float
@@ -39,18 +30,11 @@ class Scores(NamedTuple):
 
 
 def parse_scores(text: str, default: Scores) -> Scores | None:
-    """The scores in ``text``: a JSON object with ``score_1``, ``score_2`` or ``ranking``.
+    """The scores in ``text``: a JSON object with ``score_1``, ``score_2`` or ``ranking``, maybe under
+    ``overall``; None if there are none, or one is not a finite number.
 
-    It may stand among prose, and within an object under ``overall``. Of those with most keys the last one
-    counts, fenced or not: our prompt asks to end with it, and a judge may quote others from the responses.
-    Scores beyond the scale become its nearest end.
-
-    Args:
-        text: the model's text.
-        default: values of keys that are missing.
-
-    Returns:
-        the scores; None if there are none, or one is not a finite number.
+    Of those with most keys the last one counts: a judge may quote others from the responses. Scores beyond
+    the scale become its nearest end, and those that are missing ``default``.
     """
     overall = (value.get("overall", value) for value in json_objects(text))
     scored = (value for value in overall if isinstance(value, dict) and value.keys() & _SCALES.keys())
@@ -116,29 +100,15 @@ def comparison_request(
     principle: str | None,
     message_format: MessageFormat,
 ) -> JSON:
-    """The body of ``POST /v1/chat/completions``.
-
-    Args:
-        params: Responses body with sampling and limits; its ``input`` does not count.
-        history: the messages that both respond to.
-        pair: the two responses.
-        principle: what to judge by, or None.
-        message_format: roles ``response_1``, ``response_2`` and ``principle``, or one message.
-
-    Raises:
-        BadRequest: the history has items that a chat cannot hold.
+    """The body of ``POST /v1/chat/completions``: in the roles of a GenRM, or as one message. Raises
+    BadRequest: the history has items that a chat cannot hold.
     """
     first, second = pair
     if message_format == "prompt":
         conversation = "\n\n".join(f"{item.get('role', 'tool')}: {_text(item)}" for item in history)
         prompt = filled_in(
             _PROMPT,
-            {
-                "principle": principle or "",
-                "conversation": conversation,
-                "first": first,
-                "second": second,
-            },
+            {"principle": principle or "", "conversation": conversation, "first": first, "second": second},
         )
         return responses_to_chat({**params, "input": [{"role": "user", "content": prompt}]})
     body: JSON = responses_to_chat({**params, "input": history})
@@ -157,14 +127,7 @@ Strategy = Literal["circular", "all_pairs"]
 
 
 class Comparison(NamedTuple):
-    """One comparison.
-
-    Attributes:
-        first, second: indices of the two responses.
-        judge: number of the pass over the same pair, from 0.
-        scores: what the model said; the default if it could not be read.
-        parsed: whether it could.
-    """
+    """One comparison of two responses, by their indices; ``judge`` numbers the passes over the same pair."""
 
     first: int
     second: int
@@ -183,8 +146,7 @@ def pairs_of(count: int, strategy: Strategy) -> list[tuple[int, int]]:
 def mean_scores(comparisons: Sequence[Comparison], count: int, default: float) -> list[float]:
     """The mean score of each response; ``default`` for one that was never compared.
 
-    Where both scores of a pair are equal, the ranking breaks the tie: its distance from the midpoint is
-    added to the better one and taken from the other one.
+    Where both scores of a pair are equal, the ranking breaks the tie by its distance from the midpoint.
     """
     given: list[list[float]] = [[] for _ in range(count)]
     for comparison in comparisons:
@@ -235,10 +197,7 @@ def reasoning_of(response: Response) -> str:
 
 
 def relative_weights(values: Sequence[float]) -> list[float]:
-    """A weight for each value: the smallest gets the most; they add up to 0 and span 1.
-
-    All 0 if the values are all the same.
-    """
+    """A weight for each value: the smallest gets the most; they add up to 0 and span 1, or are all 0."""
     low, high = min(values), max(values)
     if low == high:
         return [0.0] * len(values)
@@ -250,13 +209,8 @@ def relative_weights(values: Sequence[float]) -> list[float]:
 def shortest_bonus(
     rewards: Sequence[float], texts: Sequence[str], bonus: float, threshold: float
 ) -> list[float]:
-    """``bonus`` for the response with the shortest text that is not empty, if its reward is high enough.
-
-    Args:
-        rewards: what the responses have so far.
-        texts: the text of each response that is measured: its reasoning, or its answer.
-        bonus: what it gets.
-        threshold: the least reward that earns it.
+    """``bonus`` for the response with the shortest text that is not empty, if its reward is ``threshold`` at
+    least.
     """
     bonuses = [0.0] * len(rewards)
     lengths = [(len(text.strip()), index) for index, text in enumerate(texts) if text.strip()]

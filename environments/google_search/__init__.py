@@ -1,7 +1,6 @@
 r"""`GoogleSearch`: questions that are answered with a search engine and a browser.
 
-The reward depends on the response alone. Failed searches, unreachable pages and exhausted quotas are tool
-outputs that the model reads, not failures of the rollout.
+Failed searches, unreachable pages and exhausted quotas are tool outputs, not failures of the rollout.
 """
 
 from __future__ import annotations
@@ -51,24 +50,20 @@ class SearchResult(BaseModel):
 class BrowseResult(BaseModel):
     """What `GoogleSearch.browse` answers."""
 
-    page_content: str
-    """Text of the page, ``No text found``, or ``Error: ...``."""
+    page_content: str  # text of the page, ``No text found``, or ``Error: ...``
 
 
 class SearchRequest(VerifyRequest):
     """A question with the response to it."""
 
-    expected_answer: str = Field(pattern=r"\S")
-    """The right option's letter, or a short text."""
+    expected_answer: str = Field(pattern=r"\S")  # the right option's letter, or a short text
 
 
 class SearchVerdict(Verdict):
     """The reward and what it was given for."""
 
-    parsed_option: str | None
-    r"""What the last message has in its box; None if it has none."""
-    failed_calls: int
-    """Tool calls whose answer tells of a failure."""
+    parsed_option: str | None  # what the last message has in its box; None if it has none
+    failed_calls: int  # tool calls whose answer tells of a failure
 
 
 class GoogleSearch(ResourcesServer):
@@ -79,8 +74,6 @@ class GoogleSearch(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy", "reward"),), answer="parsed_option")
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         google_api_key: SecretStr | None = None
         """Key of the Custom Search JSON API; not needed to replay."""
         google_cx: SecretStr | None = None
@@ -117,7 +110,6 @@ class GoogleSearch(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the library for the text of pages, or the recorded answers."""
         yield from super().preflight(config)
         if config.mode != "replay":
             yield from missing_package("trafilatura", "gym-serve[google_search]")
@@ -130,11 +122,6 @@ class GoogleSearch(ResourcesServer):
         self._web: Web | None = None
 
     async def start(self) -> None:
-        """Open connections and cassette.
-
-        Raises:
-            GraphError: the cassette cannot be read, or a library is missing.
-        """
         self._web = self.manage(self._open())
         await super().start()
 
@@ -159,7 +146,6 @@ class GoogleSearch(ResourcesServer):
         return BrowseResult(page_content=await self._web.browse(url))
 
     async def verify(self, request: SearchRequest) -> SearchVerdict:
-        """Compare what is in the box of the last message with the expected answer."""
         option = boxed_option(request.response)
         right = option is not None and same_option(request.expected_answer, option)
         failed = sum(output.startswith(_FAILURES) for output in request.response.tool_outputs.values())
@@ -198,9 +184,8 @@ def boxed_option(response: Response) -> str | None:
 
 
 def same_option(expected: str, option: str) -> bool:
-    r"""Whether two answers are the same but for space, delimiters and ``\text{}`` around them.
-
-    Around the letter of an option, punctuation does not count either: ``(C)``, ``C.``.
+    r"""Whether two answers are the same but for space, delimiters and ``\text{}`` around them; around the
+    letter of an option, also for punctuation.
     """
     if same_text(expected, option):
         return True

@@ -1,13 +1,11 @@
 """`WebPages` fetches pages of the public internet by URLs that a model wrote; `PageText` extracts their text.
 
-- Every socket's address is checked when the socket is opened. So it does not matter where the address came
-  from: a literal in any notation, a name, a name that resolves differently the second time, a redirect, a
-  mapped IPv6 address.
-- Only http and https on ports 80 and 443 are allowed, without credentials, proxies and cookies. Redirects are
-  followed one by one under the same rules.
-- The body is read, and decompressed, up to a limit. Only HTML and plain text are accepted.
-- Trafilatura, which finds the text of an HTML page, and the detection of character sets run in a process with
-  limits of memory and time. Trafilatura gets decoded text, because it would decompress any amount of bytes.
+Every socket's address is checked when the socket is opened, wherever it came from: a literal in any notation,
+a name that resolves differently the second time, a redirect. Only http and https on ports 80 and 443 are
+allowed, without credentials, proxies and cookies. The body is read, and decompressed, up to a limit.
+
+Trafilatura and the detection of character sets run in a process with limits of memory and time. Trafilatura
+gets decoded text, because it would decompress any amount of bytes.
 
 Errors are texts that the model may read. They tell nothing about this machine's own addresses.
 """
@@ -43,13 +41,7 @@ _PAUSE, _MAX_PAUSE = 0.5, 8.0  # seconds; the first is doubled with every attemp
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int) -> T:
     """The result of ``attempt``, repeated while it raises `Retryable`, after a random exponential wait.
-
-    Args:
-        attempt: the request.
-        max_retries: further attempts after the first.
-
-    Raises:
-        GymError: what the last attempt raised; a wait that would not end in time is not begun.
+    Raises GymError: what the last attempt raised; a wait that would not end in time is not begun.
     """
     failed = 0
     while True:
@@ -100,8 +92,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped
 
 
-AddressInfo = tuple[Any, ...]
-"""What ``getaddrinfo`` gives: family, type, protocol, name, socket address."""
+AddressInfo = tuple[Any, ...]  # what ``getaddrinfo`` gives: family, type, protocol, name, socket address
 
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -119,13 +110,7 @@ _HEADERS = {
 
 
 class Page(NamedTuple):
-    """A page as it was fetched.
-
-    Attributes:
-        content_type: its media type, without parameters.
-        charset: the character set that its header names.
-        body: its bytes, decompressed.
-    """
+    """A page as it was fetched, decompressed, with the media type and character set that its header names."""
 
     content_type: str
     charset: str | None
@@ -133,10 +118,8 @@ class Page(NamedTuple):
 
 
 def checked_url(text: str) -> URL:
-    """The URL that a model wrote, without its fragment.
-
-    Raises:
-        ToolFailed: it is not a URL, or must not be fetched.
+    """The URL that a model wrote, without its fragment. Raises ToolFailed: it is not a URL, or must not be
+    fetched.
     """
     if len(text) > _MAX_URL:
         raise ToolFailed(f"the URL has more than {_MAX_URL} characters")
@@ -166,15 +149,7 @@ def _open_socket(info: AddressInfo) -> socket.socket:
 
 
 class WebPages:
-    """The web, as far as a model may see it.
-
-    Args:
-        max_bytes: limit of a page, decompressed.
-        timeout: seconds for one page, redirects included.
-        max_retries: further attempts after a server was busy or away.
-        resolver: finds the addresses of a name; the system's by default.
-        open_socket: makes a socket for an address that passed the check.
-    """
+    """The web, as far as a model may see it: pages of up to ``max_bytes``, each in ``timeout`` seconds."""
 
     def __init__(
         self,
@@ -193,7 +168,6 @@ class WebPages:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Make ready; needs a running event loop."""
         connector = aiohttp.TCPConnector(
             resolver=self._resolver or aiohttp.ThreadedResolver(),
             use_dns_cache=False,
@@ -201,25 +175,16 @@ class WebPages:
             socket_factory=self._checked_socket,
         )
         self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=_HEADERS,
-            auto_decompress=False,
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers=_HEADERS, auto_decompress=False
         )
 
     async def stop(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def get(self, url: URL) -> Page:
-        """The page behind a URL.
-
-        Raises:
-            ToolFailed: it cannot be fetched or read; the message says why.
-            Overloaded, Unavailable: its server was busy or away to the last attempt.
-        """
+        """The page behind a URL."""
         return await with_retries(lambda: self._within_time(url), self._max_retries)
 
     def _checked_socket(self, info: AddressInfo) -> socket.socket:
@@ -317,13 +282,7 @@ _MAX_CHARS_PER_WORD = 12  # on average, else a page without spaces would have no
 
 
 class PageText:
-    """Extracts the text of pages.
-
-    Args:
-        max_words: longer texts lose their middle.
-        timeout: seconds for one page.
-        processes: pages at the same time.
-    """
+    """Extracts the text of ``processes`` pages at a time; of over ``max_words``, the middle is left out."""
 
     def __init__(self, max_words: int, timeout: float, processes: int) -> None:
         self._max_words = max_words
@@ -332,11 +291,7 @@ class PageText:
         self._limiter = anyio.CapacityLimiter(processes)
 
     async def of(self, page: Page) -> str | None:
-        """The text of a page; None if it has none.
-
-        Raises:
-            ToolFailed: no text was found in time.
-        """
+        """The text of a page; None if it has none. Raises ToolFailed: no text was found in time."""
         text = (await self._in_worker(page)).strip()
         return shortened(text, self._max_words) if text else None
 
@@ -352,9 +307,8 @@ class PageText:
 
 
 def decoded(page: Page) -> str:
-    """The characters of a page: as it says, else UTF-8, else as they look; wrong bytes become marks.
-
-    A page says so by its header, its first bytes, and its ``meta`` element or XML declaration.
+    """The characters of a page: as its header, first bytes, ``meta`` element or XML declaration say, else
+    UTF-8, else as they look; wrong bytes become marks.
     """
     marked = "utf-16" if page.body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
     written = _CHARSET.search(page.body[:_CHARSET_WITHIN])

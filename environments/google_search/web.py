@@ -1,10 +1,8 @@
-"""`Web`: the two tools as text in, text out. `LiveWeb` uses the network, `RecordedWeb` a `Cassette`.
+"""The two tools as text in, text out. `LiveWeb` uses the network, `RecordedWeb` a `Cassette`.
 
-A failure is an answer that the model reads (``Error: ...``); it is not recorded.
-
-`CustomSearch` is Google's Custom Search JSON API. The key and the engine's id are sent to Google only: they
-appear in no result, message or log. Of each result the model sees title, address and summary.
-Source: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
+A failure is an answer that the model reads (``Error: ...``); it is not recorded. The key and the id of
+Google's Custom Search JSON API are sent to Google only: they appear in no result, message or log. Source:
+https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
 """
 
 from __future__ import annotations
@@ -35,14 +33,7 @@ _MAX_WAIT = 30.0  # seconds; a longer Retry-After is a quota of the day
 
 
 class CustomSearch:
-    """A search engine.
-
-    Args:
-        api_key, engine: Google's key and the id of the Programmable Search Engine (``cx``).
-        timeout: seconds for one attempt.
-        max_retries: further attempts after a 429, a 5xx and a broken connection.
-        endpoint: where the API is.
-    """
+    """A search engine: Google's, with a key and the id of the Programmable Search Engine (``cx``)."""
 
     def __init__(
         self,
@@ -61,23 +52,18 @@ class CustomSearch:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connections; needs a running event loop."""
         # Through the proxy that the environment names, if there is one: the address is Google's.
         self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=True)
 
     async def stop(self) -> None:
-        """Close them."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def search(self, query: str) -> str:
         """Up to ten results, as JSON text: ``{"items": [{"title", "link", "displayLink", "snippet"}]}``.
-
-        Raises:
-            ToolFailed: Google refuses the request; has Google's message.
-            Overloaded: a quota is used up (429).
-            Unavailable: Google was away to the last attempt.
+        Raises ToolFailed: Google refuses the request; has Google's message; Overloaded: a quota is used up
+        (429); Unavailable: Google was away to the last attempt.
         """
         return await with_retries(lambda: self._attempt(query), self._max_retries)
 
@@ -148,19 +134,12 @@ def _seconds(header: str | None) -> float | None:
     return min(float(header), _DAY) if header and header.isascii() and header.isdigit() else None
 
 
-EXAMPLE = Path(__file__).with_name("cassette.jsonl")
-"""The answers for the example rows."""
+EXAMPLE = Path(__file__).with_name("cassette.jsonl")  # the answers for the example rows
 
 
 class Cassette:
-    """An open cassette.
-
-    Args:
-        path: the file.
-        record: whether new answers are appended; else the file is only read, and has to be there.
-
-    Raises:
-        GraphError: the file cannot be opened, or has an invalid line.
+    """An open cassette, to which new answers are appended or not. Raises GraphError: the file cannot be
+    opened, or has an invalid line.
     """
 
     def __init__(self, path: Path, *, record: bool) -> None:
@@ -176,7 +155,6 @@ class Cassette:
             raise
 
     def get(self, tool: str, argument: str) -> str | None:
-        """The recorded answer of a tool; None if there is none."""
         place = self._places.get(_digest(tool, argument))
         if place is None:
             return None
@@ -184,7 +162,6 @@ class Cassette:
         return answer
 
     def put(self, tool: str, argument: str, answer: str) -> None:
-        """Record an answer, unless there is one."""
         digest = _digest(tool, argument)
         if digest in self._places:
             return
@@ -194,7 +171,6 @@ class Cassette:
         self._places[digest] = (os.lseek(self._file, 0, os.SEEK_CUR) - len(line), len(line))
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
 
@@ -223,8 +199,7 @@ def _digest(tool: str, argument: str) -> bytes:
     return hashlib.blake2b(f"{tool}\n{same}".encode("utf-8", "replace"), digest_size=16).digest()
 
 
-ERROR = "Error: "
-"""How an answer begins that tells of a failure."""
+ERROR = "Error: "  # how an answer begins that tells of a failure
 
 
 class Web(Protocol):
@@ -244,13 +219,7 @@ class Web(Protocol):
 
 
 class LiveWeb:
-    """The web itself.
-
-    Args:
-        engine: the search engine.
-        pages: fetches pages.
-        text: finds their text.
-    """
+    """The web itself."""
 
     def __init__(self, engine: CustomSearch, pages: WebPages, text: PageText) -> None:
         self._engine = engine
@@ -258,30 +227,22 @@ class LiveWeb:
         self._text = text
 
     async def start(self) -> None:
-        """Open the connections.
-
-        Raises:
-            GraphError: the library that extracts text is not installed.
-        """
         if problems := list(missing_package("trafilatura", "gym-serve[google_search]")):
             raise GraphError(problems)
         await self._engine.start()
         await self._pages.start()
 
     async def stop(self) -> None:
-        """Close the connections."""
         await self._engine.stop()
         await self._pages.stop()
 
     async def search(self, query: str) -> str:
-        """See `CustomSearch.search`."""
         try:
             return await self._engine.search(query)
         except GymError as error:
             return f"{ERROR}{error.message}"
 
     async def browse(self, url: str) -> str:
-        """The text of a page."""
         try:
             page = await self._pages.get(checked_url(url))
             return await self._text.of(page) or "No text found"
@@ -290,30 +251,22 @@ class LiveWeb:
 
 
 class RecordedWeb:
-    """A web from a cassette.
-
-    Args:
-        cassette: the answers.
-        live: asked for what is not there, and its answers recorded; None to stay offline.
-    """
+    """A web from a cassette; what is not there is asked of ``live``, if that is not None, and recorded."""
 
     def __init__(self, cassette: Cassette, live: Web | None) -> None:
         self._cassette = cassette
         self._live = live
 
     async def start(self) -> None:
-        """Start the live web, if there is one."""
         if self._live is not None:
             await self._live.start()
 
     async def stop(self) -> None:
-        """Stop it, and close the cassette."""
         if self._live is not None:
             await self._live.stop()
         self._cassette.close()
 
     async def search(self, query: str) -> str:
-        """The recorded results, else those of the live web."""
         recorded = self._cassette.get("search", query)
         if recorded is not None:
             return recorded
@@ -322,7 +275,6 @@ class RecordedWeb:
         return self._recorded("search", query, await self._live.search(query))
 
     async def browse(self, url: str) -> str:
-        """The recorded page, else that of the live web."""
         try:
             key = str(checked_url(url))
         except ToolFailed as error:

@@ -1,11 +1,8 @@
 """`GymnasiumServer`: environments that are stepped with the model's responses, not called by tools.
 
-`Gymnasium` plays any environment of the Gymnasium library, with texts for observations and actions. It is
-imported when it is first used, so the base class works without that library.
-
-The routes are ``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments). An episode is a session
-as in every other environment: ``/seed_session`` is the same as ``/reset``, ``/close_session`` as ``/close``,
-and ``/verify`` answers the sum of the rewards so far, so that any agent can finish such an episode.
+`Gymnasium` plays any environment of that library, which is imported when it is first used. Routes are
+``/reset``, ``/step`` and ``/close`` (docs/formats.md, Environments); ``/seed_session``, ``/close_session``
+and ``/verify`` are there too, so that any agent can finish such an episode.
 """
 
 from __future__ import annotations
@@ -40,25 +37,16 @@ def __getattr__(name: str) -> Any:
 class Step(BaseModel):
     """The result of a step: the five values of Gymnasium's ``step``."""
 
-    observation: str | None = None
-    """The next message to the model; None for none."""
-    reward: float = 0.0
-    """Reward of this step; the episode's is the sum."""
-    terminated: bool = False
-    """The episode is over: solved, lost, won."""
-    truncated: bool = False
-    """The episode was cut short."""
+    observation: str | None = None  # the next message to the model; None for none
+    reward: float = 0.0  # reward of this step; the episode's is the sum
+    terminated: bool = False  # the episode is over: solved, lost, won
+    truncated: bool = False  # the episode was cut short
     info: JSON = Field(default_factory=dict)
     """Anything else; ``tool_outputs: [{call_id, output}]`` become outputs of the model's calls."""
 
 
 class EpisodeState:
-    """The state of an episode; an environment adds its own in a subclass, as its ``Session``.
-
-    Attributes:
-        total: sum of the rewards so far.
-        last: the last step; None before the first one.
-    """
+    """The state of an episode; an environment adds its own in a subclass, as its ``Session``."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -69,42 +57,30 @@ class StepsVerdict(Verdict):
     """The sum of an episode's rewards, and how it ended."""
 
     terminated: bool
-    """Whether the episode is over."""
-    truncated: bool
-    """Whether it was cut short, or is not over yet."""
+    truncated: bool  # whether it was cut short, or is not over yet
     info: JSON
-    """The last step's."""
 
 
 class GymnasiumServer(ResourcesServer):
-    """Base class of environments that are stepped: write `reset` and `step`.
-
-    Both may be plain functions; those run in a thread.
-    """
+    """Base class of environments that are stepped: write `reset` and `step`; functions run in a thread."""
 
     reverify_mode: ClassVar[Literal["unsupported"]] = "unsupported"
 
-    class Session(EpisodeState):
-        """The state of an episode."""
+    Session = EpisodeState
 
     def reset(self, row: JSON, session: Any) -> Any:
-        """Begin an episode.
-
-        Returns:
-            the first observation, or None if the row's prompt has it already; and an info.
+        """Begin an episode. Returns the first observation, or None if the row's prompt has it already; and an
+        info.
         """
         return None, {}
 
     def step(self, request: VerifyRequest, session: Any) -> Any:
-        """Take a step: a `Step` for the row and the response of the model's turn.
-
-        Raises:
-            GymError: the step failed. A model's mistake is not a failure, but an observation.
+        """Take a step: a `Step` for the row and the response of the model's turn. Raises GymError: the step
+        failed. A model's mistake is not a failure, but an observation.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     async def seed(self, row: JSON, session: Any) -> JSON:
-        """Begin an episode, see `reset`."""
         observation, info = await _run(self.reset, row, session)
         return {"observation": observation, "info": {**info, "supports_explicit_close": True}}
 

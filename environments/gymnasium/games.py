@@ -1,10 +1,8 @@
 """`Gymnasium`: an environment of the Gymnasium library, played by text.
 
-The same row always begins the same episode, so the repeats of a group have one start. An invalid action costs
-a turn; too many of them in a row end the episode.
-
-An environment whose spaces are `gymnasium.spaces.Text` uses its own texts. The toy-text environments have a
-`Describe` here; for all others the numbers themselves are shown.
+The same row always begins the same episode. An invalid action costs a turn; too many of them in a row end the
+episode. An environment of `gymnasium.spaces.Text` uses its own texts, the toy-text ones have a `Describe`
+here; for all others the numbers themselves are shown.
 """
 
 from __future__ import annotations
@@ -29,12 +27,8 @@ Describe = Callable[[Any, Any], str]
 
 
 class Language(NamedTuple):
-    """How an environment is spoken to.
-
-    Attributes:
-        rules: the first text for the model.
-        describe: observations in words.
-        actions: names of the actions, in the order of their numbers; None if an action is any text.
+    """How an environment is spoken to; ``actions`` are named in the order of their numbers, None for any
+    text.
     """
 
     rules: str
@@ -43,11 +37,7 @@ class Language(NamedTuple):
 
 
 def language_of(environment: Any) -> Language:
-    """The language of an environment.
-
-    Raises:
-        ValueError: its actions are neither text nor a numbered list.
-    """
+    """The language of an environment. Raises ValueError: its actions are neither text nor a numbered list."""
     unwrapped, space = environment.unwrapped, environment.action_space
     if type(unwrapped).__name__ in _LANGUAGES:
         return _LANGUAGES[type(unwrapped).__name__]
@@ -56,9 +46,7 @@ def language_of(environment: Any) -> Language:
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return Language("", _as_it_is, [str(number) for number in range(first, first + int(space.n))])
-    raise ValueError(
-        f"actions of {space} have no text: wrap the environment, so that its action space is Text"
-    )
+    raise ValueError(f"actions of {space} have no text: wrap the environment, to make its action space Text")
 
 
 def _as_it_is(environment: Any, observation: Any) -> str:
@@ -66,21 +54,20 @@ def _as_it_is(environment: Any, observation: Any) -> str:
 
 
 def _frozen_lake(environment: Any, observation: Any) -> str:
-    rows, columns = environment.desc.shape
-    row, column = divmod(int(observation), columns)
-    letters = [[cell.decode() for cell in line] for line in environment.desc]
-    letters[row][column] = "P"
-    lake = "\n".join(" ".join(line) for line in letters)
-    return f"{lake}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
+    return _map([[cell.decode() for cell in line] for line in environment.desc], observation)
 
 
 def _cliff_walking(environment: Any, observation: Any) -> str:
-    rows, columns = environment.shape
-    row, column = divmod(int(observation), columns)
     letters = [["C" if cell else "." for cell in line] for line in environment._cliff]
-    letters[rows - 1][columns - 1] = "G"
+    letters[-1][-1] = "G"
+    return _map(letters, observation)
+
+
+def _map(letters: list[list[str]], observation: Any) -> str:
+    rows, columns = len(letters), len(letters[0])
+    row, column = divmod(int(observation), columns)
     letters[row][column] = "P"
-    ground = "\n".join(" ".join(line) for line in letters)
+    ground = "\n".join(map(" ".join, letters))
     return f"{ground}\nYou are in row {row + 1} of {rows}, column {column + 1} of {columns}."
 
 
@@ -109,8 +96,7 @@ _LANGUAGES = {
         _blackjack,
         ("stand", "hit"),
     ),
-}
-"""By the class of the environment, whatever it is registered as."""
+}  # by the class of the environment, whatever it is registered as
 
 
 _OPEN, _CLOSE = "<action>", "</action>"
@@ -120,8 +106,7 @@ _MAX_ACTION = 10_000
 class _Start(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=1 << 32)
     """Seed of the episode; without one it follows from the prompt."""
-    options: JSON | None = None
-    """Options of the environment's ``reset``."""
+    options: JSON | None = None  # options of the environment's ``reset``
 
 
 class _Row(BaseModel):
@@ -132,14 +117,7 @@ _ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
 
 
 class Game(EpisodeState):
-    """An episode of a Gymnasium environment.
-
-    Attributes:
-        environment: the environment, once it is reset.
-        language: how it is spoken to.
-        observation: the last observation in words.
-        invalid: invalid actions in a row.
-    """
+    """An episode of a Gymnasium environment; ``invalid`` counts invalid actions in a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,8 +131,6 @@ class Gymnasium(GymnasiumServer):
     """A Gymnasium environment: the reward is the sum of the steps' rewards."""
 
     class Config(GymnasiumServer.Config):
-        """Settings of the environment."""
-
         env_id: str
         """Id of a registered environment; ``package.module:Id`` imports the module first."""
         env_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -168,16 +144,10 @@ class Gymnasium(GymnasiumServer):
 
     config: Config
 
-    class Session(Game):
-        """The state of an episode."""
+    Session = Game
 
     async def start(self) -> None:
-        """Make the environment once, to see that it can be made.
-
-        Raises:
-            GraphError: it cannot, or its actions have no text.
-        """
-        try:
+        try:  # whether it can be made
             environment = await asyncio.to_thread(self._make)
             language_of(environment)
             environment.close()
@@ -186,10 +156,8 @@ class Gymnasium(GymnasiumServer):
         await super().start()
 
     def reset(self, row: JSON, session: Game) -> tuple[str, JSON]:
-        """Make the environment, and begin.
-
-        Raises:
-            InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do not fit.
+        """Make the environment, and begin. Raises InvalidRequest: ``verifier_metadata.seed`` or ``.options``
+        do not fit.
         """
         start = parse(_ROW, row, "row").verifier_metadata or _Start()
         seed = _seed_of(row) if start.seed is None else start.seed
@@ -202,13 +170,10 @@ class Gymnasium(GymnasiumServer):
         # A Discrete action space draws too, where the environment does.
         session.environment.action_space.seed(seed)
         session.observation = self._described(session, observation)
-        rules = session.language.rules
-        return "\n\n".join(filter(None, (rules, session.observation, _how_to(session.language)))), {
-            "seed": seed
-        }
+        texts = (session.language.rules, session.observation, _how_to(session.language))
+        return "\n\n".join(filter(None, texts)), {"seed": seed}
 
     def step(self, request: VerifyRequest, session: Game) -> Step:
-        """Play the action of the response's text."""
         language = session.language
         assert language is not None  # set by `reset`, which opened the session
         action = _action_in(request.response.output_text)
@@ -234,18 +199,13 @@ class Gymnasium(GymnasiumServer):
         )
 
     async def close(self, session: Game) -> None:
-        """Close the environment."""
         if session.environment is not None:
             await asyncio.to_thread(session.environment.close)
 
     def _make(self) -> Any:
         config = self.config
-        return gymnasium.make(
-            config.env_id,
-            max_episode_steps=config.max_episode_steps,
-            disable_env_checker=True,
-            **config.env_kwargs,
-        )
+        options: JSON = {"max_episode_steps": config.max_episode_steps, "disable_env_checker": True}
+        return gymnasium.make(config.env_id, **options, **config.env_kwargs)
 
     @staticmethod
     def _described(session: Game, observation: Any) -> str:

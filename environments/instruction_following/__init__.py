@@ -1,7 +1,6 @@
 """`InstructionFollowing`: instructions whose following a program can check, as in IFEval.
 
-A row is scored from its own fields and the response alone. A row with an unknown instruction, or without one
-of its arguments, is `InvalidRequest`: no text could follow it.
+A row with an unknown instruction, or without one of its arguments, is `InvalidRequest`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ class InstructionMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     instruction_id_list: Annotated[list[str], Field(min_length=1)]
-    """Names of the instructions."""
-    kwargs: list[dict[str, Any] | None]
-    """The arguments of each; None for none."""
+    kwargs: list[dict[str, Any] | None]  # the arguments of each; None for none
     grading_mode: Literal["binary", "fraction"] = "binary"
     """Reward for following all of them, or the share of them that is followed."""
 
@@ -70,11 +67,8 @@ class InstructionVerdict(Verdict):
     """The reward and what it was given for."""
 
     follow_all_instructions: bool
-    """Whether all are followed."""
-    follow_instruction_list: list[bool]
-    """Whether each is, in the order of the row."""
-    reason: str | None = None
-    """Which instructions are not followed, or why the response could not be checked."""
+    follow_instruction_list: list[bool]  # whether each is, in the order of the row
+    reason: str | None = None  # which instructions are not followed, or why the response could not be checked
 
 
 class InstructionFollowing(ResourcesServer):
@@ -84,8 +78,6 @@ class InstructionFollowing(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         max_response_chars: PositiveInt = 100_000
         """A longer response follows nothing."""
         check_timeout_seconds: PositiveFloat = 5.0
@@ -102,12 +94,7 @@ class InstructionFollowing(ResourcesServer):
         )
 
     async def verify(self, request: InstructionRequest) -> InstructionVerdict:
-        """Check each instruction on the last message.
-
-        Raises:
-            InvalidRequest: an instruction that does not exist, or with other arguments.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
-        """
+        """Check each instruction on the last message."""
         metadata = request.verifier_metadata
         names, text, reason = metadata.instruction_id_list, request.response.last_text, None
         if len(text) > self.config.max_response_chars:

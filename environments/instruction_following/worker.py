@@ -1,16 +1,10 @@
 """A worker process of instruction_following: checks IFEval's instructions, as lm-eval implements them.
 
-It runs in a process with a limit of CPU time, because some of lm-eval's patterns take quadratic time and hold
-the interpreter's lock meanwhile.
-
-lm-eval is used offline and without randomness:
-
-- It downloads NLTK's sentence model if none is installed, so one is shipped beside this file.
-- Its language detection draws random numbers, so the seed is fixed. While one thread loads the languages,
-  other threads use an incomplete list, so all languages are loaded first.
-- It replaces a missing or invalid argument by a random one. Such a row is refused here.
-- It rejects characters that are not letters, though IFEval's own data asks for "#" and "!". They are counted
-  here like any other.
+Some of its patterns take quadratic time, so it runs in a process, offline and without randomness. It would
+download NLTK's sentence model, so one is shipped. Language detection gets a fixed seed, and loads all
+languages first, as other threads would use an incomplete list. It replaces a wrong argument by a random one:
+such a row is refused here. It rejects characters that are not letters, though IFEval's own data asks for "#"
+and "!": they are counted here.
 """
 
 from __future__ import annotations
@@ -37,17 +31,8 @@ def instruction_ids() -> list[str]:
 
 
 def follows(instruction_id: str, arguments: dict[str, Any], text: str) -> bool:
-    """Whether ``text`` follows an instruction.
-
-    A blank text follows none, as in IFEval: it would follow every one that forbids something.
-
-    Args:
-        instruction_id: its name, e.g. ``length_constraints:number_words``.
-        arguments: its arguments, all of them; those that are None do not count.
-        text: a model's text.
-
-    Raises:
-        InvalidRequest: there is no such instruction, or it does not take these arguments.
+    """Whether ``text`` follows an instruction; a blank text follows none, as in IFEval. Raises
+    InvalidRequest: there is no such instruction, or it does not take these arguments.
     """
     instruction = _prepared(instruction_id, {k: v for k, v in arguments.items() if v is not None})
     if not text.strip():
@@ -119,10 +104,8 @@ def _load() -> dict[str, Any]:
 class Checked(TypedDict):
     """The result."""
 
-    followed: list[bool]
-    """Whether the text follows each instruction."""
-    invalid: str | None
-    """Why no text could follow them; None if one could."""
+    followed: list[bool]  # whether the text follows each instruction
+    invalid: str | None  # why no text could follow them; None if one could
 
 
 def warm_up() -> None:

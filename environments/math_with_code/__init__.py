@@ -1,8 +1,6 @@
 """`MathWithCode`: mathematical problems with a Python interpreter that lasts for the episode.
 
-Whatever the model's code does, to itself or to its interpreter, is a tool output. Only a sandbox that cannot
-be started is a failure. The reward depends on the response alone: 0 means that the answer was compared and
-found different, or that there is none.
+Whatever the model's code does is a tool output; only a sandbox that cannot be started is a failure.
 """
 
 from __future__ import annotations
@@ -47,15 +45,10 @@ class ExecutionResult(BaseModel):
     """What the tool answers."""
 
     success: bool
-    """Whether the code ran to its end."""
     stdout: str = ""
-    """What it printed."""
-    stderr: str = ""
-    """Warnings, and the traceback of an exception."""
-    error_message: str | None = None
-    """The exception in one line, or what became of the interpreter."""
-    result: str | None = None
-    """Value of the last expression, unless it is None."""
+    stderr: str = ""  # warnings, and the traceback of an exception
+    error_message: str | None = None  # the exception in one line, or what became of the interpreter
+    result: str | None = None  # value of the last expression, unless it is None
 
 
 class PythonSession:
@@ -68,16 +61,8 @@ class PythonSession:
     async def execute(
         self, code: str, pool: SandboxPool, turns: asyncio.Semaphore, *, timeout: float, output_limit: int
     ) -> ExecutionResult:
-        """Execute code in the episode's namespace.
-
-        Args:
-            pool: where a new interpreter is taken from.
-            turns: held while the code runs; waiting for it does not count as the code's time.
-            timeout: seconds that the code may run or sleep.
-            output_limit: characters of each text that are returned.
-
-        Raises:
-            Unavailable: an interpreter does not start, or the machine is too busy for it.
+        """Execute code in the episode's namespace; waiting for a turn does not count as the code's time.
+        Raises Unavailable: an interpreter does not start, or the machine is too busy for it.
         """
         async with self._lock:
             python, notice = self._python, ""
@@ -100,7 +85,6 @@ class PythonSession:
         )
 
     async def close(self) -> None:
-        """End the interpreter, if there is one; later code starts a new one in an empty namespace."""
         async with self._lock:
             python, self._python = self._python, None
             if python is not None:
@@ -115,17 +99,14 @@ class MathCodeRequest(VerifyRequest):
 
     expected_result: Annotated[str, AfterValidator(stated)] = Field(
         validation_alias=AliasChoices("expected_result", "expected_answer")
-    )
-    """The right answer: LaTeX or a plain number, with or without math delimiters."""
+    )  # the right answer: LaTeX or a plain number, with or without math delimiters
 
 
 class MathCodeVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_answer: str | None
-    r"""What the last ``\boxed{}`` holds; None if there is none."""
+    extracted_answer: str | None  # what the last ``\boxed{}`` holds; None if there is none
     accuracy: bool
-    """Whether that is equal to the row's ``expected_result``."""
 
 
 class MathWithCode(ResourcesServer):
@@ -146,8 +127,6 @@ class MathWithCode(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName = "bubblewrap"
         """``bubblewrap`` confines the model's code; ``process`` trusts it, see README.md."""
         max_execution_time: PositiveFloat = 10.0
@@ -173,7 +152,6 @@ class MathWithCode(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         yield from sandbox_problems(config.sandbox, config.packages)
 
@@ -184,13 +162,6 @@ class MathWithCode(ResourcesServer):
         self._verifier = self.manage(MathVerifyPool(self.config.num_workers, memory_bytes=_WORKER_MEMORY))
 
     async def start(self) -> None:
-        """Start the first interpreters and the verifier; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: an interpreter does not start.
-            VerifierFailed: math-verify does not start.
-        """
         config = self.config
         sandbox = await asyncio.to_thread(find_sandbox, config.sandbox, config.packages)
         limits = Limits(memory_bytes=config.memory_mb << 20)
@@ -212,11 +183,7 @@ class MathWithCode(ResourcesServer):
         """
         config = self.config
         return await session.execute(
-            code,
-            self._pool,
-            self._turns,
-            timeout=config.max_execution_time,
-            output_limit=self._output_limit,
+            code, self._pool, self._turns, timeout=config.max_execution_time, output_limit=self._output_limit
         )
 
     @tool
@@ -226,16 +193,10 @@ class MathWithCode(ResourcesServer):
         return ExecutionResult(success=True)
 
     async def close(self, session: PythonSession) -> None:
-        """End the episode's interpreter."""
         await session.close()
 
     async def verify(self, request: MathCodeRequest) -> MathCodeVerdict:
-        """Compare the response's answer with the expected one.
-
-        Raises:
-            InvalidRequest: the expected answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
-        """
+        """Compare the response's answer with the expected one."""
         answer = boxed_answer(request.response)
         expected = replace_surrogates(request.expected_result)
         if answer is None:

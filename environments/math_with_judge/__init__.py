@@ -1,11 +1,8 @@
 """`MathWithJudge`: mathematical answers, compared by math-verify and, if it sees no equality, by a judge.
 
-A reward of 0 means that the answer was compared and found different, or that it used up its CPU time or
-memory; ``reason`` says which. An overloaded machine, a worker that is killed from outside and a judge that
-does not answer are failures to try again, never a 0.
-
-The judge compares in both orders, because models favour an answer for its position. "Equal" counts only if
-the judge says it in both orders.
+An overloaded machine, a worker that is killed from outside and a judge that does not answer are failures to
+try again, never a 0. Models favour an answer for its position, so "equal" counts only if the judge says it in
+both orders.
 """
 
 from __future__ import annotations
@@ -17,29 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
-from gym_serve.grading import (
-    Comparison,
-    MathVerifyPool,
-    boxed_gold,
-    replace_surrogates,
-    stated,
-    why_unequal,
-)
-from gym_serve.judging import (
-    Ballot,
-    JudgeSettings,
-    ask_within,
-    both_orders,
-    check_fields,
-    whole_text,
-)
+from gym_serve.grading import Comparison, MathVerifyPool, boxed_gold, replace_surrogates, stated, why_unequal
+from gym_serve.judging import Ballot, JudgeSettings, ask_within, both_orders, check_fields, whole_text
 from gym_serve.metrics import MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
 from gym_serve.servers.context import current
 from gym_serve.workers import give_up_at
 
-MAX_ANSWER_CHARS = 8_000
-"""Of a longer answer the judge is shown only this many characters at its end."""
+MAX_ANSWER_CHARS = 8_000  # of a longer answer the judge is shown only this many characters at its end
 
 SYSTEM_MESSAGE = """\
 You compare two answers to the same mathematical problem. Decide whether both denote the same \
@@ -75,8 +57,7 @@ _check_template = partial(check_fields, required=("question", "first_answer", "s
 class MathRequest(VerifyRequest):
     """A mathematical problem with the response to it."""
 
-    question: str
-    """The problem alone, as the judge sees it."""
+    question: str  # the problem alone, as the judge sees it
     expected_answer: Annotated[str, AfterValidator(stated)]
     """The right answer: LaTeX or a plain number, with or without math delimiters."""
 
@@ -84,8 +65,7 @@ class MathRequest(VerifyRequest):
 class MathVerdict(Verdict):
     """The reward and what it was given for."""
 
-    library_reward: float
-    """1.0 if math-verify finds the answers equal, else 0.0."""
+    library_reward: float  # 1.0 if math-verify finds the answers equal, else 0.0
     extracted_answer: str | None
     """The answer that math-verify found in the text, in SymPy's notation; None if it found none."""
     judge_evaluations: list[dict[str, Any]] | None
@@ -114,8 +94,6 @@ class MathWithJudge(ResourcesServer):
     )
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         should_use_judge: bool = True
         """Ask the judge about answers that math-verify does not find equal."""
         judge_system_message: str = SYSTEM_MESSAGE
@@ -151,12 +129,7 @@ class MathWithJudge(ResourcesServer):
         )
 
     async def verify(self, request: MathRequest) -> MathVerdict:
-        """Compare the response's answer with the expected one.
-
-        Raises:
-            InvalidRequest: the expected answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside or got no time, or the judge did not answer.
-        """
+        """Compare the response's answer with the expected one."""
         config = self.config
         text = replace_surrogates(request.response.output_text)[-config.max_answer_chars :]
         gold = boxed_gold(replace_surrogates(request.expected_answer))

@@ -1,9 +1,7 @@
 r"""`McpEnvironment`: the tools of any MCP server, with a verifier.
 
-The tools are listed when a replica starts, and become operations like the methods of other environments. Each
-session has its own connection, and so its own server process, because most servers keep state; both end with
-the session. Tool errors are tool outputs for the model. Only a server that cannot be started or reached is a
-failure.
+The tools are listed when a replica starts. Each session has its own connection, and so its own server
+process. Tool errors are tool outputs; only a server that cannot be started or reached is a failure.
 """
 
 from __future__ import annotations
@@ -45,15 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 def offered(tools: Iterable[Tool], wanted: Collection[str] | None) -> dict[str, ToolDescription]:
-    """The tools of a server that the model gets, by name.
-
-    Args:
-        tools: all that the server has.
-        wanted: names of those to offer; None for all.
-
-    Raises:
-        GraphError: one of them is not there, or its name is that of a route or, if it is wanted, not a plain
-            one. Tools that nobody named are left out then, with a warning.
+    """The tools of a server that the model gets, by name: the ``wanted`` ones, or all. Raises GraphError: one
+    is not there, or has a name that is a route or no plain one; unless nobody named it: then it is left out.
     """
     found = {tool.name: tool for tool in tools}
     for name in [] if wanted is not None else [*found]:
@@ -83,7 +74,6 @@ class AnswerRequest(VerifyRequest):
     """A task with the response to it."""
 
     expected_answer: str = Field(pattern=r"\S")
-    """The right answer."""
 
 
 class AnswerVerdict(Verdict):
@@ -142,7 +132,6 @@ class McpEnvironment(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: the program of a server that speaks over stdio, and its folder."""
         yield from super().preflight(config)
         if config.cwd is not None:
             yield from missing_path("cwd", config.cwd)
@@ -157,12 +146,6 @@ class McpEnvironment(ResourcesServer):
         self._shared = McpSession()
 
     async def discover(self) -> dict[str, ToolDescription]:
-        """The tools that the model gets, by name, as the server tells them now.
-
-        Raises:
-            Unavailable: the server cannot be started or reached.
-            GraphError: it lacks some of ``tools``.
-        """
         session = self._of(McpSession())
         try:
             connection = await session.connected(self._connection, self.config.start_timeout)
@@ -172,11 +155,7 @@ class McpEnvironment(ResourcesServer):
                 await session.close()
 
     async def start(self) -> None:
-        """Find the tools.
-
-        Raises:
-            Unavailable, GraphError: see `discover`.
-        """
+        """Find the tools. Raises Unavailable, GraphError: see `discover`."""
         try:
             self.offered = await self.discover()
         except BaseException:
@@ -185,32 +164,22 @@ class McpEnvironment(ResourcesServer):
         await super().start()
 
     async def stop(self) -> None:
-        """End all connections and processes."""
         await super().stop()
         await self._shared.close()
 
     async def seed(self, row: JSON, session: McpSession) -> JSON:
-        """Connect the session.
-
-        Returns:
-            ``tools``: the tools as a row has them, for agents whose row brings none.
+        """Connect the session. Returns ``tools``: the tools as a row has them, for agents whose row brings
+        none.
         """
         await self._of(session).connected(self._connection, self.config.start_timeout)
         return {"tools": [tool.openai() for tool in self.offered.values()]}
 
     async def close(self, session: McpSession) -> None:
-        """End the session's connection and process."""
         await session.close()
 
     async def call(self, session: McpSession, name: str, arguments: JSON) -> str:
-        """Call any tool of the server, one that is not offered to the model too: for `seed` and `verify`.
-
-        Returns:
-            the text of its answer.
-
-        Raises:
-            ToolFailed: the tool, or the call, failed.
-            Unavailable: the server cannot be started or reached.
+        """The text that any tool of the server answers, for `seed` and `verify`. Raises ToolFailed: the tool,
+        or the call, failed; Unavailable: the server cannot be started or reached.
         """
         config = self.config
         connection = await self._of(session).connected(self._connection, config.start_timeout)
@@ -222,7 +191,6 @@ class McpEnvironment(ResourcesServer):
         return text
 
     async def verify(self, request: AnswerRequest) -> AnswerVerdict:
-        """Compare what is in the last box of the last message with the expected answer."""
         text = request.response.last_text
         answer = last_box(text)
         right = answer is not None and same_text(request.expected_answer, answer)
@@ -240,7 +208,6 @@ class McpEnvironment(ResourcesServer):
         return Reply(200, text_as_json(await self.call(session, name, arguments)))
 
     def _of(self, session: McpSession) -> McpSession:
-        """The session that holds the connection."""
         return session if self.config.connection == "session" else self._shared
 
     def _connection(self) -> McpConnection:

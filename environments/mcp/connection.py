@@ -1,10 +1,8 @@
 """`McpConnection`: a connection to an MCP server and its process; `McpSession`: that of one episode.
 
-The MCP client must be closed by the task that opened it, so a task of the connection does both; calls may
-may come from any task. A lost connection stays lost: the session opens another one for the next call.
-
-The client refuses a whole list of tools for one invalid entry, and lists them again to check a result. So
-such entries are taken out of the messages before it reads them (`usable_tools`).
+The MCP client must be closed by the task that opened it, so a task of the connection does both. A lost
+connection stays lost. The client refuses a whole list of tools for one invalid entry, so such entries are
+taken out of the messages before it reads them (`usable_tools`).
 """
 
 from __future__ import annotations
@@ -42,12 +40,7 @@ def by_process(server: StdioServerParameters) -> OpenClient:
 
 
 def by_http(url: str, headers: dict[str, str]) -> OpenClient:
-    """A connection to a URL (streamable HTTP).
-
-    Args:
-        url: the server's endpoint.
-        headers: sent with every request.
-    """
+    """A connection to a URL (streamable HTTP)."""
 
     @asynccontextmanager
     async def open_client() -> AsyncIterator[Client]:
@@ -62,9 +55,8 @@ def by_http(url: str, headers: dict[str, str]) -> OpenClient:
 
 
 def usable_tools(tools: list[Any]) -> list[Any]:
-    """The entries of a ``tools/list`` that are valid; the others are left out, with a warning.
-
-    A schema of results that is none is left out alone: the tool works without it.
+    """The entries of a ``tools/list`` that are valid, with their valid schemas of results; the others are
+    left out, with a warning.
     """
     usable = []
     for entry in tools:
@@ -130,12 +122,7 @@ async def _checked(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator
 
 
 class McpConnection:
-    """A connection, from `start` to `stop`.
-
-    Args:
-        open_client: connects.
-        server: what the server is called in messages.
-    """
+    """A connection to ``server``, from `start` to `stop`."""
 
     def __init__(self, open_client: OpenClient, server: str) -> None:
         self._open_client = open_client
@@ -146,10 +133,8 @@ class McpConnection:
         self.lost = False
 
     async def start(self, timeout: float) -> None:
-        """Connect, and agree on a version of the protocol.
-
-        Raises:
-            Unavailable: no MCP server answers within ``timeout`` seconds.
+        """Connect, and agree on a version of the protocol. Raises Unavailable: no MCP server answers within
+        ``timeout`` seconds.
         """
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(ready))
@@ -163,17 +148,11 @@ class McpConnection:
             raise
 
     async def stop(self) -> None:
-        """End the connection and its process; returns when both are gone."""
         self._end.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def tools(self) -> list[Tool]:
-        """All tools of the server.
-
-        Raises:
-            Unavailable: it does not list them.
-        """
         assert self._client is not None  # started
         found: list[Tool] = []
         cursor: str | None = None
@@ -189,10 +168,8 @@ class McpConnection:
         raise Unavailable(f"{self._server} lists more than {_MAX_PAGES} pages of tools")
 
     async def call(self, name: str, arguments: JSON, timeout: float) -> CallToolResult:
-        """The result of a tool, an error of the tool's own included.
-
-        Raises:
-            ToolFailed: the server refuses the call, does not answer within ``timeout`` seconds, or is gone.
+        """The result of a tool, an error of the tool's own included. Raises ToolFailed: the server refuses
+        the call, does not answer within ``timeout`` seconds, or is gone.
         """
         if self._client is None or self.lost:
             raise ToolFailed(f"the connection to {self._server} is lost")
@@ -233,7 +210,6 @@ class McpConnection:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first failure in a group of them."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     return error
@@ -247,14 +223,8 @@ class McpSession:
         self._connection: McpConnection | None = None
 
     async def connected(self, connect: Callable[[], McpConnection], timeout: float) -> McpConnection:
-        """The open connection.
-
-        Args:
-            connect: makes a new one.
-            timeout: seconds until the server has answered.
-
-        Raises:
-            Unavailable: the server cannot be started or reached.
+        """The open connection, else one by ``connect``. Raises Unavailable: the server cannot be started or
+        reached.
         """
         async with self._lock:
             if self._connection is not None and self._connection.lost:
@@ -266,7 +236,6 @@ class McpSession:
             return self._connection
 
     async def close(self) -> None:
-        """End the connection, if there is one."""
         async with self._lock:
             await self._close()
 

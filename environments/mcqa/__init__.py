@@ -27,7 +27,6 @@ class TemplateMetadata(BaseModel):
 
     @property
     def patterns(self) -> list[str]:
-        """``output_regex`` as a list."""
         return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex or []
 
 
@@ -36,12 +35,10 @@ class McqaRequest(VerifyRequest):
 
     options: list[dict[str, str | None]] | None = None
     """Objects of letter and option text; a text of None takes the option out."""
-    expected_answer: str | None = None
-    """The letter of the right option."""
+    expected_answer: str | None = None  # the letter of the right option
     grading_mode: GradingMode = "strict_single_letter_boxed"
     """How the answer is found in the text, unless the server's config says it."""
-    template_metadata: TemplateMetadata | None = None
-    """Settings that come with the prompt's template."""
+    template_metadata: TemplateMetadata | None = None  # settings that come with the prompt's template
 
     @model_validator(mode="after")
     def _has_gold(self) -> Self:
@@ -59,7 +56,6 @@ class McqaRequest(VerifyRequest):
 
     @property
     def right_letter(self) -> str:
-        """``expected_answer`` in upper case."""
         return (self.expected_answer or "").strip().upper()
 
 
@@ -69,7 +65,6 @@ class McqaVerdict(Verdict):
     extracted_answer: str | None
     """Letter of the option that the text answers; None if it answers none, or more than one."""
     expected_answer: str
-    """The row's letter in upper case."""
 
 
 class Mcqa(ResourcesServer):
@@ -90,8 +85,6 @@ class Mcqa(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         grading_mode: GradingMode | None = None
         """Grading mode of all rows, whatever they say themselves."""
 
@@ -99,7 +92,6 @@ class Mcqa(ResourcesServer):
 
     # Not a coroutine: it then runs in a thread, so a long text or pattern does not block the event loop.
     def verify(self, request: McqaRequest) -> McqaVerdict:
-        """Compare the option that the response answers with the right one."""
         template = request.template_metadata or TemplateMetadata()
         mode = self.config.grading_mode or request.grading_mode
         choices = choices_of(request.options or [])

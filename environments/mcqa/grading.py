@@ -1,13 +1,9 @@
 r"""Finds the chosen letter in a text: by a grading mode, or by a row's ``template_metadata.output_regex``.
 
-Everything but a row's own pattern takes time linear in the text.
-
-The pattern comes from the author of the data and may be invalid or careless; the text comes from a model,
-which may push a careless pattern into exponential backtracking. So the pattern's size is limited before it is
-compiled, only the end of the text is searched (the last match counts anyway), and the search runs in the
-`regex` package, which has a time limit and lets other threads run; `re` has neither. A pattern that is
-refused or runs out of time finds nothing and is logged. The grading mode then decides, so a model gains
-nothing by provoking it.
+Everything but a row's own pattern takes time linear in the text. A model may push a careless pattern into
+exponential backtracking: so its size is limited, only the end of the text is searched, and it runs in the
+`regex` package, which has a time limit and lets other threads run. A pattern that is refused or runs out of
+time finds nothing; the grading mode then decides, so a model gains nothing by provoking it.
 """
 
 from __future__ import annotations
@@ -65,16 +61,14 @@ _BESIDE = re.compile(
     r"(?:[^\w\s][\s(*]*|\b(?:or|and|be|then|though|although|while|maybe|possibly|perhaps|also|either|well as"
     r"|likely|option|choice|letter|answer|but|if|with|plus|otherwise|alternatively)[\s(*]+)\Z",
     re.IGNORECASE,
-)
-"""What stands before a further option, and not before one that a remark mentions: "unlike D", "over D"."""
+)  # what stands before a further option, and not before one that a remark mentions: "unlike D", "over D"
 _REMARK = re.compile(
     r"[.!?]\s+(?:(?:option|choice|answer)s?\s+)?[(*]{0,3}[A-Z][)*]{0,3}"
     r"(?:(?:,\s*(?:and\s+)?|\s+(?:and|or)\s+)[A-Z]){0,9}"
     r"\s+(?!(?:or|and|if|when|too|also|could|may|might|works|fits|(?:is|are|seems?|would be)\s+(?:also"
     r"|possible|equally|likely|another|plausible|right|correct|fine|the|an?))\b)(?-i:[a-z])",
     re.IGNORECASE,
-)
-"""The beginning of a sentence about an option, behind the answer: "C. D would be too far"."""
+)  # the beginning of a sentence about an option, behind the answer: "C. D would be too far"
 _REASON = re.compile(
     r"\b(?:because|since|(?<!well )as(?! well)|due to|given|whereas|while|rather than|instead of)\b",
     re.IGNORECASE,
@@ -98,7 +92,7 @@ def choices_of(options: Sequence[Mapping[str, str | None]]) -> Choices:
 
 
 def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
-    r"""The letter of the option that ``text`` answers.
+    r"""The letter of the option that ``text`` answers. Returns an upper-case letter of ``choices``, or None.
 
     Args:
         text: the assistant's text.
@@ -111,9 +105,6 @@ def match_letter(text: str, choices: Choices, mode: GradingMode) -> str | None:
             - ``lenient_answer_colon``: after the last ``Answer:`` that names one, the letter
               of an option, also within a sentence, or the text of an option;
             - ``lenient_answer_colon_md``: the same, but letters only.
-
-    Returns:
-        an upper-case letter of ``choices``, or None.
     """
     if mode == "strict_single_letter_boxed":
         return _boxed_letter(text, choices)
@@ -301,8 +292,7 @@ def _lists_letters(answer: str, letters: set[str]) -> bool:
     )
 
 
-SEARCH_SECONDS = 1.0
-"""Time for all patterns of a row together, on one text."""
+SEARCH_SECONDS = 1.0  # time for all patterns of a row together, on one text
 
 _TEXT_TAIL = 100_000
 _PATTERN_LENGTH = 1_000
@@ -313,19 +303,11 @@ logger = logging.getLogger(__name__)
 
 
 def match_output_regex(text: str, choices: Choices, patterns: Sequence[str]) -> str | None:
-    """The letter that the first successful pattern finds.
+    """The upper-case letter that the first successful pattern (of the `regex` package, without case) finds.
 
-    A pattern ignores letter case. Of its last match, the first group that is not empty (or all of
-    it, without groups) is taken: as the answer if it is a letter, also one outside ``choices``, else
-    as an option's text. When `SEARCH_SECONDS` are over, no further pattern is tried.
-
-    Args:
-        text: the assistant's text.
-        choices: the options.
-        patterns: tried in this order, in the syntax of the `regex` package (that of `re`, and more).
-
-    Returns:
-        an upper-case letter, or None.
+    Of its last match, the first group that is not empty (or all of it, without groups) is taken: as the
+    answer if it is a letter, also one outside ``choices``, else as an option's text. When `SEARCH_SECONDS`
+    are over, no further pattern is tried.
     """
     tail = text.strip()[-_TEXT_TAIL:]
     deadline = time.monotonic() + SEARCH_SECONDS

@@ -1,8 +1,4 @@
-"""`MultiStepSynonyms`: look up a value for each synonym, then submit all values in order.
-
-The last call that submits is the answer, right or wrong. Malformed arguments score 0; they are never an
-error.
-"""
+"""`MultiStepSynonyms`: look up a value for each synonym, then submit all values."""
 
 from __future__ import annotations
 
@@ -42,24 +38,17 @@ class SynonymsRequest(VerifyRequest):
     expected_synonyms: list[str]
     """The synonyms of the term that the prompt asks about, in the order of the prompt."""
     expected_synonym_values: Annotated[list[int], Field(min_length=1)]
-    """Their values: the right answer."""
-    minefield_label: str
-    """The term itself, whose value is a likely mistake."""
+    minefield_label: str  # the term itself, whose value is a likely mistake
     minefield_label_value: int
-    """Its value."""
 
 
 class SynonymsVerdict(Verdict):
     """The reward, and how far an answer is off."""
 
-    parsed_synonym_values: list[int]
-    """The values that were handed in, as far as they can be read as integers."""
+    parsed_synonym_values: list[int]  # the values that were handed in, as far as they can be read as integers
     accuracy: bool
-    """Whether they are right."""
-    set_overlap: float
-    """Share of the expected values among them, 0 to 1."""
+    set_overlap: float  # share of the expected values among them, 0 to 1
     original_term_minefield_hit: bool
-    """Whether the value of the term itself is among them."""
     order_instruction_following_failure: bool
     """Whether all expected values are there, and the answer is wrong all the same: in another order, or
     with others between them."""
@@ -92,7 +81,6 @@ class MultiStepSynonyms(ResourcesServer):
         return Extraction(success=True)
 
     async def verify(self, request: SynonymsRequest) -> SynonymsVerdict:
-        """Compare the list that was handed in with the expected one."""
         expected = request.expected_synonym_values
         given = _handed_in(request.response)
         right = same_value(given, expected)

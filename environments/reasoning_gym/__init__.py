@@ -1,7 +1,6 @@
 """`ReasoningGym`: items of the reasoning-gym package, scored by the package's own verifiers.
 
-A row is an item as the package makes it, and its score is the reward. An answer on which the verifier fails
-scores 0. No answer is ever run: see families.py and expressions.py.
+An answer on which the verifier fails scores 0. No answer is ever run: see families.py and expressions.py.
 """
 
 from __future__ import annotations
@@ -35,19 +34,15 @@ class ItemMetadata(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    source_dataset: str
-    """The family: ``knights_knaves``, ``countdown``, ..."""
+    source_dataset: str  # the family, e.g. ``knights_knaves``
 
 
 class ReasoningRequest(VerifyRequest):
     """An item with the response to it."""
 
     question: str
-    """The question, as it stands in the prompt."""
-    answer: str | None = None
-    """A right answer; None in the families whose items have none."""
+    answer: str | None = None  # a right answer; None in the families whose items have none
     metadata: ItemMetadata
-    """What the family's verifier needs."""
 
     @model_validator(mode="after")
     def _has_an_answer(self) -> Self:
@@ -60,11 +55,8 @@ class ReasoningVerdict(Verdict):
     """The reward and what it was given for."""
 
     task_name: str
-    """The family."""
     score: float
-    """The score, 0 to 1; the same as the reward."""
     extracted_answer: str
-    """The answer that was scored."""
 
 
 class ReasoningGym(ResourcesServer):
@@ -78,8 +70,6 @@ class ReasoningGym(ResourcesServer):
     )
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: SandboxName | None = None
         """Sandbox that scores answers: ``bubblewrap`` or ``process`` (limits of time and memory); by default
         bubblewrap where it works."""
@@ -96,30 +86,18 @@ class ReasoningGym(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         if config.sandbox is not None:
             yield from sandbox_problems(config.sandbox, _PACKAGES)
 
     async def start(self) -> None:
-        """Start the processes; returns when the package is imported in them.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a process does not start (the package is not installed, say).
-        """
         sandbox = await asyncio.to_thread(_sandbox_of, self.config.sandbox)
         limits = Limits(memory_bytes=self.config.memory_mb << 20)
         self._pool = self.manage(ScoringPool(sandbox, limits, size=self.config.num_processes))
         await super().start()
 
     async def verify(self, request: ReasoningRequest) -> ReasoningVerdict:
-        """Score the answer in the response.
-
-        Raises:
-            InvalidRequest: the package has no such family, or the item lacks what its verifier needs.
-            VerifierFailed: the answer could not be scored now.
-        """
+        """Score the answer in the response."""
         task = request.metadata.source_dataset
         answer = answer_in(replace_surrogates(request.response.output_text))
         score, reason = await self._scored(task, answer, request)
@@ -165,16 +143,10 @@ class ReasoningGym(ResourcesServer):
 
 
 _PACKAGES = ("reasoning-gym",)
-_FULL = 1.0 - 1e-6
-"""Parts of 1 that some verifiers add up."""
+_FULL = 1.0 - 1e-6  # parts of 1 that some verifiers add up
 
 
 def _sandbox_of(name: SandboxName | None) -> Confinement:
-    """The sandbox of a name; of None, the better one of those that work here.
-
-    Raises:
-        GraphError: the one that was asked for does not work.
-    """
     if name is not None:
         return find_sandbox(name, _PACKAGES)
     try:

@@ -1,14 +1,8 @@
 """Mathematical expressions that a model wrote, read without evaluating any code.
 
-`read` takes ASCII text of bounded size, parses it (`ast.parse` runs nothing), and rebuilds it from a list of
-what is allowed: numbers, ``+ - * / **``, the names and functions that the caller gives. Nothing else gets
-through: no attribute, call of anything else, string, comparison, or name in letters of another script. What
-an expression is worth is computed here, with exact fractions, polynomials, or 50 digits; no symbolic library
-sees the text.
-
-    arithmetic(text)            its value, and the numbers in it
-    expanded(text, variables)   a polynomial that is multiplied out
-    is_antiderivative(text, of, variable)
+`read` takes ASCII text of bounded size, parses it (`ast.parse` runs nothing), and rebuilds it from what is
+allowed: numbers, ``+ - * / **``, the names and functions that the caller gives. What it is worth is computed
+here, with exact fractions, polynomials, or 50 digits; no symbolic library sees the text.
 """
 
 from __future__ import annotations
@@ -31,18 +25,12 @@ __all__ = ["NotAnExpression", "Polynomial", "arithmetic", "expanded", "is_antide
 
 V = TypeVar("V")
 
-MAX_CHARS = 2_000
-"""Length of an expression."""
-MAX_DEPTH = 250
-"""Levels of an expression; a sum of n terms has n."""
-MAX_BRACKETS = 40
-"""Levels of brackets."""
-MAX_BITS = 4_096
-"""Bits of a numerator or denominator."""
-MAX_EXPONENT = 200
-"""Largest exponent of an exact power."""
-MAX_TERMS = 500
-"""Terms of a polynomial."""
+MAX_CHARS = 2_000  # length of an expression
+MAX_DEPTH = 250  # levels of an expression; a sum of n terms has n
+MAX_BRACKETS = 40  # levels of brackets
+MAX_BITS = 4_096  # bits of a numerator or denominator
+MAX_EXPONENT = 200  # largest exponent of an exact power
+MAX_TERMS = 500  # terms of a polynomial
 
 _CHARACTERS = re.compile(r"[0-9A-Za-z_.,+\-*/^() \t\n]*")
 _SIGNS = re.compile(r"[+\-\s]{20,}")
@@ -67,16 +55,8 @@ def read(
     names: Mapping[str, V],
     functions: Mapping[str, Callable[[V], V]] | None = None,
 ) -> V:
-    """The value of an expression.
-
-    Args:
-        text: the expression; ``^`` is ``**``.
-        constant: makes a value of a number; values have those of ``+ - * / **`` that are allowed.
-        names: values of the names that may occur.
-        functions: of one argument, by name.
-
-    Raises:
-        NotAnExpression: anything else is in it, or it is too large.
+    """The value of an expression, in which ``^`` is ``**``. ``constant`` makes a value of a number; values
+    have those operators that are allowed. Raises NotAnExpression: anything else is in it, or it is too large.
     """
     known = functions or {}
 
@@ -151,12 +131,7 @@ def _bounded(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """An expression of numbers with ``+ - * /``.
-
-    Attributes:
-        value: what it is worth, exactly.
-        numbers: the numbers that stand in it, from left to right.
-    """
+    """The exact value of an expression of numbers with ``+ - * /``, and its numbers from left to right."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
@@ -181,10 +156,8 @@ class Arithmetic:
 
 
 def arithmetic(text: str) -> Arithmetic:
-    """Read an expression of numbers with ``+ - * /`` and brackets.
-
-    Raises:
-        NotAnExpression: it is another one, or divides by zero.
+    """Read an expression of numbers with ``+ - * /`` and brackets. Raises NotAnExpression: it is another one,
+    or divides by zero.
     """
     return read(text, lambda number: Arithmetic(number, (number,)), {})
 
@@ -194,11 +167,7 @@ def arithmetic(text: str) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial that is multiplied out: products and powers of sums are not allowed.
-
-    Attributes:
-        terms: coefficients, none of them 0, by the exponents of the variables.
-    """
+    """A polynomial, multiplied out: coefficients, none of them 0, by the exponents of the variables."""
 
     terms: Mapping[tuple[int, ...], Fraction]
 
@@ -257,15 +226,7 @@ def _power(base: Fraction, exponent: int) -> Fraction:
 
 
 def expanded(text: str, variables: Collection[str]) -> Polynomial:
-    """Read a polynomial.
-
-    Args:
-        text: a sum of terms; one that is to be multiplied out first is none.
-        variables: their names.
-
-    Raises:
-        NotAnExpression: it is no such sum.
-    """
+    """Read a sum of terms. Raises NotAnExpression: it is none, or is to be multiplied out first."""
     order = sorted(variables)
     zero = (0,) * len(order)
     names = {name: Polynomial({tuple(int(other == name) for other in order): Fraction(1)}) for name in order}
@@ -278,14 +239,11 @@ _DIGITS = 50
 _TOLERANCE = "1e-20"
 _POINTS = 6
 _CANDIDATES = 400
-_MAX_MAGNITUDE = 14
-"""Functions take arguments below 2**14."""
-_MAX_POWER = 20_000
-"""Bits of a power's value."""
+_MAX_MAGNITUDE = 14  # functions take arguments below 2**14
+_MAX_POWER = 20_000  # bits of a power's value
 _CONSTANTS = ("C", "c", "K", "k")
 
-_computing = threading.Lock()
-"""mpmath changes the precision of a context while it works."""
+_computing = threading.Lock()  # mpmath changes the precision of a context while it works
 
 
 @cache
@@ -366,18 +324,9 @@ def _functions() -> dict[str, Callable[[_Dual], _Dual]]:
 
 
 def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
-    """Whether the derivative of an expression is the integrand: at points of which the text decides.
-
-    Both are computed with 50 digits, where the integrand is real and finite.
-
-    Args:
-        text: the expression; ``C`` is a constant.
-        integrand: the row's.
-        variable: the variable of both.
-
-    Raises:
-        NotAnExpression: ``text`` is none.
-        ValueError: the integrand is none, or not real at enough points.
+    """Whether the derivative of an expression is the integrand: at points of which the text decides, with 50
+    digits, where the integrand is real; ``C`` is a constant. Raises NotAnExpression: ``text`` is none;
+    ValueError: the integrand is none, or not real at enough points.
     """
     context, functions = _digits(), _functions()
     chance = random.Random(hashlib.sha256(f"{integrand}|{text}".encode()).digest())
@@ -392,7 +341,6 @@ def is_antiderivative(text: str, integrand: str, variable: str) -> bool:
         return read(expression, constant, {**constants, variable: _Dual(x, context.one)}, functions)
 
     def wanted(x: Any) -> Any | None:
-        """The integrand's value, where it is real."""
         try:
             value = at(integrand, x).value
         except NotAnExpression:

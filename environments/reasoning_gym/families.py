@@ -1,15 +1,11 @@
 """Families that are not left to the package's verifiers, with the reasons.
 
-`SCORED_HERE`: families whose verifier in reasoning-gym runs the answer (`eval`, SymPy's ``parse_expr``), or
-finds every answer right. They are scored here, in the server.
+`SCORED_HERE`: their verifier runs the answer (`eval`, SymPy's ``parse_expr``), or finds every answer right.
+`LITERALS`: it reads a list in the answer with `eval`; in the scoring process that is a reader of literals.
+`REFUTED`: it gives the full score to some wrong answers, which score 0 here.
 
-`LITERALS`: families whose verifier reads a list that stands in the answer with `eval`. In the scoring process
-that name is a reader of literals.
-
-`REFUTED`: families whose verifier gives the full score to some wrong answers. Here such an answer scores 0.
-
-tests/environments/test_reasoning_gym.py walks the package's sources: a family whose module names an
-evaluator, and which is in none of these tables, fails it.
+tests/environments/test_reasoning_gym.py fails where a family's module names an evaluator and is in none of
+these tables.
 """
 
 from __future__ import annotations
@@ -40,8 +36,7 @@ __all__ = [
     "strange_number",
 ]
 
-Item = Mapping[str, Any]
-"""An item of the package: ``question``, ``answer``, ``metadata``."""
+Item = Mapping[str, Any]  # an item of the package: ``question``, ``answer``, ``metadata``
 
 WITHOUT_ANSWER = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Families whose items have no answer of their own."""
@@ -49,17 +44,11 @@ WITHOUT_ANSWER = frozenset({"boxnet", "graph_color", "propositional_logic", "rub
 LITERALS = frozenset({"binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"})
 """Families that read a list of literals: in the answer, or (number_sorting) in the item."""
 
-_WRONG = 0.01
-"""What the package gives to a wrong answer of these games."""
+_WRONG = 0.01  # what the package gives to a wrong answer of these games
 
 
 class Unsolved(Exception):
-    """The answer is wrong.
-
-    Attributes:
-        score: what the package gives to such a one.
-        reason: why.
-    """
+    """The answer is wrong; ``score`` is what the package gives to such a one."""
 
     def __init__(self, reason: str, score: float = 0.0) -> None:
         super().__init__(reason)
@@ -68,10 +57,8 @@ class Unsolved(Exception):
 
 
 def score_here(family: str, answer: str, item: Item) -> tuple[float, str | None]:
-    """The score of an answer, and why it is below 1.
-
-    Raises:
-        KeyError, TypeError, ValueError: the item lacks something, or cannot be read.
+    """The score of an answer, and why it is below 1. Raises KeyError, TypeError, ValueError: the item lacks
+    something, or cannot be read.
     """
     try:
         SCORED_HERE[family](answer, item)
@@ -154,8 +141,7 @@ SCORED_HERE: Mapping[str, Callable[[str, Item], None]] = {
     "polynomial_multiplication": _polynomial_multiplication,
     "puzzle24": _puzzle24,
     "simple_integration": _integration,
-}
-"""What scores an answer of a family; raises `Unsolved` for a wrong one."""
+}  # what scores an answer of a family; raises `Unsolved` for a wrong one
 
 
 # Full scores that are refuted
@@ -164,19 +150,14 @@ _STRANGE = re.compile(r"(?<![a-z])[+-]?(?:s?nan\d*|inf(?:inity)?)[ij]?(?![a-z])"
 
 
 def strange_number(answer: str, item: Item) -> bool:
-    """Whether an answer has a number that is none, where the item has not.
-
-    ``nan`` is near to every number for a verifier that asks whether a difference is too large, and a list of
-    it is sorted.
-    """
+    """Whether an answer has a number that is none, unless the item has: ``nan`` is near to every number."""
     given = f"{item.get('question')} {item.get('answer')}"
     return bool(_STRANGE.search(answer)) and not _STRANGE.search(given)
 
 
 def as_spelled(gold: str | None, answer: str) -> str:
-    """An answer without what stands around it; ``gold`` if that is the same but for its spelling.
-
-    The package compares texts: ``**5**``, ``1,234``, ``−5`` and ``5.0`` are none of its numbers.
+    """An answer without what stands around it; ``gold`` if that is the same but for its spelling: the package
+    compares texts.
     """
     plain = plain_answer(answer)
     if not gold or gold[0] in "\"'":  # a literal: 5 is not "5"
@@ -273,8 +254,7 @@ def _several_fractions(answer: str, item: Item) -> str | None:
 def hedged(answer: str, item: Item) -> bool:
     """Whether an answer holds the right one beside others, or denies it.
 
-    The package gives the share of its characters to an answer that contains the right one, if the family has
-    no verifier of its own. That is for words around it ("It is 42."), and not for several answers.
+    The package gives such an answer a share of the score. That is for words around it ("It is 42.").
     """
     right = item.get("answer") or ""
     if not right or right not in answer:
@@ -301,5 +281,4 @@ REFUTED: Mapping[str, Callable[[str, Item], str | None]] = {
     "survo": _denied,  # everything but numbers is skipped
     "time_intervals": _several_intervals,  # text after the first interval is not looked at
     "word_sorting": _other_list,  # words after the right ones are not looked at
-}
-"""Why a full score of the package is wrong; None if it is right."""
+}  # why a full score of the package is wrong; None if it is right

@@ -27,18 +27,7 @@ def families() -> list[str]:
 def rows(
     task: str, *, size: int, seed: int, agent: str, config: dict[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of one family.
-
-    Args:
-        task: the family.
-        size: number of rows.
-        seed: changes all of them.
-        agent: name of the agent in ``agent_ref``.
-        config: settings of the family: sizes, ranges, ...
-
-    Raises:
-        ValueError: there is no such family.
-    """
+    """Rows of one family, with its settings (``config``). Raises ValueError: there is no such family."""
     for made in reasoning_gym.create_dataset(task, size=size, seed=seed, **(config or {})):
         # Through JSON: tuples become lists here as they would on the way to the verifier.
         item = json.loads(json.dumps(made, default=str))

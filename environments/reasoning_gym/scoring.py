@@ -1,11 +1,9 @@
 """Scoring by the package's verifiers, in a process of its own.
 
-None of them runs an answer. Those that would are scored elsewhere (see families.py); in this process their
-evaluators are gone: in the package's modules ``eval``, ``exec`` and SymPy's ``parse_expr`` are functions that
-refuse, except that five families get a reader of literals for ``eval``. As a second barrier, Python itself
-refuses to run code that is made of text, to start programs and to connect, from the moment that an answer is
-there (an audit hook, which nothing can take off). What is left is work without bounds, and a process can be
-killed: each answer is scored in a child that is forked for it.
+None of them runs an answer: in the package's modules ``eval``, ``exec`` and SymPy's ``parse_expr`` refuse
+(five families get a reader of literals for ``eval``). As a second barrier, an audit hook refuses to run code
+that is made of text, to start programs and to connect, from the moment that an answer is there. Each answer
+is scored in a child that is forked for it, and can be killed.
 """
 
 from __future__ import annotations
@@ -71,8 +69,7 @@ class Given(dict):
         self.missing.append(key)
         raise KeyError(key)
 '''
-)
-"""Run once in each process; `score` below finds its names."""
+)  # run once in each process; `score` below finds its names
 
 _SCORE = """
 def score(task, answer, entry):
@@ -96,36 +93,20 @@ _OUTPUT_LIMIT = 10_000
 
 
 class Scored(NamedTuple):
-    """The result of scoring an answer.
-
-    Attributes:
-        score: the library's score; 0.0 if there is none.
-        reason: why there is none.
-    """
+    """The library's score of an answer; 0.0 with a reason if there is none."""
 
     score: float
     reason: str | None
 
 
 class ScoringPool:
-    """A fixed number of warm processes.
-
-    Args:
-        sandbox: how they are confined.
-        limits: what each may use.
-        size: how many there are, each using one core while it works.
-    """
+    """A fixed number of warm processes, each using one core while it works."""
 
     def __init__(self, sandbox: Confinement, limits: Limits, *, size: int) -> None:
         self._processes = [SandboxedPython(sandbox, limits, PRELUDE) for _ in range(size)]
         self._free: asyncio.Queue[SandboxedPython] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Start the processes; returns when the library is imported in all of them.
-
-        Raises:
-            Unavailable: one does not start, with its reason.
-        """
         try:
             await asyncio.gather(*(process.start() for process in self._processes))
         except BaseException:
@@ -135,21 +116,12 @@ class ScoringPool:
             self._free.put_nowait(process)
 
     async def stop(self) -> None:
-        """End the processes. Safe to call twice."""
         await asyncio.gather(*(process.stop() for process in self._processes))
 
     async def score(self, task: str, answer: str, entry: dict[str, Any], *, timeout: float) -> Scored:
-        """The library's score of an answer; 0.0 with a reason if it cannot be scored, or not in time.
-
-        Args:
-            task: the family.
-            answer: the answer.
-            entry: the item: ``question``, ``answer``, ``metadata``.
-            timeout: seconds, waiting for a processor not included.
-
-        Raises:
-            InvalidRequest: there is no such family, or the item lacks what it needs.
-            VerifierFailed: the process died, or the machine is too busy to tell.
+        """The library's score of an answer to an item; 0.0 with a reason if it cannot be scored, or not in
+        time. Raises InvalidRequest: there is no such family, or the item lacks what it needs; VerifierFailed:
+        the process died, or the machine is too busy to tell.
         """
         process = await self._free.get()
         try:
@@ -181,11 +153,7 @@ class ScoringPool:
                 await process.start()
             try:
                 return await process.run(
-                    _SCORE,
-                    timeout=timeout,
-                    output_limit=_OUTPUT_LIMIT,
-                    function="score",
-                    arguments=arguments,
+                    _SCORE, timeout=timeout, output_limit=_OUTPUT_LIMIT, function="score", arguments=arguments
                 )
             except SandboxDied as error:
                 end = error  # not by the answer, which has a process of its own

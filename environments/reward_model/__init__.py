@@ -1,10 +1,6 @@
-"""`RewardModel`: conversations scored by a model with a reward head, or a classifier.
+"""`RewardModel`: conversations scored by a model with a reward head, or a classifier (vLLM's, 0.11 to 0.33).
 
-The score is a function of the conversation alone, so a stored response can be scored again. If the model
-cannot be reached or gives no score, verification fails and is tried again; it never scores 0.
-
-Requests and answers are those of vLLM's ``/pooling`` and ``/classify``.
-Source: https://docs.vllm.ai/en/latest/models/pooling_models/ (0.11 to 0.33).
+If the model cannot be reached or gives no score, verification fails and is tried again; it never scores 0.
 """
 
 from __future__ import annotations
@@ -29,11 +25,8 @@ Conversation = Literal["answer", "episode"]
 
 
 class Score(NamedTuple):
-    """What a model says of a conversation.
-
-    Attributes:
-        value: the score: the model's raw score, or the probability of the class `class_index`.
-        label: the most probable class; None for a scalar head.
+    """The model's raw score, or the probability of the class `class_index`; and the most probable class, if
+    any.
     """
 
     value: float
@@ -43,16 +36,8 @@ class Score(NamedTuple):
 def conversation_of(
     params: JSON, output: list[JSON], conversation: Conversation, chars: int | None = None
 ) -> list[JSON]:
-    """The chat messages to score. Reasoning is left out: reward models have not learned from it.
-
-    Args:
-        params: Responses body of the row.
-        output: items of the response.
-        conversation: how much of them is shown.
-        chars: show only so many characters, of the last message; None for all of it.
-
-    Raises:
-        BadRequest: they hold something that a chat cannot.
+    """The chat messages to score; of the last one ``chars`` alone, if given. Reasoning is left out: reward
+    models have not learned from it. Raises BadRequest: they hold something that a chat cannot.
     """
     items = input_items(params.get("input") or [])
     last_alone = conversation == "answer" or chars is not None
@@ -70,15 +55,8 @@ def scoring_request(messages: list[JSON], head: Head, *, sigmoid: bool) -> JSON:
 
 
 def read_score(answer: JSON, head: Head, class_index: int) -> Score:
-    """The score in an answer.
-
-    Args:
-        answer: of the route that `scoring_request` is for.
-        head: what the model has.
-        class_index: index of the class whose probability is the score, from 0.
-
-    Raises:
-        VerifierFailed: there is none: another head, another class count, or not a finite number.
+    """The score in an answer. Raises VerifierFailed: there is none: another head, another class count, or not
+    a finite number.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     entry = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
@@ -101,10 +79,8 @@ def read_score(answer: JSON, head: Head, class_index: int) -> Score:
 class RewardVerdict(Verdict):
     """The reward and what it was made from."""
 
-    reward_model_score: float
-    """What the model said, before ``scale``, ``offset`` and ``clip``."""
-    reward_model_label: str | None
-    """The most probable class; None for a scalar head."""
+    reward_model_score: float  # what the model said, before ``scale``, ``offset`` and ``clip``
+    reward_model_label: str | None  # the most probable class; None for a scalar head
 
 
 class RewardModel(ResourcesServer):
@@ -114,8 +90,6 @@ class RewardModel(ResourcesServer):
     restorable: ClassVar[bool] = True  # there is no state
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         reward_model: ModelClient
         """The model: a ``pooling_model``, or a ``vllm_engine`` with ``runner: pooling``."""
         head: Head = "scalar"
@@ -150,12 +124,7 @@ class RewardModel(ResourcesServer):
         self._calls = self.manage(JudgeCalls(self.config.max_concurrency, open_cache(self.config.cache)))
 
     async def verify(self, request: VerifyRequest) -> RewardVerdict:
-        """Score the conversation.
-
-        Raises:
-            VerifierFailed: the model could not be reached, or gave no score.
-            BadRequest: the prompt has something that a chat cannot hold.
-        """
+        """Score the conversation."""
         config = self.config
         params, output = request.responses_create_params, request.response.output
         size = len(str(output))

@@ -1,8 +1,4 @@
-"""`SessionCounter`: a counter per episode, and two tools that use it.
-
-The session holds the whole state, and the verifier checks the session alone: the text of the response does
-not matter.
-"""
+"""`SessionCounter`: a counter per episode, and two tools; the verifier checks the session alone."""
 
 from __future__ import annotations
 
@@ -34,21 +30,18 @@ class CounterValue(BaseModel):
     """What `SessionCounter.get_counter_value` answers."""
 
     count: int
-    """The counter's value now."""
 
 
 class CounterRequest(VerifyRequest):
     """A counter row with the response to it."""
 
-    expected_count: int
-    """Value of the counter at the end of a right episode."""
+    expected_count: int  # value of the counter at the end of a right episode
 
 
 class CounterVerdict(Verdict):
     """The reward and what it was given for."""
 
-    final_count: int | None
-    """Value of the counter at the end; None if the session never had one."""
+    final_count: int | None  # value of the counter at the end; None if the session never had one
 
 
 class SessionCounter(ResourcesServer):
@@ -58,17 +51,10 @@ class SessionCounter(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        """The state of an episode."""
-
-        count: int | None = None
-        """The counter; a tool that is called without a seeded session starts it at 0."""
+        count: int | None = None  # the counter; a tool that is called without a seeded session starts it at 0
 
     async def seed(self, row: JSON, session: Any) -> None:
-        """Set the counter to the row's ``initial_count``, unless a tool has started it.
-
-        Raises:
-            InvalidRequest: the row has none.
-        """
+        """Set the counter to the row's ``initial_count``, unless a tool has started it."""
         start = parse(_START, row, "row").initial_count
         session.count = start if session.count is None else session.count
 
@@ -92,7 +78,6 @@ class SessionCounter(ResourcesServer):
         return CounterValue(count=session.count)
 
     async def verify(self, request: CounterRequest, session: Session) -> CounterVerdict:
-        """Compare the counter with the expected value."""
         right = session.count == request.expected_count
         reason = None if right else f"the counter should be {request.expected_count}, and is {session.count}"
         return CounterVerdict(reward=float(right), reason=reason, final_count=session.count)

@@ -1,10 +1,7 @@
 """`SimpleWeather`: one tool, a session that records its calls, and a verifier that uses both.
 
-Only the session proves that a tool was called: a response that claims a call, in its text or in a forged tool
-output, earns nothing.
-
-The weather is made up, yet the same in every process and on every day: it is derived from a hash of the
-city's name. A model cannot know it without asking, and the verifier needs no table.
+Only the session proves that a tool was called. The weather is derived from a hash of the city's name, so it
+is the same everywhere, and a model cannot know it without asking.
 """
 
 from __future__ import annotations
@@ -23,10 +20,8 @@ City = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 class WeatherReport(BaseModel):
     """What the tool answers."""
 
-    city: str
-    """The city as it was asked for."""
-    weather_description: str
-    """A sentence with the condition and the temperature."""
+    city: str  # the city as it was asked for
+    weather_description: str  # a sentence with the condition and the temperature
 
 
 class WeatherMetadata(BaseModel):
@@ -41,17 +36,14 @@ class WeatherMetadata(BaseModel):
 class WeatherRequest(VerifyRequest):
     """A weather row with the response to it."""
 
-    verifier_metadata: WeatherMetadata | None = None
-    """What a right answer has to tell."""
+    verifier_metadata: WeatherMetadata | None = None  # what a right answer has to tell
 
 
 class WeatherVerdict(Verdict):
     """The reward, and the row's cities that it failed on."""
 
-    not_asked: list[str]
-    """Cities for which the tool was not called."""
-    not_reported: list[str]
-    """Cities whose condition or temperature the final answer lacks."""
+    not_asked: list[str]  # cities for which the tool was not called
+    not_reported: list[str]  # cities whose condition or temperature the final answer lacks
 
 
 class SimpleWeather(ResourcesServer):
@@ -61,10 +53,7 @@ class SimpleWeather(ResourcesServer):
     restorable: ClassVar[bool] = True
 
     class Session(BaseModel):
-        """What happened in the episode so far."""
-
-        asked: list[str] = []
-        """Keys of the cities that `get_weather` was called for, each once."""
+        asked: list[str] = []  # keys of the cities that `get_weather` was called for, each once
 
     @tool
     async def get_weather(self, city: City, session: Session) -> WeatherReport:
@@ -114,17 +103,12 @@ _TEMPERATURES = 10
 class Weather(NamedTuple):
     """The weather of one city."""
 
-    condition: str
-    """One English word."""
-    temperature: int
-    """Degrees Celsius, never below 0."""
+    condition: str  # one English word
+    temperature: int  # degrees Celsius, never below 0
 
 
 def city_key(city: str) -> str:
-    """What identifies a city: its name without case, extra white space, and what follows a comma.
-
-    "Paris", " paris" and "Paris, France" are one city.
-    """
+    """What identifies a city: its name without case, extra white space, and what follows a comma."""
     return " ".join(city.partition(",")[0].casefold().split())
 
 

@@ -1,8 +1,4 @@
-"""`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings.
-
-A row is scored from its own fields and the response alone. A missing answer scores 0. A row whose fields have
-the wrong types, or whose right answer is empty, is `InvalidRequest`.
-"""
+"""`StringMatch`: short answers in free text, compared with ``expected_answer`` as strings."""
 
 from __future__ import annotations
 
@@ -20,20 +16,15 @@ class StringMatchRequest(VerifyRequest):
     """A row with the response to it."""
 
     expected_answer: Annotated[str, AfterValidator(stated)]
-    """The right answer."""
-    extraction_mode: ExtractionMode = "final_answer"
-    """Where the answer stands in the text."""
-    case_sensitive: bool = False
-    """Compare letter by letter, without any tolerance."""
+    extraction_mode: ExtractionMode = "final_answer"  # where the answer stands in the text
+    case_sensitive: bool = False  # compare letter by letter, without any tolerance
 
 
 class StringMatchVerdict(Verdict):
     """The reward and what it was given for."""
 
-    extracted_answer: str | None
-    """The answer that was compared; None if the text gives none."""
+    extracted_answer: str | None  # the answer that was compared; None if the text gives none
     expected_answer: str
-    """The row's."""
 
 
 class StringMatch(ResourcesServer):
@@ -44,7 +35,6 @@ class StringMatch(ResourcesServer):
 
     # Not a coroutine: it then runs in a thread, so a long text does not block the event loop.
     def verify(self, request: StringMatchRequest) -> StringMatchVerdict:
-        """Compare the answer in the response with the expected one."""
         expected, mode = request.expected_answer, request.extraction_mode
         text = _text(request.response)
         answer = extract(text, mode)

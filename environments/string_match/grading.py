@@ -1,8 +1,6 @@
 r"""Finds the answer in a text, and compares it: exactly, after normalization, or nearly as numbers.
 
-Each rule of the comparison turns both answers into a form in which different spellings of one answer are
-equal. Only the expected answer is trusted. The text comes from a model, so every function takes any string,
-and time linear in its length.
+Only the expected answer is trusted: every function takes any string, and time linear in its length.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ def extract(text: str, mode: ExtractionMode) -> str | None:
     r"""The answer that ``text`` gives, or None.
 
     Args:
-        text: the assistant's text.
         mode: ``boxed``: content of the last box; ``final_answer``: what follows the last ``Answer:``,
             else the box; ``last_line``: the last line that is not blank; ``full_response``: all of it.
     """
@@ -38,11 +35,8 @@ def extract(text: str, mode: ExtractionMode) -> str | None:
 
 
 def without_commands(text: str, token: re.Pattern[str]) -> str:
-    r"""``text`` without some LaTeX commands and their braces; what is inside them stays.
-
-    Args:
-        text: any text; an unclosed command loses its name and opening brace.
-        token: matches the commands with their opening brace (``\\text\{``), and single braces.
+    r"""``text`` without some LaTeX commands and their braces; what is inside them stays. ``token`` matches
+    the commands with their opening brace (``\\text\{``), and single braces.
     """
     pieces: list[str] = []
     commands: list[bool] = []  # of every open brace: whether a command opened it
@@ -70,8 +64,7 @@ def same_letters(expected: str, answer: str) -> bool:
     return any(form(expected) == form(answer) for form in (str.strip, plain_answer))
 
 
-NEAR = 0.98
-"""Score of a number that is nearly the expected one, and the least closeness that earns it."""
+NEAR = 0.98  # score of a number that is nearly the expected one, and the least closeness that earns it
 
 _MAX_NUMBER = 1000  # characters; what is longer is compared as text only
 _MAX_FACTOR, _MAX_MORE = 10, 10_000
@@ -100,17 +93,12 @@ _STATE = re.compile(rf"\b(?:{'|'.join(sorted(_STATES, key=len, reverse=True))})\
 
 
 class _Measured(NamedTuple):
-    text: str
-    """What is measured, without its unit."""
-    unit: str
-    """The unit, with the signs of money and percent; empty if there is none."""
+    text: str  # what is measured, without its unit
+    unit: str  # the unit, with the signs of money and percent; empty if there is none
 
 
 def similarity(expected: str, answer: str) -> float:
-    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0.
-
-    An answer that is much longer than the expected one is not another spelling of it.
-    """
+    """1.0 for the same answer, `NEAR` for a number that is nearly the same, else 0.0."""
     if len(answer) > _MAX_FACTOR * len(expected) + _MAX_MORE:
         return 0.0
     expected, answer = _base(expected), _base(answer)

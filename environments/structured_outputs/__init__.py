@@ -36,14 +36,11 @@ ErrorType = Literal[
 class StructuredRequest(VerifyRequest):
     """A row with the response to it. Its further keys describe the data and split the metrics."""
 
-    schema_str: str
-    """The schema as JSON (draft 2020-12); made strict, see README.md."""
-    schema_type: Format = "json"
-    """Format of the document in the text."""
+    schema_str: str  # the schema as JSON (draft 2020-12); made strict, see README.md
+    schema_type: Format = "json"  # format of the document in the text
     response_mode: str | None = "text"
     """``tool_call``: the value is the arguments of a function call; else it is the text."""
-    tool_name: str | None = None
-    """Name that the call has to have; None for any."""
+    tool_name: str | None = None  # name that the call has to have; None for any
     tool_payload_key: str | None = None
     """The argument that holds the value; None if all arguments are the value."""
 
@@ -52,9 +49,7 @@ class StructuredVerdict(Verdict):
     """The reward, and why it is 0."""
 
     error_type: ErrorType | None = None
-    """What is wrong with the response; None if nothing is."""
     error_message: str | None = None
-    """The same as a sentence."""
 
 
 class _Fault(NamedTuple):
@@ -93,8 +88,6 @@ class StructuredOutputs(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), breakdowns=_DESCRIPTIONS)
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         xml_coerce_types: bool = True
         """Read the text of XML elements as the types of the schema; else all of them are strings."""
         validation_timeout_seconds: PositiveFloat = 5.0
@@ -114,12 +107,7 @@ class StructuredOutputs(ResourcesServer):
         )
 
     async def verify(self, request: StructuredRequest) -> StructuredVerdict:
-        """Find the value, and check it against the schema.
-
-        Raises:
-            InvalidRequest: the row's schema is invalid.
-            VerifierFailed: a worker was killed from outside, or got no CPU time.
-        """
+        """Find the value, and check it against the schema."""
         text = self._text_of(request)
         fault = await self._fault_of(text, request) if isinstance(text, str) else text
         if fault is None:

@@ -1,9 +1,8 @@
 """Schemas: made strict, and validated against without trusting the value.
 
-A schema is the row author's. A broken one is `InvalidRequest`, never a zero. It can refer to nothing
-outside itself. The value is a model's, so three things are done in another way than jsonschema does them:
-patterns run in the `regex` package, which stops at a time limit; a `$ref` is followed once for each part of
-the value, not once for each path to it; and a set checks whether items are unique, in linear time.
+A broken one is `InvalidRequest`, and it can refer to nothing outside itself. Three things differ from
+jsonschema, as the value is a model's: patterns run in the `regex` package, which stops at a time limit; a
+`$ref` is followed once for each part of the value; a set checks whether items are unique, in linear time.
 """
 
 from __future__ import annotations
@@ -33,16 +32,8 @@ _MAPS_OF_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions"
 
 
 class StrictSchema:
-    """A schema in which every listed property is required, and no other is allowed.
-
-    Args:
-        source: JSON Schema, draft 2020-12, as JSON.
-
-    Attributes:
-        schema: the strict schema.
-
-    Raises:
-        InvalidRequest: it is not a valid schema.
+    """A schema (draft 2020-12, as JSON) in which every listed property is required, and no other is allowed.
+    Raises InvalidRequest: it is not valid.
     """
 
     def __init__(self, source: str) -> None:
@@ -56,10 +47,8 @@ class StrictSchema:
         self._validator: Validator = validator(self.schema, registry=referencing.Registry())
 
     def problem_of(self, value: Any) -> str | None:
-        """Why ``value`` does not fit, in a sentence; None if it fits.
-
-        Raises:
-            InvalidRequest: the schema refers to what is not there.
+        """Why ``value`` does not fit, in a sentence; None if it fits. Raises InvalidRequest: the schema
+        refers to what is not there.
         """
         token = _followed.set({})
         try:
@@ -102,12 +91,6 @@ def _strict(schema: Any) -> Any:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` occurs in ``text``.
-
-    Raises:
-        jsonschema.ValidationError: it takes too long to tell, so the whole value does not fit.
-        InvalidRequest: it is not a valid pattern.
-    """
     try:
         found = regex.search(ecma(pattern), text, timeout=_PATTERN_SECONDS, concurrent=True)
         return found is not None

@@ -1,14 +1,9 @@
 """What a worker process of structured_outputs does: parse a model's text and validate the value.
 
-It runs in a process with limits of CPU time and memory, because no check of the text's size foresees
-everything that parsers and validators do with it.
-
 The text is hostile. Every exception of a parser becomes `Unparsable`. Entities, documents that grow when they
-are expanded, deep nesting, and texts on which a parser takes quadratic time are refused by their size
-beforehand.
+are expanded, deep nesting, and texts on which a parser takes quadratic time are refused beforehand.
 
-Values of XML and CSV are strings, so they are converted to the types that the schema asks for. A value that
-cannot be converted stays a string, and the validator reports it.
+Values of XML and CSV are converted to the types that the schema asks for; one that cannot be stays a string.
 """
 
 from __future__ import annotations
@@ -42,8 +37,7 @@ MAX_CHARS: dict[Format, int] = {
     "xml": 100_000,
     "toml": 20_000,  # tomllib takes quadratic time on dotted keys
     "csv": 100_000,
-}
-"""Characters of a document that are read."""
+}  # characters of a document that are read
 
 _MAX_NODES = 20_000
 _MAX_DEPTH = 100
@@ -65,15 +59,8 @@ class _YamlLoader(_SafeLoader):  # type: ignore[misc]
 
 
 def parse_text(text: str, format_: Format) -> Any:
-    """The value that ``text`` denotes.
-
-    Args:
-        text: the whole text; prose or a code fence around the document makes it unparsable.
-        format_: XML becomes what xmltodict makes of it (``@attribute``, ``#text``, a list for repeated
-            elements), CSV a list with an object of strings per row.
-
-    Raises:
-        Unparsable: it denotes none, or is larger than anything that a row asks for.
+    """The value that the whole text denotes; of XML what xmltodict makes of it, of CSV a list with an object
+    of strings per row. Raises Unparsable: it denotes none, or is larger than anything that a row asks for.
     """
     if len(text) > MAX_CHARS[format_]:
         raise Unparsable(f"longer than {MAX_CHARS[format_]} characters")
@@ -231,24 +218,17 @@ class Document(TypedDict):
     """What is to be checked."""
 
     schema: str
-    """The schema as JSON."""
-    text: str
-    """A document, or the arguments of a function call."""
-    format: Format | None
-    """Format of a document; None for arguments."""
-    key: str | None
-    """The argument that holds the value; None if all arguments are the value."""
-    coerce: bool
-    """Read the text of XML elements as the types of the schema."""
+    text: str  # a document, or the arguments of a function call
+    format: Format | None  # format of a document; None for arguments
+    key: str | None  # the argument that holds the value; None if all arguments are the value
+    coerce: bool  # read the text of XML elements as the types of the schema
 
 
 class Checked(TypedDict):
     """The result; empty if the value fits."""
 
-    fault: NotRequired[Fault]
-    """What is wrong with it; ``invalid_row`` if it is the schema."""
+    fault: NotRequired[Fault]  # what is wrong with it; ``invalid_row`` if it is the schema
     message: NotRequired[str]
-    """The same as a sentence."""
 
 
 def check(document: Document) -> Checked:

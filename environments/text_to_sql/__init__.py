@@ -30,8 +30,7 @@ from gym_serve.metrics import MetricSpec, Score
 from gym_serve.sandbox import SandboxName, find_sandbox, sandbox_problems
 from gym_serve.servers import ModelClient, ResourcesServer, Verdict, VerifyRequest
 
-MAX_QUERY_CHARS = 32_000
-"""Of a longer query the judge is shown only this many characters at its end."""
+MAX_QUERY_CHARS = 32_000  # of a longer query the judge is shown only this many characters at its end
 
 PROMPT_TEMPLATE = """\
 Decide whether two SQL queries answer a question in the same way on the database below.
@@ -97,30 +96,21 @@ class SqlRequest(VerifyRequest):
     """A row with the response to it."""
 
     sql: str = Field(pattern=r"\S")
-    """The right query."""
     sql_dialect: Annotated[Literal["mysql", "postgresql", "sqlite"], BeforeValidator(_dialect)]
     """The dialect; ``postgres``, ``pg`` and ``sqlite3`` will do too."""
     sql_prompt: str
-    """The question."""
-    sql_context: str = ""
-    """The database: CREATE and INSERT statements."""
+    sql_context: str = ""  # the database: CREATE and INSERT statements
 
 
 class SqlVerdict(Verdict):
     """The reward and what it was given for."""
 
     sql_dialect: str
-    """The row's."""
     model_output: str
-    """The text of the response."""
     extracted_sql: str | None
-    """The query in it."""
     judge_passed: bool
-    """The judge found the query equal to the expected one."""
-    failure_reason: FailureReason
-    """What took the reward away; ``none`` where nothing did."""
-    execution: dict[str, Any] | None
-    """``{"outcome", "detail"}`` of running the query; None if it was not run."""
+    failure_reason: FailureReason  # what took the reward away; ``none`` where nothing did
+    execution: dict[str, Any] | None  # ``{"outcome", "detail"}`` of running the query; None if it was not run
     judge_evaluations: list[dict[str, Any]]
     """The judge's calls: ``{"responses_create_params", "response", "verdict_label"}``."""
 
@@ -132,8 +122,6 @@ class TextToSql(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),), subset="sql_dialect")
 
     class Config(JudgeSettings):
-        """Settings of the environment."""
-
         judge: ModelClient
         """The model that judges."""
         judge_prompt_template: Annotated[str, AfterValidator(_check_template)] = PROMPT_TEMPLATE
@@ -159,7 +147,6 @@ class TextToSql(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether the sandbox works."""
         yield from super().preflight(config)
         if config.check_execution:
             yield from sandbox_problems(config.sandbox)
@@ -170,12 +157,6 @@ class TextToSql(ResourcesServer):
         self._runner: SqlRunner | None = None
 
     async def start(self) -> None:
-        """Start the sandboxes; returns when they are ready.
-
-        Raises:
-            GraphError: the sandbox does not work on this machine.
-            Unavailable: a sandbox does not start.
-        """
         config = self.config
         if config.check_execution:
             self._runner = self.manage(
@@ -189,12 +170,7 @@ class TextToSql(ResourcesServer):
         await super().start()
 
     async def verify(self, request: SqlRequest) -> SqlVerdict:
-        """Compare the query in the response with the expected one.
-
-        Raises:
-            VerifierFailed: the judge did not answer, sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
-        """
+        """Compare the query in the response with the expected one."""
         text = replace_surrogates(request.response.output_text)
         query = await asyncio.to_thread(extract_sql, text)  # a long text of fences takes a while
         if query is None:
@@ -322,7 +298,6 @@ def _end_of(text: str, place: int) -> int:
 
 
 def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:
-    """What stands between an opening and the next fence, again and again."""
     place = 0
     while (opened := opening.search(text, place)) is not None:
         closed = text.find(_FENCE, opened.end())

@@ -1,9 +1,8 @@
 """Running a query and the expected one on the row's own database, and comparing what they give.
 
-Each runs in a process of its own, in a sandbox; what they give is compared here. Only a difference that no
-reading of the question excuses is one: another number of rows, a column whose values the other result does
-not have, or other changes of the database. Names and order of columns, further columns, the order of rows and
-rounding make none. Equal results on a few rows prove little: they are left to the judge.
+Only a difference that no reading of the question excuses is one: another number of rows, a column whose
+values the other result does not have, or other changes of the database. Names and order of columns, further
+columns, the order of rows and rounding make none. Equal results on a few rows are left to the judge.
 """
 
 from __future__ import annotations
@@ -35,12 +34,8 @@ Rows = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Execution:
-    """What running a query showed.
-
-    Attributes:
-        outcome: ``failed``: it does not run. ``different``: it gives something else than the expected query.
-            ``same``: it does not. ``undecided``: the row does not allow to tell.
-        detail: why; empty for ``same``.
+    """What running a query showed: ``failed``: it does not run; ``different`` from the expected query's
+    result; ``same``; ``undecided``: the row does not allow to tell. ``detail`` says why.
     """
 
     outcome: Literal["failed", "different", "same", "undecided"]
@@ -48,14 +43,7 @@ class Execution:
 
 
 class SqlRunner(SandboxPool):
-    """Sandboxes that run SQLite queries.
-
-    Args:
-        sandbox: how they are confined.
-        memory_bytes: memory of one process.
-        timeout: seconds of processor time for each query.
-        size: queries checked at the same time.
-    """
+    """Sandboxes that run SQLite queries, each for ``timeout`` seconds of processor time."""
 
     def __init__(self, sandbox: Confinement, *, memory_bytes: int, timeout: float, size: int) -> None:
         limits = Limits(
@@ -68,16 +56,8 @@ class SqlRunner(SandboxPool):
         super().__init__(sandbox, limits, size=size, prelude="import sqlite3")
 
     async def check(self, schema: str, expected: str, query: str) -> Execution:
-        """Run a query and the expected one, each on a new database.
-
-        Args:
-            schema: statements that make the database.
-            expected: the right query.
-            query: a model's.
-
-        Raises:
-            VerifierFailed: sandboxes died, or the machine is too busy.
-            Unavailable: a sandbox does not start.
+        """Run a query and the expected one, each on a new database. Raises VerifierFailed: sandboxes died, or
+        the machine is too busy; Unavailable: a sandbox does not start.
         """
         if len(query) > _MAX_SQL:
             return Execution("failed", f"the query has more than {_MAX_SQL:,} characters")

@@ -1,10 +1,8 @@
 """Runs SQL that a model wrote on a database in memory. It is executed in a sandbox, never in the replica.
 
-The text of this module is the program that runs in the sandbox (see `execution`), so it uses the standard
-library alone. SQLite asks its authorizer about every action of every statement when it is compiled, those of
-triggers and views included. Allowed is what is listed here: tables, indices, views, triggers and rows of the
-one database. Other files (ATTACH, VACUUM INTO), extensions, virtual tables and all PRAGMAs but those that
-describe tables are refused. The process limits time and memory, and so do SQLite's own limits.
+The text of this module is that program (see `execution`), so it uses the standard library alone. SQLite asks
+its authorizer about every action of every statement, triggers and views included. Allowed is what is listed
+here; other files, extensions, virtual tables and most PRAGMAs are refused.
 """
 
 from __future__ import annotations
@@ -59,18 +57,9 @@ _LIMITS = {  # by the names of Python 3.11; before that, the limits of the proce
 
 
 def run_sql(schema: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int) -> dict[str, Any]:
-    """Build a database and run statements on it.
-
-    Args:
-        schema: statements that make the database.
-        sql: the statements to run.
-        max_rows, max_bytes: of the result, and of all tables together.
-        heap_bytes: memory that SQLite may use.
-
-    Returns:
-        ``{"error", "stage": "schema" | "sql"}`` where something failed, else ``has_rows`` (whether the schema
-        holds any), ``rows`` (of the last statement that gives any; None if none does) and ``tables`` (if the
-        statements changed any: all rows by table and view; else None).
+    """Build a database and run statements on it. Returns ``{"error", "stage": "schema" | "sql"}`` where
+    something failed, else ``has_rows`` (whether the schema holds any), ``rows`` (of the last statement that
+    gives any; None if none does) and ``tables`` (if the statements changed any: all rows by table and view).
     """
     database = _Database(max_rows, max_bytes, heap_bytes)
     stage = "schema"
@@ -96,11 +85,7 @@ class _Budget:
         self._bytes_left = max_bytes
 
     def rows(self, cursor: sqlite3.Cursor) -> list[list[Any]]:
-        """The rows of a statement.
-
-        Raises:
-            ValueError: there are too many.
-        """
+        """The rows of a statement. Raises ValueError: there are too many."""
         rows: list[list[Any]] = []
         for row in cursor:
             self._rows_left -= 1
@@ -112,12 +97,6 @@ class _Budget:
 
 
 class _Database:
-    """A database in memory, behind the authorizer.
-
-    Attributes:
-        refusal: what was refused, if anything was.
-    """
-
     def __init__(self, max_rows: int, max_bytes: int, heap_bytes: int) -> None:
         self.refusal: str | None = None
         self._max_rows = max_rows
@@ -132,11 +111,8 @@ class _Database:
         self._connection.set_authorizer(self._authorize)
 
     def run(self, script: str) -> list[list[Any]] | None:
-        """Run statements; the rows of the last one that gives any.
-
-        Raises:
-            sqlite3.Error, sqlite3.Warning, MemoryError: a statement fails.
-            ValueError: it has too many rows, or a null character.
+        """Run statements; the rows of the last one that gives any. Raises sqlite3.Error, sqlite3.Warning,
+        MemoryError: a statement fails; ValueError: it has too many rows, or a null character.
         """
         rows = None
         for statement in _statements(script):
@@ -146,11 +122,7 @@ class _Database:
         return rows
 
     def tables(self) -> dict[str, list[list[Any]]]:
-        """All rows, by table or view; a view that fails has none.
-
-        Raises:
-            ValueError: there are too many.
-        """
+        """All rows, by table or view; a view that fails has none. Raises ValueError: there are too many."""
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT GLOB 'sqlite_*'"
         ).fetchall()

@@ -1,9 +1,7 @@
 """`ToolArgumentComparison`: the next action of a conversation, compared with the expected one.
 
-An action is a message or tool calls. Nothing is executed: the action itself is the answer.
-
-Arguments are compared by the type of the expected value: strings by the words that they share, floats within
-a tolerance, everything else exactly.
+An action is a message or tool calls; nothing is executed. Strings are compared by the words that they share,
+floats within a tolerance, everything else exactly.
 """
 
 from __future__ import annotations
@@ -65,12 +63,7 @@ class ComparisonSettings(BaseModel):
 
 
 class Action(NamedTuple):
-    """A tool call.
-
-    Attributes:
-        name: the tool.
-        arguments: its arguments as JSON text, or anything else that a model gave.
-    """
+    """A tool call; its arguments are JSON text, or anything else that a model gave."""
 
     name: Any
     arguments: Any
@@ -86,16 +79,7 @@ class Outcome(NamedTuple):
 def compare_calls(
     expected: Sequence[Action], made: Sequence[Action], settings: ComparisonSettings
 ) -> Outcome:
-    """Compare calls in any order.
-
-    Args:
-        expected: at least one call; the arguments are JSON.
-        made: at least one call.
-        settings: how.
-
-    Raises:
-        ValueError: the arguments of an expected call cannot be read.
-    """
+    """Compare calls in any order. Raises ValueError: the arguments of an expected call cannot be read."""
     if settings.parallel_tool_call_rewarding:
         missing, surplus = len(made) < len(expected), len(made) > len(expected)
         if (missing and not settings.allow_subset) or (surplus and not settings.allow_superset):
@@ -156,7 +140,6 @@ def _problem(
 
 
 def _difference(expected: Any, made: Any, settings: ComparisonSettings) -> Category | None:
-    """The first way in which a value differs from the expected one."""
     if type(made) is not type(expected):
         return Category.OTHER_TYPE
     pairs: Sequence[tuple[Any, Any]] = ()
@@ -196,7 +179,6 @@ class ExpectedMessage(BaseModel):
 
     type: Literal["message"]
     content: str
-    """What the expert said."""
 
 
 class ExpectedCall(BaseModel):
@@ -204,9 +186,7 @@ class ExpectedCall(BaseModel):
 
     type: Literal["function_call"]
     name: str
-    """The tool."""
     arguments: Annotated[str, AfterValidator(_readable)]
-    """Its arguments as JSON text."""
 
 
 class ExpectedCalls(BaseModel):
@@ -214,7 +194,6 @@ class ExpectedCalls(BaseModel):
 
     type: Literal["function_call_batch"]
     calls: list[ExpectedCall] = Field(min_length=1)
-    """The calls."""
 
 
 ExpectedAction = Annotated[ExpectedMessage | ExpectedCall | ExpectedCalls, Field(discriminator="type")]
@@ -224,14 +203,12 @@ class ActionRequest(VerifyRequest):
     """A row with the response to it."""
 
     expected_action: ExpectedAction
-    """What the expert did next."""
 
 
 class ActionVerdict(Verdict):
     """The reward and what it was given for."""
 
-    category: Category
-    """How the action compares with the expected one."""
+    category: Category  # how the action compares with the expected one
 
 
 class ToolArgumentComparison(ResourcesServer):
@@ -241,15 +218,12 @@ class ToolArgumentComparison(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         tool_call_comparator_config: ComparisonSettings = ComparisonSettings()
         """How calls are compared."""
 
     config: Config
 
     def verify(self, request: ActionRequest) -> ActionVerdict:
-        """Compare the action in the response with the expected one."""
         outcome = self._outcome(request.expected_action, request.response)
         reason = None if outcome.reward == 1.0 else _reason(outcome, request)
         return ActionVerdict(reward=outcome.reward, reason=reason, category=outcome.category)

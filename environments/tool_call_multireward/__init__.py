@@ -1,8 +1,4 @@
-"""`ToolCallMultireward`: one tool call, scored by three rewards that a trainer may weigh separately.
-
-The components are independent: a call can be right and badly placed, or well-formed and wrong. ``reward`` is
-their sum, for trainers that take one reward only.
-"""
+"""`ToolCallMultireward`: one tool call, scored by three independent rewards; ``reward`` is their sum."""
 
 from __future__ import annotations
 
@@ -31,29 +27,23 @@ class ExpectedCall(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """Name of the tool."""
-    arguments: dict[str, Any] = {}
-    """Arguments with these values; the model may give more."""
+    arguments: dict[str, Any] = {}  # arguments with these values; the model may give more
 
 
 class MultirewardRequest(VerifyRequest):
     """A row with the response to it."""
 
-    expected_call: ExpectedCall
-    """The right call, ``{"name", "arguments"}``."""
+    expected_call: ExpectedCall  # the right call, ``{"name", "arguments"}``
 
 
 class MultirewardVerdict(Verdict):
     """The rewards and what they were given for."""
 
-    reward_components: dict[str, float]
-    """The three rewards by name; ``reward`` is their sum."""
-    correctness: float
-    """1.0 if a call has the expected name and arguments."""
+    reward_components: dict[str, float]  # the three rewards by name; ``reward`` is their sum
+    correctness: float  # 1.0 if a call has the expected name and arguments
     schema_valid: float
     """1.0 if the first call of a tool of the row has an object with all its required parameters."""
-    format: float
-    """1.0 for exactly one call, and no message."""
+    format: float  # 1.0 for exactly one call, and no message
     predicted_calls: list[dict[str, Any]]
     """The model's calls: ``{"name", "arguments"}``; arguments that cannot be read are ``{}``."""
 
@@ -76,7 +66,6 @@ class ToolCallMultireward(ResourcesServer):
         return WeatherReport(city=city, weather_description=f"The weather in {city} is sunny.")
 
     async def verify(self, request: MultirewardRequest) -> MultirewardVerdict:
-        """Score the calls of the response; the tool need not have been run."""
         calls = [(call.get("name"), arguments_of(call)) for call in request.response.function_calls]
         items = (item.get("type", "message") for item in request.response.output)
         expected = request.expected_call

@@ -1,8 +1,7 @@
 """`WorkplaceAssistant`: tasks in an office, graded by the state that it ends in.
 
 The verifier runs the calls of the response in a fresh office, the row's solution in another one, and compares
-the two. So it needs the response alone: any way to the right end state is right, and an additional call is
-wrong if it changes anything.
+the two. Any way to the right end state is right, and an additional call is wrong if it changes anything.
 """
 
 from __future__ import annotations
@@ -13,13 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator
 
 from gym_serve.environments.workplace_assistant.office import Office, differing_tables
-from gym_serve.environments.workplace_assistant.tools import (
-    AnalyticsTools,
-    CalendarTools,
-    CustomerTools,
-    EmailTools,
-    ProjectTools,
-)
+from gym_serve.environments.workplace_assistant.tools import OfficeTools
 from gym_serve.grading import arguments_of
 from gym_serve.metrics import Breakdown, MetricSpec, Score
 from gym_serve.servers import ResourcesServer, Verdict, VerifyRequest
@@ -33,7 +26,6 @@ class SolutionCall(BaseModel):
     """A call of the row's solution."""
 
     name: str
-    """Name of the tool."""
     arguments: Annotated[str, BeforeValidator(lambda a: json.dumps(a) if isinstance(a, dict) else a)] = "{}"
     """Its arguments as JSON; an object will do as well."""
 
@@ -41,26 +33,19 @@ class SolutionCall(BaseModel):
 class WorkplaceRequest(VerifyRequest):
     """A row with the response to it."""
 
-    ground_truth: list[SolutionCall]
-    """Calls that lead to the right end state; none: nothing is to be changed."""
+    ground_truth: list[SolutionCall]  # calls that lead to the right end state; none: nothing is to be changed
     category: str | None = None
-    """Department of the task, for the metrics."""
 
 
 class WorkplaceVerdict(Verdict):
     """The reward and what it was given for."""
 
-    differing_tables: list[str]
-    """Tables whose end state is wrong."""
+    differing_tables: list[str]  # tables whose end state is wrong
     num_calls: int
-    """Number of the model's calls."""
     num_failed_calls: int
-    """Number of those that failed."""
 
 
-class WorkplaceAssistant(
-    EmailTools, CalendarTools, AnalyticsTools, ProjectTools, CustomerTools, ResourcesServer
-):
+class WorkplaceAssistant(OfficeTools, ResourcesServer):
     """Tasks in an office: reward 1.0 for the right end state, else 0.0."""
 
     reverify_mode: ClassVar[Literal["stateless"]] = "stateless"
@@ -73,11 +58,7 @@ class WorkplaceAssistant(
         """The office of an episode."""
 
     async def verify(self, request: WorkplaceRequest) -> WorkplaceVerdict:
-        """Compare the office after the response's calls with that after the solution's.
-
-        Raises:
-            InvalidRequest: a call of the solution fails.
-        """
+        """Compare the office after the response's calls with that after the solution's."""
         wanted = Office()
         for index, call in enumerate(request.ground_truth):
             try:

@@ -1,8 +1,6 @@
 """The office: tables of e-mail, calendar, projects, customers and visits, one copy per session.
 
-Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id. So the
-same calls lead to the same office, which is what the verifier compares. The types of tool arguments are here
-too.
+Nothing depends on the clock or on chance: it is always `NOW`, and a new record gets the next free id.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from gym_serve.types.errors import ToolFailed
 Record = dict[str, str]
 Table = dict[str, Record]
 
-NOW = datetime(2026, 3, 12, 9, 0)
-"""The office's time, a Thursday."""
+NOW = datetime(2026, 3, 12, 9, 0)  # the office's time, a Thursday
 
-ME = "jo.marsh@heron.example"
-"""Address of the user, who sends the e-mails and calls the meetings."""
+ME = "jo.marsh@heron.example"  # address of the user, who sends the e-mails and calls the meetings
 
 TABLES = ("directory", "emails", "events", "tasks", "customers", "visits", "plots")
 """Names of the tables; each record has an ``id``."""
@@ -36,11 +32,7 @@ _MAX_RECORDS = 5_000  # of a table: a policy that creates records for ever meets
 
 
 class Office:
-    """The tables of one session, as they were in the morning of `NOW`.
-
-    Attributes:
-        tables: by name, records by id.
-    """
+    """The tables of one session, as they were in the morning of `NOW`: by name, records by id."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {
@@ -48,25 +40,12 @@ class Office:
         }
 
     def record(self, table: str, record_id: str) -> Record:
-        """The record of an id.
-
-        Raises:
-            ToolFailed: there is none.
-        """
         record = self.tables[table].get(record_id)
         if record is None:
             raise ToolFailed(f"there is no record {record_id[:50]!r} among the {table}")
         return record
 
     def add(self, table: str, **fields: str) -> str:
-        """Add a record.
-
-        Returns:
-            its id.
-
-        Raises:
-            ToolFailed: the table is full.
-        """
         records = self.tables[table]
         if len(records) >= _MAX_RECORDS:
             raise ToolFailed(f"the office holds at most {_MAX_RECORDS} {table}")
@@ -76,11 +55,6 @@ class Office:
         return record_id
 
     def delete(self, table: str, record_id: str) -> None:
-        """Delete a record.
-
-        Raises:
-            ToolFailed: there is none.
-        """
         self.record(table, record_id)
         del self.tables[table][record_id]
 
@@ -88,9 +62,8 @@ class Office:
 def records_of(
     table: Table, words: str = "", fields: tuple[str, ...] = (), **equal: str | None
 ) -> list[Record]:
-    """The records of a table that have all ``words`` in their ``fields``, and fields equal to those given.
-
-    Letter case does not matter; a value of None is not a condition.
+    """The records of a table that have all ``words`` in their ``fields``, and fields equal to those given
+    (but for letter case; None is no condition).
     """
     wanted = words.casefold().split()
     found = []
@@ -109,9 +82,7 @@ def within(day: str, first: date | None, last: date | None) -> bool:
 
 
 def differing_tables(first: Office, second: Office) -> list[str]:
-    """The tables in which two offices differ.
-
-    Records that were there in the morning are compared by id. Those that are new have the same content,
+    """The tables in which two offices differ. Old records are compared by id; new ones have the same content,
     in any order. Letter case and white space around values do not matter.
     """
     return [name for name in TABLES if _content(name, first) != _content(name, second)]
@@ -139,8 +110,7 @@ def _morning() -> Mapping[str, Table]:
     return tables
 
 
-MAX_RESULTS = 20
-"""Records that a search answers at most."""
+MAX_RESULTS = 20  # records that a search answers at most
 
 _MOMENT = "%Y-%m-%d %H:%M"
 
@@ -164,11 +134,7 @@ def shown(moment: datetime) -> str:
 
 
 def read(type_: Any, field: str, value: str) -> Any:
-    """``value`` converted to the type of a field.
-
-    Raises:
-        ToolFailed: it does not fit.
-    """
+    """``value`` converted to the type of a field. Raises ToolFailed: it does not fit."""
     try:
         return TypeAdapter(type_).validate_python(value)
     except ValidationError as error:

@@ -1,8 +1,10 @@
-"""The office's tools, one class for each department; `WorkplaceAssistant` has all of them."""
+"""The office's tools. Most read or change a record; a helper below makes each kind of them."""
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Callable
+from datetime import date, datetime
+from inspect import Parameter, Signature
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -28,193 +30,258 @@ from gym_serve.environments.workplace_assistant.office import (
 from gym_serve.servers import tool
 from gym_serve.types.errors import ToolFailed
 
-_EventField = Literal["event_name", "participant_email", "event_start", "duration"]
-_EVENT_TYPES: dict[str, Any] = {
-    "event_name": Line,
-    "participant_email": Address,
-    "event_start": Moment,
-    "duration": Minutes,
-}
+Status = Literal["Lead", "Qualified", "Proposal", "Won", "Lost"]
+Product = Literal["Desks", "Lighting", "Software", "Training"]
+Note = Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)]
+TaskList = Literal["Backlog", "In Progress", "In Review", "Completed"]
+Board = Literal["Website", "Mobile App", "Research", "Operations"]
+Source = Literal["search", "direct", "referral", "social"]
+Value = Literal["total_visits", "engaged_users", "average_session_duration", "visits_by_source"]
+
+Arguments = dict[str, tuple[Any, ...]]
+"""Of each argument its type, its meaning for the model, and a default if it may be left out."""
+Act = Callable[..., Any]
 
 
-class CalendarTools:
-    """Calendar."""
+class OfficeTools:
+    """The tools of all departments."""
 
-    @tool
-    async def calendar_get_event_information_by_id(
-        self, event_id: Id, field: _EventField, session: Office
-    ) -> dict[str, str]:
-        """Get one field of an event.
 
-        Args:
-            event_id: Id of the event.
-            field: The field; `duration` is in minutes.
-        """
-        return {field: session.record("events", event_id)[field]}
+def _add(name: str, does: str, arguments: Arguments, act: Act, returns: Any = dict[str, str]) -> None:
+    """Make ``act(office, **arguments)`` a tool."""
 
-    @tool
-    async def calendar_search_events(
-        self,
-        session: Office,
-        query: Query = "",
-        date_min: date | None = None,
-        date_max: date | None = None,
-    ) -> list[Record]:
-        """Search the calendar. Answers at most 20 events, the earliest first.
+    async def method(self: OfficeTools, *, session: Office, **values: Any) -> Any:
+        return act(session, **values)
 
-        Args:
-            query: Words that all occur in the name or the participant's address.
-            date_min: First day, YYYY-MM-DD.
-            date_max: Last day, YYYY-MM-DD.
-        """
-        found = records_of(session.tables["events"], query, ("event_name", "participant_email"))
-        found = [event for event in found if within(event["event_start"], date_min, date_max)]
-        return sorted(found, key=lambda event: event["event_start"])[:MAX_RESULTS]
+    parameters = [Parameter("self", Parameter.POSITIONAL_ONLY)]
+    for key, (_, _, *default) in {**arguments, "session": (Office, "")}.items():
+        parameters.append(Parameter(key, Parameter.KEYWORD_ONLY, default=(*default, Parameter.empty)[0]))
+    method.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    hints = {key: argument[0] for key, argument in arguments.items()}
+    method.__annotations__ = {**hints, "session": Office, "return": returns}
+    method.__doc__ = "\n".join([does, "", "Args:", *(f"    {key}: {a[1]}" for key, a in arguments.items())])
+    setattr(OfficeTools, name, tool(method))
 
-    @tool
-    async def calendar_create_event(
-        self,
-        event_name: Line,
-        participant_email: Address,
-        event_start: Moment,
-        duration: Minutes,
-        session: Office,
-    ) -> dict[str, str]:
-        """Put an event into the calendar.
 
-        Args:
-            event_name: Name of the event.
-            participant_email: Address of the participant.
-            event_start: Start, YYYY-MM-DD HH:MM.
-            duration: Duration in minutes.
-        """
-        fields = {"event_name": event_name, "participant_email": participant_email}
-        event_id = session.add("events", **fields, event_start=shown(event_start), duration=str(duration))
-        return {"status": "created", "event_id": event_id}
+def _optional(**arguments: tuple[Any, str]) -> Arguments:
+    return {key: (type_ | None, meaning, None) for key, (type_, meaning) in arguments.items()}
 
-    @tool
-    async def calendar_update_event(
-        self, event_id: Id, field: _EventField, new_value: Line, session: Office
-    ) -> dict[str, str]:
-        """Change one field of an event.
 
-        Args:
-            event_id: Id of the event.
-            field: The field.
-            new_value: Its new value; a start is YYYY-MM-DD HH:MM, a duration in minutes.
-        """
-        event = session.record("events", event_id)
-        value = read(_EVENT_TYPES[field], field, new_value)
-        event[field] = shown(value) if field == "event_start" else str(value)
+def _days(prefix: str, what: str = "day") -> Arguments:
+    first, last = f"First {what}, YYYY-MM-DD.", f"Last {what}, YYYY-MM-DD."
+    return _optional(**{f"{prefix}_min": (date, first), f"{prefix}_max": (date, last)})
+
+
+def _id(noun: str) -> Arguments:
+    _, name = noun.split()
+    return {f"{name.replace('-', '')}_id": (Id, f"Id of the {name}.")}
+
+
+def _get(table: str, noun: str, fields: Any, about: str = "The field.") -> tuple[str, Arguments, Act]:
+    def act(office: Office, field: str, **key: str) -> Record:
+        return {field: office.record(table, *key.values())[field]}
+
+    return f"Get one field of {noun}.", _id(noun) | {"field": (fields, about)}, act
+
+
+def _search(
+    table: str,
+    words: tuple[str, ...],
+    first: tuple[str, ...],
+    days: tuple[str, Arguments],
+    newest: bool = False,
+) -> Act:
+    """Records with all words of ``query``, of some days, and with equal fields; ordered by ``first``."""
+    day, (day_min, day_max) = days
+
+    def act(office: Office, query: str, **conditions: Any) -> list[Record]:
+        limits = conditions.pop(day_min), conditions.pop(day_max)
+        records = records_of(office.tables[table], query, words, **conditions)
+        records = [record for record in records if within(record[day], *limits)]
+        records.sort(key=lambda record: [record[field] for field in first], reverse=newest)
+        return records[:MAX_RESULTS]
+
+    return act
+
+
+def _create(table: str, key: str, status: str = "created", **fixed: str) -> Act:
+    def act(office: Office, **fields: Any) -> Record:
+        return {"status": status, key: office.add(table, **{k: _text(v) for k, v in fields.items()}, **fixed)}
+
+    return act
+
+
+def _update(
+    table: str, noun: str, types: Arguments, new: Any = Line, about: str = "Its new value."
+) -> tuple[str, Arguments, Act]:
+    def act(office: Office, field: str, new_value: str, **key: str) -> Record:
+        record = office.record(table, *key.values())
+        record[field] = _text(read(types[field][0], field, new_value))
         return {"status": "updated"}
 
-    @tool
-    async def calendar_delete_event(self, event_id: Id, session: Office) -> dict[str, str]:
-        """Delete an event.
+    fields: Any = Literal[tuple(types)]
+    arguments = _id(noun) | {"field": (fields, "The field."), "new_value": (new, about)}
+    return f"Change one field of {noun}.", arguments, act
 
-        Args:
-            event_id: Id of the event.
-        """
-        session.delete("events", event_id)
+
+def _delete(table: str, noun: str) -> tuple[str, Arguments, Act]:
+    def act(office: Office, **key: str) -> Record:
+        office.delete(table, *key.values())
         return {"status": "deleted"}
 
-
-class EmailTools:
-    """Directory and mailbox."""
-
-    @tool
-    async def company_directory_find_email_address(self, name: Query, session: Office) -> list[str]:
-        """Find the e-mail addresses of colleagues by name.
-
-        Args:
-            name: First name, last name, or a part of one.
-        """
-        found = records_of(session.tables["directory"], name, ("name", "email"))
-        return [record["email"] for record in found][:MAX_RESULTS]
-
-    @tool
-    async def email_get_email_information_by_id(
-        self,
-        email_id: Id,
-        field: Literal["folder", "contact", "subject", "sent", "body"],
-        session: Office,
-    ) -> dict[str, str]:
-        """Get one field of an e-mail.
-
-        Args:
-            email_id: Id of the e-mail.
-            field: The field; `contact` is the sender (inbox) or the recipient (outbox).
-        """
-        return {field: session.record("emails", email_id)[field]}
-
-    @tool
-    async def email_search_emails(
-        self,
-        session: Office,
-        query: Query = "",
-        date_min: date | None = None,
-        date_max: date | None = None,
-        folder: Literal["inbox", "outbox"] | None = None,
-    ) -> list[Record]:
-        """Search the mailbox. Answers at most 20 e-mails, the newest first.
-
-        Args:
-            query: Words that all occur in the subject, body or contact.
-            date_min: First day, YYYY-MM-DD.
-            date_max: Last day, YYYY-MM-DD.
-            folder: Received (inbox) or sent (outbox) only.
-        """
-        found = records_of(session.tables["emails"], query, ("subject", "body", "contact"), folder=folder)
-        found = [email for email in found if within(email["sent"], date_min, date_max)]
-        return sorted(found, key=lambda email: email["sent"], reverse=True)[:MAX_RESULTS]
-
-    @tool
-    async def email_send_email(
-        self, recipient: Address, subject: Line, body: Text, session: Office
-    ) -> dict[str, str]:
-        """Send an e-mail.
-
-        Args:
-            recipient: Address of the recipient.
-            subject: Subject.
-            body: Text.
-        """
-        return _sent(session, recipient, subject, body)
-
-    @tool
-    async def email_reply_email(self, email_id: Id, body: Text, session: Office) -> dict[str, str]:
-        """Reply to an e-mail: to its contact, with its subject.
-
-        Args:
-            email_id: Id of the e-mail to reply to.
-            body: Text of the reply.
-        """
-        email = session.record("emails", email_id)
-        return _sent(session, email["contact"], email["subject"], body)
-
-    @tool
-    async def email_forward_email(self, email_id: Id, recipient: Address, session: Office) -> dict[str, str]:
-        """Forward an e-mail.
-
-        Args:
-            email_id: Id of the e-mail to forward.
-            recipient: Address of the recipient.
-        """
-        email = session.record("emails", email_id)
-        return _sent(session, recipient, f"FW: {email['subject']}"[:200], email["body"])
-
-    @tool
-    async def email_delete_email(self, email_id: Id, session: Office) -> dict[str, str]:
-        """Delete an e-mail.
-
-        Args:
-            email_id: Id of the e-mail.
-        """
-        session.delete("emails", email_id)
-        return {"status": "deleted"}
+    return f"Delete {noun}.", _id(noun), act
 
 
-def _sent(office: Office, recipient: str, subject: str, body: str) -> dict[str, str]:
+def _text(value: Any) -> str:
+    """A value as the tables have it: ``2026-03-12``, ``2026-03-12 09:00``, ``30``."""
+    return shown(value) if isinstance(value, datetime) else str(value)
+
+
+_CUSTOMER: Arguments = {
+    "customer_name": (Line, "Name of the customer."),
+    "customer_email": (Address, "Address of the customer."),
+    "assigned_to_email": (Address, "Address of the colleague who looks after them."),
+    "status": (Status, "Status of the deal."),
+    "product_interest": (Product, "Product that they want."),
+}
+_CRM = "customer_relationship_manager_"
+_add(
+    f"{_CRM}search_customers",
+    "Search the customers. Answers at most 20, by name.",
+    {
+        "query": (Query, "Words that all occur in the name, address or notes.", ""),
+        **_optional(**{key: _CUSTOMER[key] for key in ("assigned_to_email", "status", "product_interest")}),
+        **_days("last_contact", "day of the last contact"),
+    },
+    _search(
+        "customers",
+        ("customer_name", "customer_email", "notes"),
+        ("customer_name",),
+        ("last_contact", _days("last_contact")),
+    ),
+    list[Record],
+)
+_add(
+    f"{_CRM}add_customer",
+    "Add a customer. The last contact is today.",
+    {**_CUSTOMER, "notes": (Note, "Notes.", "")},
+    _create("customers", "customer_id", "added", last_contact=NOW.date().isoformat()),
+)
+_CUSTOMER |= {"last_contact": (date, ""), "notes": (Note, "")}
+_add(f"{_CRM}update_customer", *_update("customers", "a customer", _CUSTOMER, Note))
+_add(f"{_CRM}delete_customer", *_delete("customers", "a customer"))
+
+_TASK: Arguments = {
+    "task_name": (Line, "Name of the task."),
+    "assigned_to_email": (Address, "Address of whoever does it."),
+    "list_name": (TaskList, "List of the board."),
+    "due_date": (date, "Due date, YYYY-MM-DD."),
+    "board": (Board, "Board."),
+}
+_PM = "project_management_"
+_add(f"{_PM}get_task_information_by_id", *_get("tasks", "a task", Literal[tuple(_TASK)]))
+_add(
+    f"{_PM}search_tasks",
+    "Search the tasks. Answers at most 20, by due date.",
+    {
+        "query": (Query, "Words that all occur in the name.", ""),
+        **_optional(**{key: _TASK[key] for key in ("assigned_to_email", "list_name", "board")}),
+        **_days("due", "due date"),
+    },
+    _search("tasks", ("task_name",), ("due_date", "id"), ("due_date", _days("due"))),
+    list[Record],
+)
+_add(f"{_PM}create_task", "Create a task.", _TASK, _create("tasks", "task_id"))
+_add(f"{_PM}update_task", *_update("tasks", "a task", _TASK))
+_add(f"{_PM}delete_task", *_delete("tasks", "a task"))
+
+
+def _visits(office: Office, time_min: date | None, time_max: date | None) -> list[Record]:
+    return [visit for visit in office.tables["visits"].values() if within(visit["day"], time_min, time_max)]
+
+
+def _mean_duration(office: Office, **days: date | None) -> float:
+    seconds = [int(visit["seconds"]) for visit in _visits(office, **days)]
+    return round(fmean(seconds), 1) if seconds else 0.0
+
+
+_add(
+    "analytics_get_visitor_information_by_id",
+    "Get all visits of a visitor.",
+    _id("a visitor"),
+    lambda office, visitor_id: records_of(office.tables["visits"], visitor_id=visitor_id),
+    list[Record],
+)
+_add(
+    "analytics_total_visits_count",
+    "Count the visits.",
+    _days("time"),
+    lambda office, **days: len(_visits(office, **days)),
+    int,
+)
+_add(
+    "analytics_engaged_users_count",
+    "Count the visits in which the visitor did something.",
+    _days("time"),
+    lambda office, **days: sum(visit["engaged"] == "yes" for visit in _visits(office, **days)),
+    int,
+)
+_add(
+    "analytics_traffic_source_count",
+    "Count the visits that came from a source.",
+    {"traffic_source": (Source, "The source."), **_days("time")},
+    lambda office, traffic_source, **days: sum(
+        visit["source"] == traffic_source for visit in _visits(office, **days)
+    ),
+    int,
+)
+_add(
+    "analytics_get_average_session_duration",
+    "Mean duration of the visits in seconds; 0 if there are none.",
+    _days("time"),
+    _mean_duration,
+    float,
+)
+_add(
+    "analytics_create_plot",
+    "Plot a value over time.",
+    {
+        "time_min": (date, "First day, YYYY-MM-DD."),
+        "time_max": (date, "Last day, YYYY-MM-DD."),
+        "value_to_plot": (Value, "The value."),
+        "plot_type": (Literal["bar", "line", "scatter", "histogram"], "Kind of plot."),
+    },
+    _create("plots", "plot_id"),
+)
+
+_EVENT: Arguments = {
+    "event_name": (Line, "Name of the event."),
+    "participant_email": (Address, "Address of the participant."),
+    "event_start": (Moment, "Start, YYYY-MM-DD HH:MM."),
+    "duration": (Minutes, "Duration in minutes."),
+}
+_add(
+    "calendar_get_event_information_by_id",
+    *_get("events", "an event", Literal[tuple(_EVENT)], "The field; `duration` is in minutes."),
+)
+_add(
+    "calendar_search_events",
+    "Search the calendar. Answers at most 20 events, the earliest first.",
+    {"query": (Query, "Words that all occur in the name or the participant's address.", ""), **_days("date")},
+    _search("events", ("event_name", "participant_email"), ("event_start",), ("event_start", _days("date"))),
+    list[Record],
+)
+_add("calendar_create_event", "Put an event into the calendar.", _EVENT, _create("events", "event_id"))
+_NEW_VALUE = "Its new value; a start is YYYY-MM-DD HH:MM, a duration in minutes."
+_add("calendar_update_event", *_update("events", "an event", _EVENT, about=_NEW_VALUE))
+_add("calendar_delete_event", *_delete("events", "an event"))
+
+
+def _addresses(office: Office, name: str) -> list[str]:
+    return [record["email"] for record in records_of(office.tables["directory"], name, ("name", "email"))]
+
+
+def _send(office: Office, recipient: str, subject: str, body: str) -> Record:
     if not records_of(office.tables["directory"], email=recipient) and not records_of(
         office.tables["customers"], customer_email=recipient
     ):
@@ -223,339 +290,60 @@ def _sent(office: Office, recipient: str, subject: str, body: str) -> dict[str, 
     return {"status": "sent", "email_id": office.add("emails", **fields, sent=shown(NOW))}
 
 
-Status = Literal["Lead", "Qualified", "Proposal", "Won", "Lost"]
-Product = Literal["Desks", "Lighting", "Software", "Training"]
-Note = Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)]
-_CustomerField = Literal[
-    "customer_name",
-    "customer_email",
-    "assigned_to_email",
-    "status",
-    "product_interest",
-    "last_contact",
-    "notes",
-]
-_CUSTOMER_TYPES: dict[str, Any] = {
-    "customer_name": Line,
-    "customer_email": Address,
-    "assigned_to_email": Address,
-    "status": Status,
-    "product_interest": Product,
-    "last_contact": date,
-    "notes": Note,
-}
+def _reply(office: Office, email_id: str, body: str) -> Record:
+    email = office.record("emails", email_id)
+    return _send(office, email["contact"], email["subject"], body)
 
 
-class CustomerTools:
-    """Customers."""
-
-    @tool
-    async def customer_relationship_manager_search_customers(
-        self,
-        *,
-        session: Office,
-        query: Query = "",
-        assigned_to_email: Address | None = None,
-        status: Status | None = None,
-        product_interest: Product | None = None,
-        last_contact_min: date | None = None,
-        last_contact_max: date | None = None,
-    ) -> list[Record]:
-        """Search the customers. Answers at most 20, by name.
-
-        Args:
-            query: Words that all occur in the name, address or notes.
-            assigned_to_email: Address of the colleague who looks after them.
-            status: Status of the deal.
-            product_interest: Product that they want.
-            last_contact_min: First day of the last contact, YYYY-MM-DD.
-            last_contact_max: Last day of the last contact, YYYY-MM-DD.
-        """
-        found = records_of(
-            session.tables["customers"],
-            query,
-            ("customer_name", "customer_email", "notes"),
-            assigned_to_email=assigned_to_email,
-            status=status,
-            product_interest=product_interest,
-        )
-        found = [c for c in found if within(c["last_contact"], last_contact_min, last_contact_max)]
-        return sorted(found, key=lambda customer: customer["customer_name"])[:MAX_RESULTS]
-
-    @tool
-    async def customer_relationship_manager_add_customer(
-        self,
-        *,
-        customer_name: Line,
-        customer_email: Address,
-        assigned_to_email: Address,
-        status: Status,
-        product_interest: Product,
-        session: Office,
-        notes: Note = "",
-    ) -> dict[str, str]:
-        """Add a customer. The last contact is today.
-
-        Args:
-            customer_name: Name of the customer.
-            customer_email: Address of the customer.
-            assigned_to_email: Address of the colleague who looks after them.
-            status: Status of the deal.
-            product_interest: Product that they want.
-            notes: Notes.
-        """
-        customer_id = session.add(
-            "customers",
-            customer_name=customer_name,
-            customer_email=customer_email,
-            assigned_to_email=assigned_to_email,
-            status=status,
-            product_interest=product_interest,
-            last_contact=NOW.date().isoformat(),
-            notes=notes,
-        )
-        return {"status": "added", "customer_id": customer_id}
-
-    @tool
-    async def customer_relationship_manager_update_customer(
-        self, customer_id: Id, field: _CustomerField, new_value: Note, session: Office
-    ) -> dict[str, str]:
-        """Change one field of a customer.
-
-        Args:
-            customer_id: Id of the customer.
-            field: The field.
-            new_value: Its new value.
-        """
-        customer = session.record("customers", customer_id)
-        customer[field] = str(read(_CUSTOMER_TYPES[field], field, new_value))
-        return {"status": "updated"}
-
-    @tool
-    async def customer_relationship_manager_delete_customer(
-        self, customer_id: Id, session: Office
-    ) -> dict[str, str]:
-        """Delete a customer.
-
-        Args:
-            customer_id: Id of the customer.
-        """
-        session.delete("customers", customer_id)
-        return {"status": "deleted"}
+def _forward(office: Office, email_id: str, recipient: str) -> Record:
+    email = office.record("emails", email_id)
+    return _send(office, recipient, f"FW: {email['subject']}"[:200], email["body"])
 
 
-TaskList = Literal["Backlog", "In Progress", "In Review", "Completed"]
-Board = Literal["Website", "Mobile App", "Research", "Operations"]
-_TaskField = Literal["task_name", "assigned_to_email", "list_name", "due_date", "board"]
-_TASK_TYPES: dict[str, Any] = {
-    "task_name": Line,
-    "assigned_to_email": Address,
-    "list_name": TaskList,
-    "due_date": date,
-    "board": Board,
-}
-
-
-class ProjectTools:
-    """Project boards."""
-
-    @tool
-    async def project_management_get_task_information_by_id(
-        self, task_id: Id, field: _TaskField, session: Office
-    ) -> dict[str, str]:
-        """Get one field of a task.
-
-        Args:
-            task_id: Id of the task.
-            field: The field.
-        """
-        return {field: session.record("tasks", task_id)[field]}
-
-    @tool
-    async def project_management_search_tasks(
-        self,
-        *,
-        session: Office,
-        query: Query = "",
-        assigned_to_email: Address | None = None,
-        list_name: TaskList | None = None,
-        board: Board | None = None,
-        due_min: date | None = None,
-        due_max: date | None = None,
-    ) -> list[Record]:
-        """Search the tasks. Answers at most 20, by due date.
-
-        Args:
-            query: Words that all occur in the name.
-            assigned_to_email: Address of whoever does it.
-            list_name: List of the board.
-            board: Board.
-            due_min: First due date, YYYY-MM-DD.
-            due_max: Last due date, YYYY-MM-DD.
-        """
-        found = records_of(
-            session.tables["tasks"],
-            query,
-            ("task_name",),
-            assigned_to_email=assigned_to_email,
-            list_name=list_name,
-            board=board,
-        )
-        found = [task for task in found if within(task["due_date"], due_min, due_max)]
-        return sorted(found, key=lambda task: (task["due_date"], task["id"]))[:MAX_RESULTS]
-
-    @tool
-    async def project_management_create_task(
-        self,
-        *,
-        task_name: Line,
-        assigned_to_email: Address,
-        list_name: TaskList,
-        due_date: date,
-        board: Board,
-        session: Office,
-    ) -> dict[str, str]:
-        """Create a task.
-
-        Args:
-            task_name: Name of the task.
-            assigned_to_email: Address of whoever does it.
-            list_name: List of the board.
-            due_date: Due date, YYYY-MM-DD.
-            board: Board.
-        """
-        task_id = session.add(
-            "tasks",
-            task_name=task_name,
-            assigned_to_email=assigned_to_email,
-            list_name=list_name,
-            due_date=due_date.isoformat(),
-            board=board,
-        )
-        return {"status": "created", "task_id": task_id}
-
-    @tool
-    async def project_management_update_task(
-        self, task_id: Id, field: _TaskField, new_value: Line, session: Office
-    ) -> dict[str, str]:
-        """Change one field of a task.
-
-        Args:
-            task_id: Id of the task.
-            field: The field.
-            new_value: Its new value.
-        """
-        task = session.record("tasks", task_id)
-        task[field] = str(read(_TASK_TYPES[field], field, new_value))
-        return {"status": "updated"}
-
-    @tool
-    async def project_management_delete_task(self, task_id: Id, session: Office) -> dict[str, str]:
-        """Delete a task.
-
-        Args:
-            task_id: Id of the task.
-        """
-        session.delete("tasks", task_id)
-        return {"status": "deleted"}
-
-
-Source = Literal["search", "direct", "referral", "social"]
-Value = Literal["total_visits", "engaged_users", "average_session_duration", "visits_by_source"]
-
-
-class AnalyticsTools:
-    """Website analytics. Days are included at both ends."""
-
-    @tool
-    async def analytics_get_visitor_information_by_id(self, visitor_id: Id, session: Office) -> list[Record]:
-        """Get all visits of a visitor.
-
-        Args:
-            visitor_id: Id of the visitor.
-        """
-        return records_of(session.tables["visits"], visitor_id=visitor_id)
-
-    @tool
-    async def analytics_total_visits_count(
-        self, session: Office, time_min: date | None = None, time_max: date | None = None
-    ) -> int:
-        """Count the visits.
-
-        Args:
-            time_min: First day, YYYY-MM-DD.
-            time_max: Last day, YYYY-MM-DD.
-        """
-        return len(_visits(session, time_min, time_max))
-
-    @tool
-    async def analytics_engaged_users_count(
-        self, session: Office, time_min: date | None = None, time_max: date | None = None
-    ) -> int:
-        """Count the visits in which the visitor did something.
-
-        Args:
-            time_min: First day, YYYY-MM-DD.
-            time_max: Last day, YYYY-MM-DD.
-        """
-        return sum(visit["engaged"] == "yes" for visit in _visits(session, time_min, time_max))
-
-    @tool
-    async def analytics_traffic_source_count(
-        self,
-        session: Office,
-        traffic_source: Source,
-        time_min: date | None = None,
-        time_max: date | None = None,
-    ) -> int:
-        """Count the visits that came from a source.
-
-        Args:
-            traffic_source: The source.
-            time_min: First day, YYYY-MM-DD.
-            time_max: Last day, YYYY-MM-DD.
-        """
-        return sum(visit["source"] == traffic_source for visit in _visits(session, time_min, time_max))
-
-    @tool
-    async def analytics_get_average_session_duration(
-        self, session: Office, time_min: date | None = None, time_max: date | None = None
-    ) -> float:
-        """Mean duration of the visits in seconds; 0 if there are none.
-
-        Args:
-            time_min: First day, YYYY-MM-DD.
-            time_max: Last day, YYYY-MM-DD.
-        """
-        seconds = [int(visit["seconds"]) for visit in _visits(session, time_min, time_max)]
-        return round(fmean(seconds), 1) if seconds else 0.0
-
-    @tool
-    async def analytics_create_plot(
-        self,
-        time_min: date,
-        time_max: date,
-        value_to_plot: Value,
-        plot_type: Literal["bar", "line", "scatter", "histogram"],
-        session: Office,
-    ) -> dict[str, str]:
-        """Plot a value over time.
-
-        Args:
-            time_min: First day, YYYY-MM-DD.
-            time_max: Last day, YYYY-MM-DD.
-            value_to_plot: The value.
-            plot_type: Kind of plot.
-        """
-        plot_id = session.add(
-            "plots",
-            time_min=time_min.isoformat(),
-            time_max=time_max.isoformat(),
-            value_to_plot=value_to_plot,
-            plot_type=plot_type,
-        )
-        return {"status": "created", "plot_id": plot_id}
-
-
-def _visits(office: Office, time_min: date | None, time_max: date | None) -> list[Record]:
-    return [visit for visit in office.tables["visits"].values() if within(visit["day"], time_min, time_max)]
+_RECIPIENT = (Address, "Address of the recipient.")
+_add(
+    "company_directory_find_email_address",
+    "Find the e-mail addresses of colleagues by name.",
+    {"name": (Query, "First name, last name, or a part of one.")},
+    lambda office, name: _addresses(office, name)[:MAX_RESULTS],
+    list[str],
+)
+_add(
+    "email_get_email_information_by_id",
+    *_get(
+        "emails",
+        "an e-mail",
+        Literal["folder", "contact", "subject", "sent", "body"],
+        "The field; `contact` is the sender (inbox) or the recipient (outbox).",
+    ),
+)
+_add(
+    "email_search_emails",
+    "Search the mailbox. Answers at most 20 e-mails, the newest first.",
+    {
+        "query": (Query, "Words that all occur in the subject, body or contact.", ""),
+        **_days("date"),
+        **_optional(folder=(Literal["inbox", "outbox"], "Received (inbox) or sent (outbox) only.")),
+    },
+    _search("emails", ("subject", "body", "contact"), ("sent",), ("sent", _days("date")), newest=True),
+    list[Record],
+)
+_add(
+    "email_send_email",
+    "Send an e-mail.",
+    {"recipient": _RECIPIENT, "subject": (Line, "Subject."), "body": (Text, "Text.")},
+    _send,
+)
+_add(
+    "email_reply_email",
+    "Reply to an e-mail: to its contact, with its subject.",
+    {"email_id": (Id, "Id of the e-mail to reply to."), "body": (Text, "Text of the reply.")},
+    _reply,
+)
+_add(
+    "email_forward_email",
+    "Forward an e-mail.",
+    {"email_id": (Id, "Id of the e-mail to forward."), "recipient": _RECIPIENT},
+    _forward,
+)
+_add("email_delete_email", *_delete("emails", "an e-mail"))

@@ -1,12 +1,10 @@
 """`Workspace`: a task in a box: a shell, files, and hidden tests on a fresh copy of what the agent left.
 
-The session owns the agent's box. When the agent has ended, the files of its work folder are taken out as
-bytes and its box is closed, with every process in it. Then a fresh box gets these files and the tests:
-nothing else that the agent did, to programs, settings or the machine, is there. The reward is the exit status
-of the tests, which the kernel reports, or what a task of Harbor wrote in a folder that was empty before, read
-when no other process is left.
-
-What an agent leaves decides about its score only: files that are too many, or tests that do not end, are a 0.
+When the agent has ended, the files of its work folder are taken out as bytes and its box is closed, with
+every process in it. A fresh box gets these files and the tests: nothing else that the agent did is there. The
+reward is the exit status of the tests, which the kernel reports, or what a task of Harbor wrote in a folder
+that was empty before, read when no other process is left. Files that are too many, or tests that do not end,
+are a 0.
 """
 
 from __future__ import annotations
@@ -58,22 +56,17 @@ _ANSWERS = ("reward.json", "reward.txt")
 class CommandOutput(BaseModel):
     """What `Workspace.bash` answers."""
 
-    output: str
-    """What the command wrote; of a long text, the start and the end."""
+    output: str  # what the command wrote; of a long text, the start and the end
     exit_status: int
-    note: str | None = None
-    """What became of it, if it did not end by itself."""
+    note: str | None = None  # what became of it, if it did not end by itself
 
 
 class WorkspaceVerdict(Verdict):
     """The reward and what it was given for."""
 
-    rewards: dict[str, float] | None = None
-    """All rewards that a task of Harbor wrote."""
-    exit_status: int | None = None
-    """Exit status of the tests; None if they did not run."""
-    test_output: str = ""
-    """The end of what they wrote."""
+    rewards: dict[str, float] | None = None  # all rewards that a task of Harbor wrote
+    exit_status: int | None = None  # exit status of the tests; None if they did not run
+    test_output: str = ""  # the end of what they wrote
 
 
 class Workspace(ResourcesServer):
@@ -83,8 +76,6 @@ class Workspace(ResourcesServer):
     Row = WorkspaceRow
 
     class Config(ResourcesServer.Config):
-        """Settings of the environment."""
-
         sandbox: str = "bubblewrap"
         """Provider of the boxes: ``bubblewrap``, ``docker``, or an entry point's."""
         image: str | None = None
@@ -102,8 +93,6 @@ class Workspace(ResourcesServer):
         """Boxes that are live at the same time in a replica; others wait. Read at the start only."""
 
     class Session:
-        """The box of an episode."""
-
         def __init__(self) -> None:
             self.task: Task | None = None
             self.box: Sandbox | None = None
@@ -116,16 +105,10 @@ class Workspace(ResourcesServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: whether there are boxes."""
         yield from super().preflight(config)
         yield from provider_problems(config.sandbox)
 
     async def start(self) -> None:
-        """Find the provider.
-
-        Raises:
-            GraphError: it does not work on this machine.
-        """
         self._provider = await asyncio.to_thread(find_provider, self.config.sandbox)
         self._images = Images(self._provider, cache_folder())
         self._places = asyncio.Semaphore(self.config.max_boxes)
@@ -136,12 +119,6 @@ class Workspace(ResourcesServer):
         return {**super().operations(), "solve": solve}
 
     async def seed(self, row: WorkspaceRow, session: Session) -> None:
-        """Make the box, once its image is built.
-
-        Raises:
-            InvalidRequest: the task cannot be run here.
-            Unavailable: no box starts.
-        """
         session.task = task = await asyncio.to_thread(task_of, row)
         session.oracle = row.oracle
         session.spec = await self._images.spec(task.image, self._of_image(task.spec), task.build_timeout)
@@ -174,7 +151,6 @@ class Workspace(ResourcesServer):
             self._places.release()
 
     async def close(self, session: Session) -> None:
-        """End the box."""
         box, session.box = session.box, None
         if box is not None:
             await self._end(box)
@@ -370,7 +346,6 @@ def _not_taken_over(error: SandboxRefused) -> WorkspaceVerdict:
 
 
 def _rewards(name: str, data: bytes) -> dict[str, float]:
-    """Raises ValueError if they are none."""
     value = json.loads(data) if name.endswith(".json") else float(data)
     rewards = value if isinstance(value, dict) else {"reward": value}
     if not rewards or any(

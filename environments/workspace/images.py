@@ -1,8 +1,7 @@
 """`Images`: from a folder with a Dockerfile to a layer and settings of a box, without a container engine.
 
-``FROM`` is replaced by the provider's own root: the system of the task is that of this machine. ``RUN``,
-``COPY`` and ``ADD`` of local files happen once, in a box whose changes are kept; all boxes of the task share
-them. What the instructions cannot do here is an error that says so, never left out in silence.
+``FROM`` is replaced by the provider's own root. ``RUN``, ``COPY`` and ``ADD`` of local files happen once, in
+a box whose changes are kept. What cannot be done here is an error, never left out in silence.
 """
 
 from __future__ import annotations
@@ -45,12 +44,7 @@ def cache_folder() -> Path:
 
 
 class Images:
-    """The layers of a provider's boxes.
-
-    Args:
-        provider: makes the boxes in which they are built.
-        cache: folder for them.
-    """
+    """The layers of a provider's boxes."""
 
     def __init__(self, provider: SandboxProvider, cache: Path) -> None:
         self._provider = provider
@@ -58,16 +52,9 @@ class Images:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def spec(self, folder: Path | None, spec: SandboxSpec, timeout: float) -> SandboxSpec:
-        """The box of an image.
-
-        Args:
-            folder: the folder with its Dockerfile; None for the box as it is.
-            spec: what the box may use; an ``env`` and ``workdir`` of its own come first.
-            timeout: seconds that each step may take.
-
-        Raises:
-            InvalidRequest: the Dockerfile asks for what is not done here, or a step of it failed.
-            Unavailable: no box starts.
+        """The box of an image (of None: as it is); ``env`` and ``workdir`` of ``spec`` come first. Raises
+        InvalidRequest: the Dockerfile asks for what is not done here, or a step of it failed; Unavailable: no
+        box starts.
         """
         if isinstance(self._provider, BuildsImages):
             return spec if folder is None else await self._provider.build(folder, spec, timeout)
@@ -188,10 +175,8 @@ def _say(image: str) -> None:
 
 
 def instructions(folder: Path) -> Iterator[tuple[str, str]]:
-    """The instructions of a folder's Dockerfile, in order.
-
-    Raises:
-        InvalidRequest: there is no such file, or it has several stages or an instruction that is not known.
+    """The instructions of a folder's Dockerfile, in order. Raises InvalidRequest: there is no such file, or
+    it has several stages or an instruction that is not known.
     """
     path = folder / DOCKERFILE
     try:
@@ -258,13 +243,8 @@ def _digest(folder: Path) -> str:
 
 
 def archive_of(source: Path | Mapping[str, str], *, without: str = "") -> bytes:
-    """A tar archive of a folder, or of texts by name; its files are root's.
-
-    Args:
-        without: pattern of names to leave out.
-
-    Raises:
-        InvalidRequest: a name leads out of the archive.
+    """A tar archive of a folder, or of texts by name; its files are root's. ``without`` is a pattern of names
+    to leave out. Raises InvalidRequest: a name leads out of the archive.
     """
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:

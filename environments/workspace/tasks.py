@@ -25,8 +25,7 @@ else:
     import tomli as tomllib
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
-PUBLISHED = f"{LOGS}/artifacts"
-"""Folder whose files go to the tests of every task of Harbor."""
+PUBLISHED = f"{LOGS}/artifacts"  # folder whose files go to the tests of every task of Harbor
 
 Texts = dict[str, str]
 
@@ -36,23 +35,18 @@ class WorkspaceRow(BaseModel):
 
     task: str | None = None
     """Folder of a task in Harbor's format, on the machine of the environment; all other keys are its then."""
-    files: Texts = {}
-    """Files of the work folder at the beginning, by name."""
-    image: str | None = None
-    """Folder with a Dockerfile, on the machine of the environment."""
+    files: Texts = {}  # files of the work folder at the beginning, by name
+    image: str | None = None  # folder with a Dockerfile, on the machine of the environment
     workdir: Annotated[str, Field(pattern=r"^/.")] = "/app"
     """The work folder. All that is in it at the end is there when the tests run, and nothing else."""
-    tests: Texts = {}
-    """Hidden files of the folder ``/tests``, by name."""
-    test_command: str | None = None
-    """Runs in the work folder of a fresh box; exit status 0 is a reward of 1."""
+    tests: Texts = {}  # hidden files of the folder ``/tests``, by name
+    test_command: str | None = None  # runs in the work folder of a fresh box; exit status 0 is a reward of 1
     must_fail: Texts = {}
     """Further hidden tests that fail whatever the agent wrote: if the command succeeds with them too, the
     agent's code has forged its status, and the reward is 0."""
     solution: str | None = None
     """A script for `OracleAgent`, run in the work folder; the policy never sees it."""
-    oracle: bool = False
-    """Set by `OracleAgent`: the session may run the solution."""
+    oracle: bool = False  # set by `OracleAgent`: the session may run the solution
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -63,20 +57,10 @@ class WorkspaceRow(BaseModel):
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
-
-    Attributes:
-        spec: the agent's box, under what its image says.
-        image, test_image: folders with a Dockerfile, of the agent's box and of that of the tests.
-        build_timeout: seconds of each step of an image.
-        files: archive of the work folder.
-        carried: folders of the agent's box that the tests see, beside the work folder.
-        carries_workdir: whether they see that as well.
-        tests: archive of ``/tests``; None if the image of the tests has them.
-        test_command: for the shell, in the work folder.
-        reads_reward: whether it writes a reward; else its exit status is one.
-        must_fail: archive of further tests.
-        solution: archive of ``/solution``, with ``solve.sh``.
+    """A task: the agent's box, archives of its work folder, of ``/tests`` (None if the image of the tests has
+    them), of tests that ``must_fail`` and of ``/solution``. The tests see the ``carried`` folders of the
+    agent's box, and its work folder if ``carries_workdir``. Their command writes a reward, or its exit status
+    is one.
     """
 
     spec: SandboxSpec
@@ -99,11 +83,7 @@ class Task:
 
 
 def task_of(row: WorkspaceRow) -> Task:
-    """The task of a row.
-
-    Raises:
-        InvalidRequest: its folder is no task, or asks for what is not supported.
-    """
+    """The task of a row. Raises InvalidRequest: its folder is no task, or asks for what is not supported."""
     if row.task is not None:
         return _of_folder(Path(row.task))
     assert row.test_command is not None
@@ -168,13 +148,10 @@ class _Artifact(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: _Path
-    destination: str | None = None
-    """A place on the machine that collects it, which is not of interest here."""
+    destination: str | None = None  # a place on the machine that collects it, which is not of interest here
 
 
 class _Config(BaseModel):
-    """``task.toml``, as far as it is read."""
-
     environment: _Environment = _Environment()
     agent: _Phase = _Phase()
     verifier: _Verifier = _Verifier()
@@ -219,20 +196,12 @@ def _of_folder(folder: Path) -> Task:
 
 
 class HarborRows:
-    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``.
-
-    Attributes:
-        graph: the graph of a command that names none.
-    """
+    """Rows of the tasks in a folder, for ``gym-serve collect harbor:FOLDER``; ``graph`` is its default."""
 
     graph = "workspace"
 
     def rows(self, folder: Path) -> Iterator[JSON]:
-        """Rows of the task that a folder is, or of the tasks that it has.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
+        """Rows of the task that a folder is, or of the tasks that it has."""
         files = (folder / "task.toml", *sorted(folder.glob("*/task.toml")))
         found = [file.parent for file in files if file.is_file()]
         if not found:

@@ -1,8 +1,4 @@
-"""`XlamFc`: the function calls of one step, compared with those that the row expects.
-
-Nothing is executed: the calls themselves are the answer. A call whose arguments are not a JSON object is none
-of the expected ones.
-"""
+"""`XlamFc`: the function calls of one step, compared with those that the row expects. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ class ExpectedCall(BaseModel):
     """A call that the model has to make."""
 
     name: str
-    """The function's name."""
     arguments: Annotated[dict[str, Any], BeforeValidator(_decoded)] = {}
     """Arguments with these values, in any order; the model may give more. JSON text will do as well."""
 
@@ -39,11 +34,8 @@ class XlamVerdict(Verdict):
     """The reward and what it was given for."""
 
     num_expected: int
-    """Number of expected calls."""
     num_predicted: int
-    """Number of calls that the model made."""
     num_correct: int
-    """Number of expected calls that were made."""
     predicted_calls: list[dict[str, Any]]
     """The model's calls: ``{"name", "arguments"}``; arguments that are no JSON are shown as ``{}``."""
 
@@ -55,7 +47,6 @@ class XlamFc(ResourcesServer):
     metrics: ClassVar[MetricSpec] = MetricSpec(scores=(Score("accuracy"),))
 
     async def verify(self, request: XlamRequest) -> XlamVerdict:
-        """Pair the expected calls with those that were made."""
         expected = request.expected_answers
         calls = request.response.function_calls
         given = [(call.get("name"), decoded_arguments(call)) for call in calls]

@@ -1,11 +1,5 @@
 """Comparing answers with what was expected: parts that verifiers share. Nothing here asks a model.
 
-    text           last_box  last_box_text  answer_lines  bare_answer  undecorated  plain_answer
-                   same_text  same_number  code_blocks  replace_surrogates  stated
-    reasons        excerpt  ending  listed  not_in_the_box  why_unequal
-    mathematics    MathVerifyPool  ask  boxed_gold  plain_numerals
-    tool calls     arguments_of  decoded_arguments  decode_arguments  same_value  pair_up
-
 All functions of text take linear time, because the text comes from a model.
 """
 

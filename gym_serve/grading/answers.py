@@ -1,10 +1,7 @@
 r"""Finds answers in texts, in the spellings that models use, and cleans them.
 
-Every environment that reads a ``\boxed{}`` or an ``Answer:`` line reads it here, so that one spelling counts
-everywhere or nowhere. The last answer counts; a box that is empty or only names what belongs into it
-(``\boxed{answer}``) is no answer, as long as there is another one.
-
-Pure functions that take time linear in the text, which comes from a model and may be hostile.
+The last answer counts; a box that is empty or only names what belongs into it (``\boxed{answer}``) is no
+answer, as long as there is another one. Everything takes time linear in the text, which may be hostile.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ COLOR = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,40}\}")
 
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _TEXT = re.compile(r"\\text\s*(?=\{)")
-_OBJECT = re.compile(r"\{\s*[\"'}]")
-"""How an object of JSON begins, and no group of LaTeX."""
+_OBJECT = re.compile(r"\{\s*[\"'}]")  # how an object of JSON begins, and no group of LaTeX
 
 _LIST_GAP = re.compile(
     r"\}?[\s$]*(?:\\[()\[\], ])?[\s$]*(?:[,;]?\s*(?:and|or)(?:\s+(?:maybe|perhaps|possibly|also|even))?"
@@ -63,8 +59,7 @@ _HEADING = re.compile(
     r"[*_]{0,3}[ \t]{0,99}$",
     re.IGNORECASE | re.MULTILINE,
 )
-_LOOK_AHEAD = 4
-"""Lines after a label in which its answer may begin: blank ones, a code fence."""
+_LOOK_AHEAD = 4  # lines after a label in which its answer may begin: blank ones, a code fence
 LINE_MARK = re.compile(r"^(?:>+\s*|[#•*]+\s+|-\s+(?![\s\d]))+")
 """Of a quotation, a heading or a list; a minus before a number is its sign."""
 _BLOCK = re.compile(r"\s*(`{3,9}|~{3,9})[\w+-]*\n(.*)\1\s*", re.DOTALL)
@@ -75,14 +70,12 @@ _OPENING = re.compile(
     r"[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]*)?(`{3,}|~{3,})(?=[^`]*$)[ \t{.]*([\w+#-]*).*"
     r"|.*[^`](```)([\w+#-]*)\s*",
     re.DOTALL,
-)
-"""The line of a fence that opens a code block: its mark and its language, before or behind words."""
+)  # the line of a fence that opens a code block: its mark and its language, before or behind words
 _MAX_LABELS, _MAX_LINE = 16, 20_000
 """Labels that are looked at from the end of a text, and characters of an answer behind one."""
 _INVISIBLE = dict.fromkeys(
     (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
-)
-"""Characters that are not seen: spaces without width, joiners, marks of direction."""
+)  # characters that are not seen: spaces without width, joiners, marks of direction
 _DENIED = re.compile(
     r"(?:\b(?:not|never|\w{2,6}n['’]t|instead of|rather than|other than|except|anything but|neither|nor)"
     r"|\\neq?|\\not\s?=|≠|!=)(?:\s{1,9}(?:be|equal to|the|is))?[\s$*_(\[\\]{0,9}(?:boxed\s?\{)?$",
@@ -92,12 +85,7 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "”": "”", "„": "“
 
 
 class Span(NamedTuple):
-    """A part of a text.
-
-    Attributes:
-        start, end: its first character, and the one after its last.
-        outer: the first character of the command that it belongs to.
-    """
+    """A part of a text; ``outer`` is the first character of the command that it belongs to."""
 
     start: int
     end: int
@@ -120,10 +108,8 @@ def is_denied(text: str, start: int) -> bool:
 
 
 def stated(expected: str) -> str:
-    """A row's right answer; for pydantic's `AfterValidator`.
-
-    Raises:
-        ValueError: it is blank. Such a row would score 0 whatever the model says.
+    """A row's right answer; for pydantic's `AfterValidator`. Raises ValueError: it is blank. Such a row would
+    score 0 whatever the model says.
     """
     if not expected.strip():
         raise ValueError("the right answer is missing: this text is empty")
@@ -170,9 +156,8 @@ def last_box_text(text: str) -> str | None:
 def last_box_span(text: str) -> Span | None:
     """Where `last_box` finds it."""
     found = boxes(text)
-    return next(
-        (span for span in reversed(found) if not _is_placeholder(text, span)), found[-1] if found else None
-    )
+    last = found[-1] if found else None
+    return next((span for span in reversed(found) if not _is_placeholder(text, span)), last)
 
 
 def last_boxes(text: str) -> list[str]:
@@ -183,22 +168,18 @@ def last_boxes(text: str) -> list[str]:
         return []
     chain = [last]
     for span in reversed(boxes(text)):
-        between = text[span.end : chain[-1].outer]
-        if span.end < chain[-1].outer and len(between) < 40:
-            if not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", between))):
-                break
-            chain.append(span)
-        elif span.end < chain[-1].outer:
+        if span.end >= chain[-1].outer:
+            continue
+        gap = text[span.end : chain[-1].outer]
+        if len(gap) >= 40 or not _LIST_GAP.fullmatch(LATEX_SPACE.sub(" ", _LIST_WORD.sub(r"\1", gap))):
             break
+        chain.append(span)
     return [text[span.start : span.end].strip() for span in reversed(chain)]
 
 
 def answer_lines(text: str) -> Iterator[str]:
-    """The answers after ``Answer:``, the last one first.
-
-    Such an answer is the rest of the label's line, or the first line after it that is not blank. The label
-    may stand in Markdown emphasis or be a heading (``**Answer:** 18``, ``### Final answer``); emphasis,
-    quotation marks, a box and a full stop around the answer are removed.
+    """The answers after ``Answer:``, the last one first: the rest of the label's line, or the first line
+    after it that is not blank, without emphasis, quotation marks, a box and a full stop around it.
     """
     text = visible(text)
     labels = [match.end() for pattern in (_LABEL, _HEADING) for match in pattern.finditer(text)]
@@ -208,12 +189,7 @@ def answer_lines(text: str) -> Iterator[str]:
 
 
 class Block(NamedTuple):
-    """A code block.
-
-    Attributes:
-        language: what stands behind its opening fence, in small letters.
-        content: its lines, without the indentation that all of them have.
-    """
+    """A code block: the language behind its opening fence, and its lines without their common indentation."""
 
     language: str
     content: str
@@ -277,18 +253,14 @@ def undecorated(text: str) -> str:
 
 
 def bare_answer(text: str) -> str:
-    r"""``text`` without what LaTeX may put around all of it: space, math delimiters, fonts, sizes, braces.
-
-    ``$\textbf{(C)}$`` is ``(C)``, ``\large 23`` is ``23``.
+    r"""``text`` without space, math delimiters, fonts, sizes and braces around: ``$\textbf{(C)}$`` is
+    ``(C)``.
     """
     return _unwrapped(text, _FONT, everything=True)
 
 
 def plain_answer(text: str) -> str:
-    r"""``text`` without all that Markdown and LaTeX may put around all of it.
-
-    That is what `bare_answer` and `undecorated` remove, bold type, a box, a code block: ``**$\boxed{5}$**``.
-    """
+    r"""``text`` without all that Markdown and LaTeX may put around all of it: ``**$\boxed{5}$**``."""
     for _ in range(_MAX_WRAPPERS):
         block = _BLOCK.fullmatch(text)
         bare = undecorated(bare_answer(_EMPHASIS.sub(r"\1", block[2] if block else text)))
@@ -367,18 +339,14 @@ def _is_rule(line: str) -> bool:
 
 
 def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False) -> str:
-    """``content`` without ``font{}`` around all of it, however often; see `bare_answer` for ``everything``.
-
-    By indices: a slice per wrapper would take quadratic time on a deep nest of them.
-    """
+    """``content`` without ``font{}`` around all of it, however often."""
     closing = _closing_braces(content)
     start, end = _trimmed(content, 0, len(content))
     while start < end:
         inner = start, end
         command = font.match(content, start, end)
-        brace = (
-            command.end() if command else start if everything and not _OBJECT.match(content, start) else -1
-        )
+        is_group = everything and not _OBJECT.match(content, start)
+        brace = command.end() if command else start if is_group else -1
         if brace >= 0 and content.startswith("{", brace) and closing.get(brace) == end - 1:
             inner = brace + 1, end - 1
         elif everything and (switch := _SWITCH.match(content, start, end)):
@@ -393,11 +361,8 @@ def _unwrapped(content: str, font: re.Pattern[str], *, everything: bool = False)
 
 def _without_delimiters(text: str, start: int, end: int) -> tuple[int, int]:
     for left, right in _DELIMITERS:
-        if (
-            end - start > len(left + right)
-            and text.startswith(left, start)
-            and text.endswith(right, start, end)
-        ):
+        is_long = end - start > len(left + right)
+        if is_long and text.startswith(left, start) and text.endswith(right, start, end):
             inner = start + len(left), end - len(right)
             if text.find(left, *inner) < 0 and text.find(right, *inner) < 0:  # else several: "$1$ and $2$"
                 return inner

@@ -17,9 +17,8 @@ def arguments_of(call: JSON) -> JSON | None:
 
 
 def decoded_arguments(call: JSON) -> Any:
-    """The arguments of a ``function_call`` item, be they an object or not; None if they are no JSON.
-
-    A nest of more than `MAX_DEPTH` levels counts as none: it could be read, but not be sent on.
+    """The arguments of a ``function_call`` item; None if they are no JSON, or nest more than `MAX_DEPTH`
+    levels.
     """
     try:
         return decode_arguments(call.get("arguments"))
@@ -29,10 +28,8 @@ def decoded_arguments(call: JSON) -> Any:
 
 def decode_arguments(text: Any) -> Any:
     """The JSON value in ``text``; a blank text or null, as a call without parameters may have, is ``{}``.
-
-    Raises:
-        ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands of
-            digits.
+    Raises ValueError: ``text`` is no JSON, nests more than `MAX_DEPTH` levels, or has a number of thousands
+    of digits.
     """
     if is_empty(text):
         return {}
@@ -58,17 +55,9 @@ def same_value(first: Any, second: Any) -> bool:
 
 
 def pair_up(candidates: Sequence[Sequence[int]]) -> set[int]:
-    """The expected calls that can each have an actual call of their own: a maximum bipartite matching.
-
-    An actual call may fit several expected ones. Taking the first that fits could leave another expected call
-    without any, so pairs are changed as long as that makes more of them (Kuhn's algorithm).
-
-    Args:
-        candidates: for each expected call, the indices of the actual calls that fit it.
-
-    Returns:
-        the indices of the expected calls in pairs. Where several choices are as large, calls with fewer
-        candidates go first.
+    """The expected calls that can each have an actual call of their own, by index: a maximum bipartite
+    matching (Kuhn's algorithm). Taking the first that fits could leave another expected call without any.
+    ``candidates`` are, for each expected call, the indices of the actual calls that fit it.
     """
     owner: dict[int, int] = {}
     dead: set[int] = set()  # calls that a search has tried in vain can never be given up

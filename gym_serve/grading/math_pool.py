@@ -26,34 +26,22 @@ _LONG = 10_000  # characters that take longer to read than another thread to be 
 
 @dataclass
 class _Flight:
-    """A comparison, and how many wait for it."""
-
     work: asyncio.Future[Any]
     passengers: int = 0
 
 
 class MathVerifyPool(WorkerPool):
-    """Workers that compare answers.
-
-    Args:
-        num_workers: number of processes, each using one core while it works.
-        memory_bytes: address space that one worker may use.
-    """
+    """Workers that compare answers, each using one core while it works."""
 
     def __init__(self, num_workers: int, *, memory_bytes: int) -> None:
         super().__init__("math-verify", _WORK, num_workers, memory_bytes=memory_bytes)
-        self._sound: OrderedDict[str, None] = OrderedDict()
-        """Right answers that can be compared with themselves, the latest ones last."""
-        self._failed: OrderedDict[str, str] = OrderedDict()
-        """Comparisons that failed, with the reason."""
-        self._flights: dict[str, _Flight] = {}
-        """Comparisons that are waited for."""
+        self._sound: OrderedDict[str, None] = OrderedDict()  # right answers that equal themselves
+        self._failed: OrderedDict[str, str] = OrderedDict()  # comparisons that failed, with the reason
+        self._flights: dict[str, _Flight] = {}  # comparisons that are waited for
 
     async def start(self) -> None:
-        """Start the workers; returns when all are warm, after one to three seconds.
-
-        Raises:
-            VerifierFailed: a worker did not start, with its reason (math-verify is not installed, ...).
+        """Start the workers; returns when all are warm, after one to three seconds. Raises VerifierFailed: a
+        worker did not start, with its reason (math-verify is not installed, ...).
         """
         try:
             await super().start()
@@ -65,18 +53,10 @@ class MathVerifyPool(WorkerPool):
     async def verify(
         self, gold: str, answer: str, *, timeout: float, until: float | None = None
     ) -> Comparison:
-        r"""Compare an answer with the right one in the next free worker.
-
-        Args:
-            gold: the right answer, in ``\\boxed{}``.
-            answer: text with the answer in it.
-            timeout: seconds of CPU time that the comparison may take.
-            until: the `time.monotonic()` moment at which an answer that takes long is given up; see `run`.
-
-        Raises:
-            InvalidRequest: the right answer cannot be compared, not even with itself.
-            VerifierFailed: a worker was killed from outside, or got almost no CPU time.
-            Unavailable: the pool is not running.
+        r"""Compare the answer in a text with the right one, in ``\\boxed{}``; see `WorkerPool.run` for
+        ``until``. Raises InvalidRequest: the right answer cannot be compared, not even with itself;
+        VerifierFailed: a worker was killed from outside, or got almost no CPU time; Unavailable: the pool is
+        not running.
         """
         question = await asyncio.to_thread(ask, gold, answer) if len(answer) > _LONG else ask(gold, answer)
         written = question.written
@@ -101,15 +81,11 @@ class MathVerifyPool(WorkerPool):
             if pairs := ask(gold, gold).pairs:
                 await self.run(pairs, cpu_seconds=timeout, urgent=True)
         except WorkFailed as failure:
-            raise InvalidRequest(
-                f"the expected answer cannot be compared with itself: {failure}: {gold[:200]}"
-            ) from None
+            what = f"{failure}: {gold[:200]}"
+            raise InvalidRequest(f"the expected answer cannot be compared with itself: {what}") from None
 
     async def _shared(self, pairs: list[tuple[str, str]], timeout: float, until: float | None) -> Any:
-        """The result of a comparison, which all who ask for the same at the same time wait for together.
-
-        Verdicts on answers that took long are kept, so that an answer that many rollouts give is paid once.
-        """
+        """The result of a comparison, which all who ask for the same at the same time wait for together."""
         key = json.dumps([pairs, timeout])
         if key in self._failed:
             raise WorkFailed(self._failed[key])
@@ -134,13 +110,7 @@ class MathVerifyPool(WorkerPool):
 
 
 def why_unequal(gold: str, answer: str, comparison: Comparison) -> str:
-    r"""Why an answer was not found equal, in a sentence for people.
-
-    Args:
-        gold: the right answer, in ``\\boxed{}``.
-        answer: the text with the answer in it.
-        comparison: what `MathVerifyPool.verify` said of them.
-    """
+    r"""Why an answer was not found equal, in a sentence for people."""
     if comparison.reason is not None:
         return comparison.reason
     question = ask(gold, answer)

@@ -1,12 +1,9 @@
 r"""Reads mathematical answers in the spellings of people and models, before math-verify does.
 
 math-verify drops what it takes for a unit, and all that follows: ``2 \text{ hours } 30 \text{ minutes}`` is 2
-to it, and ``3+4\mathrm{i}`` is 3. Here an answer is taken apart first: a relation in front (``\ne 5``), parts
-of formulas and words, a unit at the end. Two answers are equal if all their parts are, so that what is not
-read whole is equal to nothing but itself. Formulas are spelled as math-verify reads them: upright constants,
-mixed numbers, ``1.5e-4``, signs of Unicode.
-
-Pure functions that take time linear in the text, which comes from a model and may be hostile.
+to it. Here an answer is taken apart first: a relation in front, parts of formulas and words, a unit at the
+end. Two answers are equal if all their parts are, so that what is not read whole is equal to nothing but
+itself. Everything takes time linear in the text, which may be hostile.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ from gym_serve.grading.answers import (
     visible,
 )
 
-MAX_ANSWER = 10_000
-"""Characters of an answer that are read; a longer one is equal to nothing."""
+MAX_ANSWER = 10_000  # characters of an answer that are read; a longer one is equal to nothing
 
 _BOX = r"\boxed{"
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
@@ -42,12 +38,8 @@ _BOXED_NUMERAL = re.compile(
 
 
 class Question(NamedTuple):
-    """What there is to compare.
-
-    Attributes:
-        pairs: formulas of the gold, and texts with the formulas that they have to be equal to.
-        written: the answer as the text has it; None if it is not clear where it stands.
-        difference: why the answers differ, whatever the formulas are; None if the formulas decide.
+    """What there is to compare: pairs of a formula of the gold and a text that has to be equal to it; the
+    answer as it is ``written``, if that is clear; a ``difference`` that decides whatever the formulas are.
     """
 
     pairs: list[tuple[str, str]]
@@ -56,17 +48,11 @@ class Question(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """An answer taken apart.
+    """An answer taken apart."""
 
-    Attributes:
-        relation: what stands in front: ``\\ne``, ``\\le``, ...; empty for none and for "=".
-        parts: formulas and words in turn; a formula is LaTeX, words are in lower case behind a ``"``.
-        unit: the unit at the end, in its canonical spelling; empty if there is none.
-    """
-
-    relation: str
-    parts: tuple[str, ...]
-    unit: str
+    relation: str  # in front: ``\\ne``, ``\\le``, ...; empty for none and for "="
+    parts: tuple[str, ...]  # formulas in LaTeX and words in turn; words are in lower case behind a ``"``
+    unit: str  # at the end, in its canonical spelling; empty if there is none
 
 
 def boxed_gold(expected_answer: str) -> str:
@@ -82,11 +68,8 @@ def boxed_gold(expected_answer: str) -> str:
 
 
 def plain_numerals(text: str) -> str:
-    r"""``text`` with its numerals spelled as math-verify reads them; values do not change.
-
-    - Decimal digits of any script become 0 to 9.
-    - In a box that holds a numeral and nothing else, spaces between groups of three digits are removed, and
-      so is a full stop at its end: ``\boxed{1 000 000}``, ``\boxed{32.}``.
+    r"""``text`` with its numerals spelled as math-verify reads them: decimal digits of any script become 0 to
+    9, and in ``\boxed{1 000 000}``, ``\boxed{32.}`` the spaces and the full stop are removed.
     """
     if not text.isascii():
         text = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text)
@@ -124,11 +107,7 @@ def written_answer(text: str) -> str | None:
     if boxes := last_boxes(text):
         return ", ".join(boxes)
     line = next(answer_lines(text), None)
-    for candidate, longest_word in (
-        (line, 2),
-        (_stated(text), 2),
-        (LINE_MARK.sub("", undecorated(text)), 1),
-    ):
+    for candidate, longest_word in ((line, 2), (_stated(text), 2), (LINE_MARK.sub("", undecorated(text)), 1)):
         if candidate is not None and _is_formula(candidate, longest_word):
             return candidate.strip()
     formulas = list(_FORMULA.finditer(text))
@@ -211,17 +190,14 @@ def _is_formula(text: str, longest_word: int) -> bool:
         return False
     bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT_COMMAND.sub(" ", text))
     words = re.findall(rf"[A-Za-z]{{{longest_word + 1},}}", bare)
-    return not _PROSE.search(bare) and all(
-        word in _UNITS or word.lower() in _UNITS or word in ("and", "or", "pi") for word in words
-    )
+    are_known = (word in _UNITS or word.lower() in _UNITS or word in ("and", "or", "pi") for word in words)
+    return not _PROSE.search(bare) and all(are_known)
 
 
 def _connected(text: str, formula: re.Match[str]) -> bool:
     """Whether the formula is one of a list: "$1$, $2$ and $3$". math-verify reads those."""
-    before, after = (
-        text[max(0, formula.start() - 8) : formula.start()],
-        text[formula.end() : formula.end() + 8],
-    )
+    before = text[max(0, formula.start() - 8) : formula.start()]
+    after = text[formula.end() : formula.end() + 8]
     gap = r"\s*(?:,?\s*and|,?\s*or|,)\s*"
     return bool(re.search(rf"(?:\$|\\[)\]]){gap}$", before) or re.match(rf"{gap}(?:\$|\\[(\[])", after))
 
@@ -231,14 +207,11 @@ _TEXT_COMMAND = re.compile(
     r"\s*\{((?:[^{}\\]|\^\{[-\d]{1,3}\}|\\[^A-Za-z]|\\(?:pi|circ|frac|sqrt|cdot|times)(?![A-Za-z]))*)\}"
 )
 _SWITCHED = re.compile(r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}\\]*)\}")
-_OPERATORS = frozenset(
-    re.findall(
-        r"\S+",
-        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim"
-        " sup inf arg tr rank dim ker deg mod re im sgn"
-        " floor ceil sqrt frac pi theta alpha beta gamma infty pmod",
-    )
-)
+_OPERATOR_NAMES = """
+sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det gcd lcm max min lim sup inf arg
+tr rank dim ker deg mod re im sgn floor ceil sqrt frac pi theta alpha beta gamma infty pmod
+"""
+_OPERATORS = frozenset(_OPERATOR_NAMES.split())
 _FONT_OF_VARIABLES = frozenset(("mathbf", "mathit", "mathsf", "boldsymbol", "bm", "mathnormal"))
 _WORD = re.compile("\0(\\d+)\0")
 _NAMED = {
@@ -290,8 +263,7 @@ _SYNONYMS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     r"(?<=\d)\s(thousand|million|billion|trillion)(?![A-Za-z])": lambda m: _NAMED[m[1]],
     r"(?<![\w.\\}])\.(?=\d)": "0.",
-}
-"""Spellings, and those that math-verify reads."""
+}  # spellings, and those that math-verify reads
 _SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _SYNONYMS.items()]
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -329,8 +301,7 @@ _UNREAD = re.compile(
     r"|[lg]neqq?|[lg]nsim|ll|gg|lll|ggg|(?:prec|succ)[a-z]*|(?:sub|sup)set[a-z]*|propto|perp|cong|mod"
     r"|(?:over|under|stack)(?:set|rel))(?![A-Za-z])|^\\(?:in|ni)(?![A-Za-z])|[≪≫∉∝≺≻≮≯≰≱≢]"
     r"|'$|^-?\d+\s?\\[lc]?dots$|^-?[\d.]+\s?=\s?-?[\d.]+$|\\pmod(?![A-Za-z])|(?<![\w^.])\d+\)?\s?_"
-)
-"""What math-verify drops, though it changes the answer."""
+)  # what math-verify drops, though it changes the answer
 
 _UNIT_NAMES = """
 mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre;
@@ -342,11 +313,10 @@ kj kilojoule kJ; w watt W; kw kilowatt kW; v volt V; a ampere amp A; k kelvin K;
 mol mole; $ dollar usd USD; cent; € euro eur EUR; £ gbp GBP; ¥ yen; unit; am; pm;
 square unit sq unit; cubic unit
 """
+_LINES = _UNIT_NAMES.replace("\n", " ").split(";")
 _UNITS = {
     spelling + plural: names[0]
-    for names in (
-        re.findall(r"(?:square |cubic |sq )?\S+", line) for line in _UNIT_NAMES.replace("\n", " ").split(";")
-    )
+    for names in (re.findall(r"(?:square |cubic |sq )?\S+", line) for line in _LINES)
     for spelling in names
     for plural in ("", "s")
 }
@@ -363,8 +333,7 @@ _SCALES = {
     unit: (group.split()[0], int(size))
     for group in _SIZES.split(";")
     for unit, size in re.findall(r"(\S+) (\d+)", group)
-}
-"""Of a unit: the smallest one of its kind, and how many of those it is."""
+}  # of a unit: the smallest one of its kind, and how many of those it is
 _AMOUNT = r"\d{1,20}(?:\.\d{1,20})?\s?[A-Za-z]{1,12}\b"
 _NUMBER_END = re.compile(r"\d$|\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}$")
 _COMPOUND = re.compile(rf"{_AMOUNT}(?:,?\s(?:and\s)?{_AMOUNT}){{1,4}}")
@@ -375,19 +344,16 @@ _QUANTITY = re.compile(
 _HALF_DAY = re.compile(r"\s*\b([ap])\.?\s?m\b\.?$", re.IGNORECASE)
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)\s*(?:\\?\s*([CFK]))?$|\s*\\degree\s*$")
 _CURRENCY = re.compile(r"^(-?)\s*(\\\$|[$€£¥])\s*(?=[\d.])")
-_NO_UNITS = _OPERATORS | frozenset(
-    re.findall(
-        r"\w+",
-        "and or if for where when with the not no non is are be was to then than but either neither nor only"
-        " at least most more less fewer greater smaller above below over under between up exactly about"
-        " approximately roughly around almost nearly minus plus times divided squared cubed factorial base"
-        " larger modulo half twice double triple one two three four five six seven eight nine ten dozen"
-        " hundred hundreds thousands millions billions score odd even positive negative prime wrong false"
-        " incorrect impossible invalid extraneous rejected never cannot except without higher lower bigger"
-        " maybe perhaps possibly",
-    )
-)
-"""Words of comparison, denial, arithmetic and number: what they stand behind is another answer."""
+# Words of comparison, denial, arithmetic and number: what they stand behind is another answer.
+_NO_UNIT_WORDS = """
+and or if for where when with the not no non is are be was to then than but either neither nor only at least
+most more less fewer greater smaller above below over under between up exactly about approximately roughly
+around almost nearly minus plus times divided squared cubed factorial base larger modulo half twice double
+triple one two three four five six seven eight nine ten dozen hundred hundreds thousands millions billions
+score odd even positive negative prime wrong false incorrect impossible invalid extraneous rejected never
+cannot except without higher lower bigger maybe perhaps possibly
+"""
+_NO_UNITS = _OPERATORS | frozenset(_NO_UNIT_WORDS.split())
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,]+[A-Za-z'’\-]+)*[.!]?")
 _LABEL_END = re.compile(r"(?:\b(?:is|are|equals|be|answer|result|solution)|[:=])$")
 _LABEL_IN_FRONT = re.compile(
@@ -474,12 +440,7 @@ def spelled_prose(text: str) -> str:
 
 
 def ask(gold: str, answer: str) -> Question:
-    r"""What there is to compare.
-
-    Args:
-        gold: the right answer, in ``\boxed{}``.
-        answer: a text with the answer in it.
-    """
+    r"""What there is to compare, of the right answer in ``\boxed{}`` and a text with the answer in it."""
     wanted = read(written_answer(gold) or "")
     written = written_answer(answer)
     if written is None:
@@ -515,11 +476,8 @@ def _alike(gold: str, answer: str) -> tuple[str, str]:
     r"""Two formulas, without ``\%`` where only one of them has it and their numerals are the same."""
     first, second = (re.sub(r"\s*\\?%\s*$", "", text) for text in (gold, answer))
     both = first != gold and second != answer
-    return (
-        (first, second)
-        if not both and re.fullmatch(r"-?[\d.]+", first) and first == second
-        else (gold, answer)
-    )
+    is_same = not both and first == second and re.fullmatch(r"-?[\d.]+", first)
+    return (first, second) if is_same else (gold, answer)
 
 
 def _boxed(formula: str) -> str:
@@ -678,10 +636,8 @@ def _canonical(unit: str, power: str) -> str:
         return f"{half[1].lower()}m"
     if square := re.fullmatch(r"(square|sq\.?|cubic)\s+(.+)", name, re.IGNORECASE):
         name, power = square[2], "^3" if square[1].lower() == "cubic" else "^2"
-    words = [
-        _UNITS.get(word, _UNITS.get(word.lower(), word.lower()))
-        for word in re.split(r"\s*/\s*|\s+per\s+", name)
-    ]
+    names = re.split(r"\s*/\s*|\s+per\s+", name)
+    words = [_UNITS.get(word, _UNITS.get(word.lower(), word.lower())) for word in names]
     return "/".join(words) + power.replace("{", "").replace("}", "")
 
 

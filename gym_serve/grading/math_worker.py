@@ -1,17 +1,12 @@
 r"""What a worker of `MathVerifyPool` does: compare an answer with the right one, by math-verify.
 
-SymPy's time and memory have no bound on hostile input, and neither a thread nor a signal can stop it
-inside C code. A process can be killed. Hence math-verify's own time limits are off here (they would
-turn a slow machine into wrong answers), and the worker's limit of CPU time is the only clock.
-
-math-verify is mended where it is wrong:
+math-verify's own time limits are off (they would turn a slow machine into wrong answers): the worker's limit
+of CPU time is the only clock. And it is mended where it is wrong:
 
 - A line of arithmetic went to SymPy's `parse_expr`, which is `eval`. Here `arithmetic` reads it.
-- Numbers were compared to six decimals only, so that all small ones were equal. Here they have to agree
-  relatively as well (`_far_apart`).
-- Constants are compared by their values to 50 digits, and to all their digits if those agree, which is a
-  thousand times as fast as a proof, and ends for ``9^{9^9}`` as well. Whatever else has more than
-  `_MAX_DIGITS` digits is equal to its own text alone.
+- Numbers were compared to six decimals only. Here they have to agree relatively as well (`_far_apart`).
+- Constants are compared by their values to 50 digits, and to all their digits if those agree. Whatever else
+  has more than `_MAX_DIGITS` digits is equal to its own text alone.
 - Its parser is run in two stages (`in_two_stages`), which is three times as fast.
 
 Nothing of gym_serve is imported, so that a worker starts quickly and stays small.
@@ -22,7 +17,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 _MAX_TEXT = 10_000
@@ -34,10 +29,8 @@ _MAX_ARGUMENT, _MAX_DEGREE, _MAX_TERMS = 1_000.0, 1_000.0, 10_000.0
 _DIGITS = 50
 _SAME, _DIFFERENT = 1e-40, 1e-15
 """Relative distance of two exact numbers that may be equal (`_same_exactly` decides), and surely not."""
-_ROUNDED = 2e-6
-"""Distance of a decimal from every number that agrees with it to six places."""
-_STORED = 1e-14
-"""Relative distance of a decimal from what is stored for it."""
+_ROUNDED = 2e-6  # distance of a decimal from every number that agrees with it to six places
+_STORED = 1e-14  # relative distance of a decimal from what is stored for it
 _FRACTION, _EXACT, _NOTHING = 1e-4, 1e-12, 1e-9
 """Relative distance of two equal numbers, one of which is a decimal, or none; what a decimal 0 may be."""
 
@@ -59,12 +52,7 @@ class Comparison(NamedTuple):
 
 
 def compare(gold: str, answer: str) -> Comparison:
-    r"""Compare the answer in a text with the right one.
-
-    Args:
-        gold: the right answer, in ``\boxed{}``.
-        answer: text with the answer in it, ideally in ``\boxed{}``.
-    """
+    r"""Compare the answer in a text with the right one, in ``\boxed{}``."""
     library = _library()
     _treat_alike(gold, answer)
     formula = _without_units(library)
@@ -73,11 +61,10 @@ def compare(gold: str, answer: str) -> Comparison:
     answers = library.parse(answer, (plain, formula), parsing_timeout=None)
     # Both lists hold a SymPy form and the text that it was read from; show the form that agrees.
     texts = _texts(answers)
-    written = next(
-        (form[:_MAX_TEXT] for form in answers if isinstance(form, str)), texts[0] if texts else None
-    )
+    shown = texts[0] if texts else None
+    written = next((form[:_MAX_TEXT] for form in answers if isinstance(form, str)), shown)
     if gold == answer and golds:
-        return Comparison(True, texts[0] if texts else None, written)
+        return Comparison(True, shown, written)
     equal = _equal_constants(golds, answers)
     if not equal and (reason := _too_large(golds) or _too_large(answers)):
         return Comparison(False, None, None, reason)
@@ -85,38 +72,36 @@ def compare(gold: str, answer: str) -> Comparison:
         # A set may be given by the inequality that describes it, whichever side the gold is on.
         equal = library.verify(golds, answers, allow_set_relation_comp=True, timeout_seconds=None)
     gold_texts = _texts(golds)
-    extracted = next((text for text in texts if text in gold_texts), texts[0] if texts else None)
+    extracted = next((text for text in texts if text in gold_texts), shown)
     return Comparison(bool(equal), extracted, written)
 
 
 def arithmetic(text: str) -> Any:
-    """A SymPy expression, not evaluated, of numbers, ``+ - * / **`` and brackets.
-
-    Raises:
-        ValueError: there is anything else in it.
-        SyntaxError: it is no expression.
+    """A SymPy expression, not evaluated, of numbers, ``+ - * / **`` and brackets. Raises ValueError: there is
+    anything else in it; SyntaxError: it is no expression.
     """
     import sympy  # type: ignore[import-untyped]
 
+    add, mul, pow_ = (partial(kind, evaluate=False) for kind in (sympy.Add, sympy.Mul, sympy.Pow))
+
     def convert(node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return sympy.Integer(node.value) if type(node.value) is int else sympy.Float(str(node.value))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-            value = convert(node.operand)
-            return value if isinstance(node.op, ast.UAdd) else sympy.Mul(-1, value, evaluate=False)
-        if not isinstance(node, ast.BinOp):
-            raise ValueError("no arithmetic")
-        left, right = convert(node.left), convert(node.right)
-        if isinstance(node.op, ast.Add):
-            return sympy.Add(left, right, evaluate=False)
-        if isinstance(node.op, ast.Sub):
-            return sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
-        if isinstance(node.op, ast.Mult):
-            return sympy.Mul(left, right, evaluate=False)
-        if isinstance(node.op, ast.Div):
-            return sympy.Mul(left, sympy.Pow(right, -1, evaluate=False), evaluate=False)
-        if isinstance(node.op, ast.Pow):
-            return sympy.Pow(left, right, evaluate=False)
+        match node:
+            case ast.Constant(value=value) if type(value) in (int, float):
+                return sympy.Integer(value) if type(value) is int else sympy.Float(str(value))
+            case ast.UnaryOp(op=ast.UAdd(), operand=inner):
+                return convert(inner)
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return mul(-1, convert(inner))
+            case ast.BinOp(op=ast.Add(), left=left, right=right):
+                return add(convert(left), convert(right))
+            case ast.BinOp(op=ast.Sub(), left=left, right=right):
+                return add(convert(left), mul(-1, convert(right)))
+            case ast.BinOp(op=ast.Mult(), left=left, right=right):
+                return mul(convert(left), convert(right))
+            case ast.BinOp(op=ast.Div(), left=left, right=right):
+                return mul(convert(left), pow_(convert(right), -1))
+            case ast.BinOp(op=ast.Pow(), left=left, right=right):
+                return pow_(convert(left), convert(right))
         raise ValueError("no arithmetic")
 
     if not text.isascii() or any(letter.isalpha() or letter == "_" for letter in text):
@@ -141,10 +126,7 @@ def _library() -> Any:
 
 
 def _treat_alike(*texts: str) -> None:
-    """Take the variables of both texts for real ones, or those of both for complex ones.
-
-    math-verify decides for each text alone, and a real ``i`` is not a complex one to SymPy.
-    """
+    """Take the variables of both texts for real ones, or those of both for complex ones."""
     from math_verify import grader, parser
 
     are_complex = any(map(grader.should_treat_as_complex, texts))
@@ -214,9 +196,8 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
     """Whether two constants are equal by their values; None if that does not decide."""
     from sympy import Expr, Float
 
-    forms: list[Any] = [
-        next((form for form in given if not isinstance(form, str)), None) for given in (golds, answers)
-    ]
+    first_forms = ((form for form in given if not isinstance(form, str)) for given in (golds, answers))
+    forms: list[Any] = [next(given, None) for given in first_forms]
     if any(not isinstance(form, Expr) or form.free_symbols or _is_percentage(form) for form in forms):
         return None
     if max(map(_digits, forms)) > _MAX_EXPONENT:
@@ -237,11 +218,7 @@ def _equal_constants(golds: list[Any], answers: list[Any]) -> bool | None:
 
 
 def _same_exactly(gold: Any, answer: Any) -> bool:
-    """Whether two exact constants that agree to many digits agree to all that their numbers have.
-
-    Two fractions whose numbers have n digits differ relatively by 10^(-2n) at least, or not at all. Of
-    numbers with more than `_MAX_DIGITS` digits, only those of the same form are equal.
-    """
+    """Whether two exact constants that agree to many digits agree to all that their numbers have."""
     from sympy import Float
 
     if gold == answer:
@@ -258,9 +235,8 @@ def _same_exactly(gold: Any, answer: Any) -> bool:
 
 def _too_large(forms: list[Any]) -> str | None:
     """Why forms cannot be compared: a number in them is too long, or a sum has too many terms."""
-    for form in forms:
-        if not isinstance(form, str) and _digits(form) > _MAX_DIGITS:
-            return f"it has a number of more than {_MAX_DIGITS:,.0f} digits or terms"
+    if any(not isinstance(form, str) and _digits(form) > _MAX_DIGITS for form in forms):
+        return f"it has a number of more than {_MAX_DIGITS:,.0f} digits or terms"
     return None
 
 
@@ -278,10 +254,10 @@ def _estimated(form: Any) -> float:
     if isinstance(form, sympy.Rational):
         return 0.302 * float(max(abs(form.p).bit_length(), form.q.bit_length()))
     arguments = getattr(form, "args", ())
+    if isinstance(form, sympy.Float) and form.is_finite and form:
+        return abs(math.log10(abs(form)))
     if not arguments or isinstance(form, sympy.Float):
-        return (
-            abs(math.log10(abs(form))) if isinstance(form, sympy.Float) and form.is_finite and form else 0.5
-        )
+        return 0.5
     if isinstance(form, sympy.Tuple) and not all(hasattr(part, "args") for part in arguments):
         return 0.5
     sizes = [_estimated(part) for part in arguments if hasattr(part, "args")]
@@ -320,12 +296,10 @@ def _rough(form: Any, digits: float) -> float:
 
 
 def in_two_stages(create: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that makes math-verify's LaTeX parser, for one that is three times as fast.
+    """A maker of math-verify's LaTeX parser that is three times as fast.
 
-    Most of a comparison's time goes to ANTLR's predictions with the full context of a token, which it never
-    caches. Without them ("SLL") it finds the same tree or a syntax error, as the documentation of its
-    `PredictionMode` guarantees; so on an error, and only then, the text is parsed again with them. The parser
-    raises on the first error, so that no half-repaired tree ever comes back.
+    Without ANTLR's predictions with the full context of a token ("SLL"), it finds the same tree or a syntax
+    error, as `PredictionMode` documents; so on an error, and only then, the text is parsed again with them.
     """
     from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
 

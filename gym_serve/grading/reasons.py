@@ -5,21 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-EXCERPT_CHARS = 80
-"""Characters of an excerpt."""
-_EDGE = 4
-"""How many times as much is looked at, as white space is taken together."""
+EXCERPT_CHARS = 80  # characters of an excerpt
+_EDGE = 4  # how many times as much is looked at, as white space is taken together
 
 
 def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
-    """A value in quotes and in one line; of a longer one, its beginning and its end.
-
-    Control characters, directions and half surrogate pairs become spaces. Takes time by ``limit``, not by the
-    size of a text.
-
-    Args:
-        value: a text as it is; any other value as JSON.
-        limit: characters of it that are shown.
+    """A value (JSON, unless it is a text) in quotes and in one line; of more than ``limit`` characters, its
+    beginning and its end. Control characters, directions and half surrogate pairs become spaces.
     """
     text = value if isinstance(value, str) else _json(value)
     edge = _EDGE * limit

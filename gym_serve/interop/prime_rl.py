@@ -2,21 +2,14 @@
 
     python -m gym_serve.interop.prime_rl graphs/weather.yaml --address tcp://127.0.0.1:5000
 
-It answers as the env server of verifiers does: ``run``, ``health`` and ``cancel``, each a message of
-the frames request id, method and MessagePack. A run brings its task, and the client of the model: an
-endpoint of its own for every run. The task is a row; its own keys, or those in ``row``, are the row's. A
-rollout that failed is an episode that is not ``ok``, with its error. Every episode and trace names the task
-by the key and the hash that verifiers gives it: prime-rl stops at an episode of another task.
-
-What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
+It answers ``run``, ``health`` and ``cancel``, frames of request id, method and MessagePack, as the env server
+of verifiers does. A run brings its task, which is a row, and the client of the model. A rollout that failed
+is an episode that is not ``ok``. Episodes and traces name the task by verifiers' key and hash, which prime-rl
+checks. What an answer is depends on the verifiers that prime-rl has, which a request does not tell:
 
 - 0.3 (prime-rl 0.8): the frames request id and MessagePack, with the whole episode.
-- 0.4: the frames request id, ``reply`` and MessagePack. Before that of a run, each trace of its episode is
-  sent as one ``delta``; the reply has the rest of the episode, and the size of each trace. (The protocol lets
-  a server send a trace in many deltas, turn by turn. Here a failed attempt is tried again, and only the last
-  one counts.)
-
-The model of the graph's agents is the endpoint of the run, by Chat Completions with token ids (vLLM).
+- 0.4: the frames request id, ``reply`` and MessagePack. Before it, each trace is sent as one ``delta``; the
+  reply has the rest of the episode, and the size of each trace.
 
 Source: verifiers 0.3 and 0.4, ``v1/serve/{types,client,server,delta}.py``, ``v1/configs/client.py`` and
 ``v1/task.py``; prime-rl at 559b447, ``orchestrator/dispatcher.py``.
@@ -60,22 +53,10 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_
 
 
 class EnvServer:
-    """Serves a graph to prime-rl.
-
-    Args:
-        graph: path of a graph file, or what stands under its ``args``.
-        address: where to listen, e.g. ``tcp://127.0.0.1:5000``; port 0 takes a free one.
-        verifiers: the version that prime-rl has, whose protocol is spoken.
-        overrides: values of the graph by path.
-        attempts: how often a rollout is tried if its failure is worth it.
-        **options: of `Gym.from_graph`, such as ``ray=False``.
-
-    Attributes:
-        address: where it listens.
-
-    Raises:
-        InvalidRequest: there is no such version.
-        GraphError: the graph has problems, or no model that an agent names.
+    """Serves a graph to prime-rl at ``tcp://host:port``, in the protocol of a version of ``verifiers``. A
+    rollout is tried ``attempts`` times if its failure is worth it; ``options`` are `Gym.from_graph`'s. Raises
+    InvalidRequest: there is no such version; GraphError: the graph has problems, or no model that an agent
+    names.
     """
 
     def __init__(
@@ -122,11 +103,13 @@ class EnvServer:
                 work = asyncio.ensure_future(self._answer(client, request, method, payload))
                 if method == b"run":
                     self._running[client, request] = work
-                    work.add_done_callback(partial(self._forget, (client, request)))
+                    key = (client, request)
+                    work.add_done_callback(partial(lambda key, _: self._running.pop(key, None), key))
         finally:
-            for task in [*self._running.values()]:
+            running = list(self._running.values())
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
             self._context.term()
             await asyncio.to_thread(self._gym.shutdown)
@@ -142,7 +125,8 @@ class EnvServer:
                 else:
                     answer["episode"] = episode
             elif method == b"cancel":
-                answer["cancelled"] = self._cancel(client, str(body.get("request_id")).encode())
+                run = self._running.get((client, str(body.get("request_id")).encode()))
+                answer["cancelled"] = run is not None and run.cancel()
             elif method != b"health":
                 raise InvalidRequest(f"unknown method {method[:40]!r}; there are run, health and cancel")
         except asyncio.CancelledError:
@@ -154,7 +138,6 @@ class EnvServer:
         await self._socket.send_multipart([client, request, *kind, msgspec.msgpack.encode(answer)])
 
     async def _send_deltas(self, client: bytes, request: bytes, episode: JSON) -> JSON:
-        """Send the traces of an episode; what is left for its reply."""
         traces = episode.pop("traces")
         for trace in traces:
             delta = msgspec.msgpack.encode(_delta(trace))
@@ -162,31 +145,19 @@ class EnvServer:
         sizes = [{"id": t["id"], "nodes": len(t["nodes"]), "calls": len(t["calls"])} for t in traces]
         return {"head": episode, "traces": sizes}
 
-    def _forget(self, run: tuple[bytes, bytes], work: asyncio.Task[None]) -> None:
-        self._running.pop(run, None)
-
-    def _cancel(self, client: bytes, request: bytes) -> bool:
-        work = self._running.get((client, request))
-        return work is not None and work.cancel()
-
     async def _run(self, body: Any) -> JSON:
         if not isinstance(body, dict) or not isinstance(body.get("task_data"), dict):
             raise InvalidRequest("`task_data` must be an object")
         client, sampling = body.get("client") or {}, body.get("sampling") or {}
-        endpoint = {
-            "base_url": client.get("base_url"),
-            "model": body.get("model"),
-            "headers": client.get("headers") or {},
-        }
+        endpoint = {"base_url": client.get("base_url"), "model": body.get("model")}
+        endpoint["headers"] = client.get("headers") or {}
         if key := os.environ.get(str(client.get("api_key_var"))):
             endpoint["api_key"] = key
-        params = {name: sampling[key] for key, name in _SAMPLING.items() if sampling.get(key) is not None}
-        further = {
-            key: value for key, value in sampling.items() if key not in _SAMPLING and value is not None
-        }
+        sampling = {key: value for key, value in sampling.items() if value is not None}
+        params = {name: sampling.pop(key) for key, name in _SAMPLING.items() if key in sampling}
         row = row_of(body["task_data"])
-        if further:
-            row["extra_body"] = {**(row.get("extra_body") or {}), **further}
+        if sampling:
+            row["extra_body"] = {**(row.get("extra_body") or {}), **sampling}
         try:
             (rollout,) = await self._gym.arun(
                 [row], endpoint=endpoint, params=params, attempts=self._attempts, max_failures=1
@@ -194,9 +165,8 @@ class EnvServer:
         except WaitTooLong as error:  # prime-rl decides about what fails; one rollout does not end its run
             rollout = rows.Rollout(failed_rollout(with_prompt(row), error))
         if rollout.failure is None and await self._gym.compares(rollout):
-            raise InvalidRequest(
-                "the environment rewards groups of rollouts, and prime-rl asks for single ones"
-            )
+            single = "and prime-rl asks for single ones"
+            raise InvalidRequest(f"the environment rewards groups of rollouts, {single}")
         episode = verifiers_episode(Rollout.read(dict(rollout)))
         for record in (episode, *episode["traces"]):
             record["id"] = uuid4().hex  # of all rollouts of all servers: prime-rl tells traces apart by it
@@ -230,17 +200,11 @@ def _delta(trace: JSON) -> JSON:
 
 
 def row_of(task: Mapping[str, Any]) -> JSON:
-    """The row of a task: its ``row``, else its own keys.
-
-    Raises:
-        InvalidRequest: it has no prompt.
-    """
+    """The row of a task: its ``row``, else its own keys. Raises InvalidRequest: it has no prompt."""
     row = task.get("row")
     fields = dict(row if isinstance(row, dict) else task)
     if "responses_create_params" not in fields and not fields.get("prompt"):
-        raise InvalidRequest(
-            "`task_data` must be a row: it has neither `prompt` nor `responses_create_params`"
-        )
+        raise InvalidRequest("`task_data` must be a row, and has no `prompt` or `responses_create_params`")
     return fields
 
 
@@ -249,16 +213,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gym_serve.interop.prime_rl", description=__doc__)
     parser.add_argument("graph", help="a graph file")
     parser.add_argument("--address", default="tcp://127.0.0.1:5000", help="where to listen")
-    parser.add_argument(
-        "--verifiers", choices=get_args(Version), default="0.4", help="the version that prime-rl has"
-    )
+    versions = get_args(Version)
+    parser.add_argument("--verifiers", choices=versions, default="0.4", help="the version of prime-rl's")
     parser.add_argument("--no-ray", action="store_true", help="run the graph in this process")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
 
     async def serve() -> None:
-        server = EnvServer(
-            arguments.graph, arguments.address, verifiers=arguments.verifiers, ray=not arguments.no_ray
-        )
+        server = EnvServer(given.graph, given.address, verifiers=given.verifiers, ray=not given.no_ray)
         print(f"env server at {server.address}", flush=True)
         await server.serve()
 

@@ -3,20 +3,15 @@
     resources:
       quiz: {type: verifiers, taskset: "my_package.quiz:QuizTaskset", config: {split: train}}
 
-The rows come from the taskset as well; the settings, a JSON object, are optional:
-
     python -m gym_serve.interop.verifiers my_package.quiz:QuizTaskset '{"split": "train"}' > rows.jsonl
 
-The agent and its loop are gym_serve's. A row holds its task's data (``verifier_metadata.task``), so any
-replica can construct the task again and score a rollout, also a stored one. Rewards get the trace that
-`gym_serve.interop.export` writes for verifiers. They are computed without a runtime, as verifiers' own replay
-does. A task whose rewards need a runtime is refused, because it would be scored without them; so is a task
-without rewards, whose `Env` scores its own agents (a game, several agents).
+A row holds its task's data (``verifier_metadata.task``), so any replica can score a rollout, also a stored
+one. Rewards get the trace that `gym_serve.interop.export` writes, and no runtime: a task whose rewards need
+one is refused, and so is a task without rewards, whose `Env` scores its own agents.
 
-A session is one rollout's toolsets, which run in this process. A toolset's state (``self.state``) lives as
-long as the session, and rewards get it as the trace's state. Several toolsets with a state are refused:
-verifiers shares it between processes. A failing tool is a tool output for the model; a failing reward is a
-failure of the verifier, never a reward of 0.
+A session is one rollout's toolsets, in this process; rewards get a toolset's state as the trace's. Several
+toolsets with a state are refused: verifiers shares it between processes. A failing tool is a tool output for
+the model; a failing reward is a failure of the verifier, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -46,15 +41,9 @@ _NONE = "which gym_serve does not provide"
 
 
 class Tasks:
-    """A taskset.
-
-    Args:
-        taskset: import path of its class, ``package.module:Class``, or the id of an installed taskset.
-        settings: fields of its config.
-
-    Raises:
-        GraphError: verifiers is not installed, there is no such taskset, its settings do not fit, or its
-            tasks need a runtime, or have no rewards.
+    """A taskset, by the import path of its class or the id of an installed one. Raises GraphError: verifiers
+    is not installed, there is no such taskset, its settings do not fit, or its tasks need a runtime, or have
+    no rewards.
     """
 
     def __init__(self, taskset: str, settings: Mapping[str, Any]) -> None:
@@ -76,27 +65,17 @@ class Tasks:
             raise GraphError(f"taskset: {taskset}: {type(error).__name__}: {error}") from error
         self.task_class: Any = cls.task_type()
         self._data_class: Any = self.task_class.data_type()
-        self._trace_class: Any = self._vf.Trace[
-            self._data_class, self._state.state_cls(self.task_class), self._vf.AgentConfig
-        ]
+        state = self._state.state_cls(self.task_class)
+        self._trace_class: Any = self._vf.Trace[self._data_class, state, self._vf.AgentConfig]
         if problems := list(self._problems()):
             raise GraphError(problems, source=taskset)
 
     def rows(self) -> Iterator[JSON]:
-        """The tasks as rows, in their order; without end where the taskset has none."""
         for task in self.taskset:
             data = task.data.model_dump(mode="json", exclude_defaults=True)
-            yield {
-                "responses_create_params": {"input": _prompt(data)},
-                "verifier_metadata": {"task": data},
-            }
+            yield {"responses_create_params": {"input": _prompt(data)}, "verifier_metadata": {"task": data}}
 
     def task(self, row: Mapping[str, Any]) -> Any:
-        """The task of a row.
-
-        Raises:
-            InvalidRequest: the row holds none.
-        """
         metadata = row.get("verifier_metadata")
         data = metadata.get("task") if isinstance(metadata, Mapping) else None
         try:
@@ -105,19 +84,8 @@ class Tasks:
             raise InvalidRequest(f"verifier_metadata.task: {error}") from None
 
     async def score(self, row: JSON, response: JSON, state: Any = None) -> JSON:
-        """Score a rollout.
-
-        Args:
-            row: the row.
-            response: what the agent did.
-            state: the state that the tools left; None for a fresh one.
-
-        Returns:
-            ``reward``, ``reward_components`` and the metrics by name.
-
-        Raises:
-            InvalidRequest: the row holds no task, or verifiers has no form for the rollout.
-            Exception: whatever a reward raises.
+        """Score a rollout: ``reward``, ``reward_components`` and the metrics by name. Raises InvalidRequest:
+        the row holds no task, or verifiers has no form for the rollout; Exception: whatever a reward raises.
         """
         task = self.task(row)
         episode = verifiers_episode(Rollout.read({**row, "response": response, "reward": 0.0}))
@@ -167,14 +135,7 @@ def _prompt(data: JSON) -> list[JSON]:
 
 
 class SessionTools:
-    """The tools of one rollout.
-
-    Args:
-        toolsets: of verifiers, constructed.
-
-    Raises:
-        GraphError: two of them have a state.
-    """
+    """The tools of one rollout. Raises GraphError: two of them have a state."""
 
     def __init__(self, toolsets: Sequence[Any]) -> None:
         self._toolsets = toolsets
@@ -194,13 +155,11 @@ class SessionTools:
         self.state: Any = states[0] if states else None
 
     async def start(self, data: Any) -> None:
-        """Set the toolsets up for the data of a task."""
         for toolset in self._toolsets:
             await toolset.setup()
             await toolset.setup_task(data)
 
     async def described(self) -> list[ToolDescription]:
-        """The tools, as a model gets them."""
         return [
             ToolDescription(tool.name, tool.description or "", tool.input_schema)
             for tool in await self._server.list_tools()
@@ -208,11 +167,8 @@ class SessionTools:
         ]
 
     async def call(self, name: str, arguments: JSON) -> str:
-        """The text that a tool answers.
-
-        Raises:
-            NotFound: there is no such tool.
-            ToolFailed: the tool refuses its arguments, or failed.
+        """The text that a tool answers. Raises NotFound: there is no such tool; ToolFailed: the tool refuses
+        its arguments, or failed.
         """
         if all(tool.name != name for tool in await self._server.list_tools()):
             raise NotFound(f"there is no tool {name[:100]!r}")
@@ -227,8 +183,6 @@ class SessionTools:
 
 
 class _Rollout:
-    """The session of a rollout."""
-
     def __init__(self) -> None:
         self.tools: SessionTools | None = None
 
@@ -257,37 +211,27 @@ class Verifiers(ResourcesServer):
         self._tools: list[ToolDescription] = []
 
     async def start(self) -> None:
-        """Load the taskset, and find its tools.
-
-        Raises:
-            GraphError: see `Tasks`.
-        """
         self._tasks = await asyncio.to_thread(Tasks, self.config.taskset, self.config.config)
         self._tools = await SessionTools(self._tasks.toolsets()).described()
         await super().start()
 
     async def seed(self, row: JSON, session: _Rollout) -> JSON:
-        """Set up the rollout's toolsets.
-
-        Returns:
-            ``tools``, for agents whose row brings none.
-
-        Raises:
-            InvalidRequest: the row holds no task of the taskset.
+        """Set up the rollout's toolsets. Returns ``tools``, for agents whose row brings none. Raises
+        InvalidRequest: the row holds no task of the taskset.
         """
-        tasks = self._loaded()
-        data = tasks.task(row).data
+        assert self._tasks is not None  # started
+        data = self._tasks.task(row).data
         if not self._tools:
             return {}
-        session.tools = SessionTools(tasks.toolsets())
+        session.tools = SessionTools(self._tasks.toolsets())
         await session.tools.start(data)
         return {"tools": [tool.openai() for tool in self._tools]}
 
     async def verify(self, request: VerifyRequest, session: _Rollout) -> Mapping[str, Any]:
-        """Score by the task's rewards and metrics."""
+        assert self._tasks is not None  # started
         row = request.model_dump(mode="json", exclude_unset=True)
-        response = row.pop("response")
-        return await self._loaded().score(row, response, session.tools.state if session.tools else None)
+        state = session.tools.state if session.tools else None
+        return await self._tasks.score(row, row.pop("response"), state)
 
     def operations(self) -> dict[str, Operation]:
         operations = super().operations()
@@ -295,10 +239,6 @@ class Verifiers(ResourcesServer):
             call = partial(self._call, tool.name)
             operations[f"tools/{tool.name}"] = self.described_tool(tool, call, opens=False)
         return operations
-
-    def _loaded(self) -> Tasks:
-        assert self._tasks is not None  # started
-        return self._tasks
 
     async def _call(self, name: str, session: _Rollout, arguments: JSON) -> Reply:
         if session.tools is None:

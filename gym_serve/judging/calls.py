@@ -1,10 +1,8 @@
 """`JudgeCalls`: the calls of one server to its judges: bounded, cached on request, with typed failures.
 
-`VerdictCache` keeps replies of judges on disk, so that the same question is asked once. It is opt-in,
-because a cached sample is not a fresh one. A key is made of the judge, the whole request (prompt and
-sampling) and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the
-replicas on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a
-verdict.
+`VerdictCache` is opt-in, because a cached sample is not a fresh one. A key is made of the judge, the whole
+request and the number of the vote; only replies with a verdict are kept. It is SQLite, so that the replicas
+on a machine share a file. A cache that fails is logged and bypassed: it costs a call, never a verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -54,13 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Answer(Generic[V]):
-    """One call of a judge.
-
-    Attributes:
-        request: the body of the call.
-        response: the reply.
-        verdict: the verdict of the reply; None if it gives none.
-    """
+    """One call of a judge: its body, and the verdict of the reply, None if it gives none."""
 
     request: JSON
     response: JSON
@@ -68,20 +60,12 @@ class Answer(Generic[V]):
 
     def to_json(self) -> JSON:
         """The call as a verdict of the environment reports it."""
-        return {
-            "responses_create_params": self.request,
-            "response": self.response,
-            "verdict_label": self.verdict,
-        }
+        call = {"responses_create_params": self.request, "response": self.response}
+        return {**call, "verdict_label": self.verdict}
 
 
 class JudgeCalls:
-    """Calls judges. A server manages it (`Server.manage`).
-
-    Args:
-        max_concurrency: maximum number of concurrent calls; None sets no limit.
-        cache: cache of replies, or None; `stop` closes it.
-    """
+    """Calls judges, ``max_concurrency`` at a time. A server manages it (`Server.manage`)."""
 
     def __init__(self, max_concurrency: int | None, cache: VerdictCache | None = None) -> None:
         self._slots = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
@@ -92,7 +76,6 @@ class JudgeCalls:
         """Nothing to do: the cache is open."""
 
     async def stop(self) -> None:
-        """Close the cache."""
         if self._cache is not None:
             self._cache.close()
 
@@ -106,21 +89,10 @@ class JudgeCalls:
         judge: int = 0,
         vote: int = 0,
     ) -> Answer[V]:
-        """Make a call to a judge.
-
-        Args:
-            model: its model.
-            request: the body of the call.
-            read: returns the verdict of a reply, or None if it gives none. May raise `VerifierFailed`.
-            protocol: the protocol of ``request``.
-            judge, vote: number of the judge, and of the repetition, if the same is asked several times.
-
-        Raises:
-            VerifierFailed: the judge was too slow, or its reply is malformed; because of a `BadRequest` if it
-                does not take the request.
-            Overloaded, Unavailable: its endpoint is busy or down, and is waited for as a policy's is.
-            OperatorError: the judge's endpoint refuses the key, or is not a model endpoint.
-            AuthorError: the code of the judge's model is wrong.
+        """Make a call to a judge; ``read`` returns the verdict of a reply, or None. Raises VerifierFailed:
+        the judge was too slow, or its reply is malformed, or (because of a `BadRequest`) it does not take the
+        request; Overloaded, Unavailable: it is waited for as a policy is; OperatorError; AuthorError: the
+        model's code is wrong.
         """
         if self._cache is None:
             return await self._asked(model, request, read, protocol)
@@ -129,9 +101,10 @@ class JudgeCalls:
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with turn:
             kept = await self._cache.get(key)
-            if kept is not None and (verdict := _verdict_of(kept, read)) is not None:
-                JUDGE_CALLS.add(name_of(model, "judge"), "cached")
-                return Answer(request, kept, verdict)
+            with suppress(VerifierFailed):  # it has no verdict any more if the labels have changed
+                if kept is not None and (verdict := read(kept)) is not None:
+                    JUDGE_CALLS.add(name_of(model, "judge"), "cached")
+                    return Answer(request, kept, verdict)
             answer = await self._asked(model, request, read, protocol)
             if answer.verdict is not None:
                 await self._cache.put(key, answer.response)
@@ -151,14 +124,6 @@ class JudgeCalls:
         return Answer(request, response, verdict)
 
 
-def _verdict_of(kept: JSON, read: Callable[[JSON], V | None]) -> V | None:
-    """The verdict of a cached reply; None if it has none any more, because the labels have changed."""
-    try:
-        return read(kept)
-    except VerifierFailed:
-        return None
-
-
 async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON:
     try:
         if protocol == "responses":
@@ -173,9 +138,8 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
         raise EndpointMisconfigured(error.message, server=error.server) from None
     except GymError as error:
         # Also if retrying the call is useless: the response is sound and may be scored again later.
-        raise VerifierFailed(
-            f"the judge failed: {error.message}", server=error.server, retry_after=error.retry_after
-        ) from error
+        message, wait = f"the judge failed: {error.message}", error.retry_after
+        raise VerifierFailed(message, server=error.server, retry_after=wait) from error
     if is_overflow_answer(answer):
         refusal = BadRequest("the prompt does not fit its context")
         raise VerifierFailed(f"the judge failed: {refusal.message}") from refusal
@@ -183,18 +147,10 @@ async def _called(model: ModelClient, protocol: Protocol, request: JSON) -> JSON
 
 
 async def ask_within(ask: Callable[[int], Awaitable[T]], chars: int) -> T:
-    """Ask a judge about a policy's text; about less of it if the judge refuses it, and at last about nothing.
-
-    Else a policy could make a failure of its zero: by a text that does not fit the judge's context, or by
-    words that its endpoint does not take.
-
-    Args:
-        ask: asks about at most so many characters of the text.
-        chars: how many that are at first.
-
-    Raises:
-        VerifierFailed: the judge failed, or refuses what is asked without the text, too.
-        BadRequest: ``ask`` cannot ask, without the text either.
+    """Ask a judge about a policy's text (``chars`` of it at first); about less of it if the judge refuses it,
+    and at last about nothing. Else a policy could make a failure of its zero. Raises VerifierFailed: the
+    judge failed, or refuses what is asked without the text, too; BadRequest: ``ask`` cannot ask, also without
+    it.
     """
     for limit in (chars, chars // 8, chars // 64):
         try:
@@ -218,14 +174,7 @@ class CacheSettings(BaseModel):
 
 
 class VerdictCache:
-    """Replies by request.
-
-    Args:
-        settings: the settings.
-
-    Raises:
-        BadRequest: the file cannot be opened.
-    """
+    """Replies by request. Raises BadRequest: the file cannot be opened."""
 
     def __init__(self, settings: CacheSettings) -> None:
         self._model = settings.model
@@ -242,14 +191,7 @@ class VerdictCache:
             raise BadRequest(f"cannot open the verdict cache {settings.path}: {error}") from None
 
     def key(self, judge: int, protocol: str, request: JSON, vote: int) -> bytes:
-        """The key of a call.
-
-        Args:
-            judge: number of the judge among several.
-            protocol: protocol of the request.
-            request: its body.
-            vote: number of the repetition.
-        """
+        """The key of a call: of a judge, for a repetition (``vote``)."""
         parts = [self._model, judge, protocol, request, vote]
         try:
             written = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
@@ -258,7 +200,6 @@ class VerdictCache:
         return hashlib.sha256(written).digest()
 
     async def get(self, key: bytes) -> JSON | None:
-        """The cached reply of a key, or None."""
         rows = await asyncio.to_thread(self._execute, "SELECT reply FROM replies WHERE key = ?", key)
         try:
             return orjson.loads(rows[0][0]) if rows else None
@@ -267,12 +208,10 @@ class VerdictCache:
             return None
 
     async def put(self, key: bytes, reply: JSON) -> None:
-        """Store a reply."""
         insert = "INSERT OR REPLACE INTO replies VALUES (?, ?)"
         await asyncio.to_thread(self._execute, insert, key, orjson.dumps(reply))
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 

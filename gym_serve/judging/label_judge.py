@@ -1,14 +1,11 @@
 """`LabelJudge`: one or several models that answer a question with one of a few labels.
 
 With several votes, the label of more than half of them counts; a tie is no verdict. A failed vote may be
-outvoted; if it could have decided, the question fails as that vote did. Models favour an answer for its
-position, so a comparison can be asked in both orders (`both_orders`). `JudgeSettings` are the settings that
-every environment with a judge has.
+outvoted; if it could have decided, the question fails as that vote did.
 
-`calibrate` compares a judge with people: agreement and Cohen's kappa on labelled rows. Agreement alone
-flatters: a judge that always says the more common label often agrees by chance. Kappa is the agreement
-beyond chance, (p_o - p_e) / (1 - p_e); 0 is chance, 1 is full agreement (Cohen, "A coefficient of agreement
-for nominal scales", 1960).
+`calibrate` compares a judge with people. Agreement alone flatters a judge that always says the more common
+label; kappa is the agreement beyond chance, (p_o - p_e) / (1 - p_e) (Cohen, "A coefficient of agreement for
+nominal scales", 1960).
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ from gym_serve.servers.resources import ResourcesServer
 from gym_serve.types.errors import InvalidRequest, Retryable
 from gym_serve.types.requests import JSON
 
-_CONTRADICTIONS = 2
-"""How often a judge is asked again that contradicts itself."""
+_CONTRADICTIONS = 2  # how often a judge is asked again that contradicts itself
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +46,7 @@ Label = Hashable
 
 @dataclass(frozen=True)
 class Ballot:
-    """The result of one question.
-
-    Attributes:
-        label: the label of the majority; None if there is none.
-        votes: the calls that succeeded, in the order of the judges.
-    """
+    """The result of one question: the label of the majority, if any, and the calls that succeeded."""
 
     label: str | None
     votes: tuple[Answer[str], ...]
@@ -63,20 +54,9 @@ class Ballot:
 
 @dataclass(frozen=True)
 class LabelJudge:
-    """Asks judges for a label.
-
-    Attributes:
-        models: the judges.
-        calls: makes the calls.
-        prompt_template: the prompt, for `filled_in`; see `check_fields`.
-        labels: the allowed labels; the one that a reply ends with is its verdict.
-        params: Responses body of every call, less ``input``.
-        system_message: message before each prompt, or None.
-        read: returns the part of a reply that is searched for labels.
-        votes: number of times that each judge is asked.
-
-    Raises:
-        ValueError: neither prompt nor system message mentions a label, see `check_labels`.
+    """Asks each judge ``votes`` times for a label; the one that (the part that is ``read`` of) a reply ends
+    with is its verdict. Raises ValueError: neither prompt nor system message mentions a label, see
+    `check_labels`.
     """
 
     models: Sequence[ModelClient]
@@ -92,13 +72,8 @@ class LabelJudge:
         check_labels(self.labels, self.prompt_template, self.system_message)
 
     async def ask(self, fields: Mapping[str, str]) -> Ballot:
-        """Ask the judges a question.
-
-        Args:
-            fields: values of the prompt's fields; text of a policy must go through `escape_labels` first.
-
-        Raises:
-            Retryable: calls failed, and the others have no majority.
+        """Ask the judges a question. Text of a policy in ``fields`` must go through `escape_labels` first.
+        Raises Retryable: calls failed, and the others have no majority.
         """
         prompt = filled_in(self.prompt_template, fields)
         request = {**self.params, "input": judge_messages(prompt, self.system_message)}
@@ -141,15 +116,8 @@ class LabelJudge:
 async def both_orders(
     ask: Callable[[str, str], Awaitable[Ballot]], first: str, second: str, label: str
 ) -> list[Ballot]:
-    """Ask about two texts, and again with the texts swapped if the answer was ``label``.
-
-    Args:
-        ask: asks about two texts in the order given.
-        first, second: the texts.
-        label: the answer that must hold both times.
-
-    Returns:
-        one ballot or two; the answer holds if all of them have the label.
+    """Ask about two texts, and again with the texts swapped if the answer was ``label``, which must hold both
+    times.
     """
     ballot = await ask(first, second)
     return [ballot, await ask(second, first)] if ballot.label == label else [ballot]
@@ -165,23 +133,14 @@ def dissent(ballots: Sequence[Ballot], label: str) -> str | None:
 
 
 def majority(labels: Sequence[str | None], asked: int) -> str | None:
-    """The label of more than half of ``asked`` votes; None if there is none.
-
-    Args:
-        labels: the votes; None for a reply without a verdict.
-        asked: number of votes that were asked for.
-    """
+    """The label of more than half of ``asked`` votes; None if there is none."""
     counts = Counter(label for label in labels if label is not None)
-    for label, count in counts.most_common(1):
-        if 2 * count > asked:
-            return label
-    return None
+    return next((label for label, count in counts.items() if 2 * count > asked), None)
 
 
 class JudgeSettings(ResourcesServer.Config):
-    """Settings of an environment whose judge says whether two answers are equal.
-
-    A subclass gives `judge_prompt_template` a default, and checks its fields.
+    """Settings of an environment whose judge says whether two answers are equal. A subclass gives
+    `judge_prompt_template` a default, and checks its fields.
     """
 
     judge: ModelClient | None = None
@@ -212,29 +171,17 @@ class JudgeSettings(ResourcesServer.Config):
         return self.judge_equal_label, self.judge_not_equal_label
 
     def shown(self, text: str, max_chars: int) -> str:
-        """The end of a policy's text as the judge sees it, without the judge's labels and the prompt's tags.
-
-        Args:
-            text: the text.
-            max_chars: number of characters that are kept.
-        """
+        """The end of a policy's text as the judge sees it, without labels and the prompt's tags."""
         forbidden = (*self.judge_labels, *delimiters_of(self.judge_prompt_template))
         return escape_labels(text, forbidden, max_chars)
 
     def judge_calls(self) -> JudgeCalls:
-        """The limit of concurrent calls, and the cache, that these settings describe.
-
-        Raises:
-            BadRequest: the cache's file cannot be opened.
+        """The limit of concurrent calls, and the cache, that these settings describe. Raises BadRequest: the
+        cache's file cannot be opened.
         """
         return JudgeCalls(self.judge_max_concurrency, open_cache(self.judge_cache))
 
     def label_judge(self, calls: JudgeCalls, read: Callable[[JSON], str] = final_text) -> LabelJudge:
-        """The judge that these settings describe; `judge` must be set.
-
-        Args:
-            calls, read: see `LabelJudge`.
-        """
         assert self.judge is not None
         return LabelJudge(
             (self.judge, *self.further_judges),
@@ -256,29 +203,22 @@ class JudgeSettings(ResourcesServer.Config):
             try:
                 check_labels(labels, self.judge_prompt_template, self.judge_system_message)
             except ValueError as error:
-                raise ValueError(
-                    f"judge_equal_label, judge_not_equal_label: {error} "
-                    "(judge_prompt_template, judge_system_message)"
-                ) from None
+                where = "judge_prompt_template, judge_system_message"
+                raise ValueError(f"judge_equal_label, judge_not_equal_label: {error} ({where})") from None
         return self
 
 
 def open_cache(settings: CacheSettings | None) -> VerdictCache | None:
-    """The verdict cache of an environment; None without settings.
-
-    Raises:
-        BadRequest: the file cannot be opened.
+    """The verdict cache of an environment; None without settings. Raises BadRequest: the file cannot be
+    opened.
     """
     return None if settings is None else VerdictCache(settings)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The agreement of a judge with people.
-
-    Attributes:
-        pairs: count of each pair (person's label, judge's label); None is a reply without a verdict.
-        failed: rows whose judge failed; no figure includes them.
+    """The agreement of a judge with people: the count of each pair (person's label, judge's or None), and the
+    rows whose judge failed, which no figure includes.
     """
 
     pairs: Mapping[tuple[Label, Label], int]
@@ -286,11 +226,7 @@ class Calibration:
 
     @classmethod
     def of(cls, labels: Iterable[tuple[Label, Label]], failed: int = 0) -> Calibration:
-        """The calibration of (person's label, judge's label) pairs.
-
-        Raises:
-            InvalidRequest: there is no pair.
-        """
+        """The calibration of (person's label, judge's label) pairs. Raises InvalidRequest: there is none."""
         pairs = Counter(labels)
         if not pairs:
             raise InvalidRequest("calibration needs at least one labelled row with a verdict")
@@ -298,12 +234,10 @@ class Calibration:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the figures."""
         return sum(self.pairs.values())
 
     @property
     def agreement(self) -> float:
-        """Share of rows with the same label, 0 to 1."""
         return sum(count for (person, judge), count in self.pairs.items() if person == judge) / self.rows
 
     @property
@@ -322,26 +256,15 @@ class Calibration:
         for (person, judge), count in sorted(self.pairs.items(), key=repr):
             row = confusion.setdefault(str(person), {})
             row[str(judge)] = row.get(str(judge), 0) + count
-        return {
-            "rows": self.rows,
-            "failed": self.failed,
-            "agreement": self.agreement,
-            "kappa": self.kappa,
-            "confusion": confusion,
-        }
+        figures = {name: getattr(self, name) for name in ("rows", "failed", "agreement", "kappa")}
+        return {**figures, "confusion": confusion}
 
 
 async def calibrate(
     labelled: Iterable[tuple[T, Label]], judge: Callable[[T], Awaitable[Label]]
 ) -> Calibration:
-    """Let a judge label questions that people have labelled. `JudgeCalls` bounds the concurrency.
-
-    Args:
-        labelled: each question with the person's label.
-        judge: returns the judge's label of a question; a `Retryable` error counts as failed.
-
-    Raises:
-        InvalidRequest: no question got a label.
+    """Let a judge label questions that people have labelled; a `Retryable` error counts as failed. Raises
+    InvalidRequest: no question got a label.
     """
 
     async def pair(question: T, label: Label) -> tuple[Label, Label] | None:

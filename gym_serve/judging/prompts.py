@@ -1,9 +1,8 @@
 """What a judge is asked, and what its reply says: pure functions on text.
 
-The text of a policy may try to address the judge, so it is never shown raw: its words are escaped
-(`escape_labels`), and it stands between marks that it cannot hold (`filled_in`). A reply without a verdict is
-None. A reply that is empty, or that broke off before its verdict, raises
-`VerifierFailed`, so that nobody is scored by it.
+The text of a policy may try to address the judge: its words are escaped (`escape_labels`), and it stands
+between marks that it cannot hold (`filled_in`). A reply that is empty, or that broke off before its verdict,
+raises `VerifierFailed`, so that nobody is scored by it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,15 @@ _WORD = re.compile(r"[^\W\d_]+")
 _SYMBOL = re.compile(r"[^\w\s]")
 _PIECES = re.compile(r"\w+|[^\w\s]+")
 _MARK = "mark"
-_INSTRUCTION = 8
-"""Minimum number of words in a prompt that gives its judge instructions."""
+_INSTRUCTION = 8  # minimum number of words in a prompt that gives its judge instructions
 
 _TAIL = 20_000  # characters; verdicts are at the end, and the search for JSON can take quadratic time
 _DECODER = json.JSONDecoder()
 
 
 def check_fields(template: str, required: Collection[str], optional: Collection[str] = ()) -> str:
-    """Check that a template has the ``required`` fields, and none but these and ``optional`` ones; return it.
-
-    It may have ``{mark}`` as well, see `filled_in`.
-
-    Raises:
-        ValueError: it has other fields, or a brace that is not doubled.
+    """Check that a template has the ``required`` fields, maybe ``optional`` ones and ``{mark}``, and no
+    others; return it. Raises ValueError.
     """
     fields = set(_fields(template))
     allowed = {*required, *optional, _MARK}
@@ -54,20 +48,13 @@ def _fields(template: str) -> list[str]:
 
 
 def check_labels(labels: Collection[str], template: str, system_message: str | None = None) -> None:
-    """Check that the prompt tells a judge the labels of its verdict.
+    """Check that a prompt (`str.format`'s), or its system message, tells a judge the labels of its verdict:
+    one that is asked for others never writes these.
 
-    A judge that is asked for other labels never writes these, and every answer would get 0. A prompt may
-    describe a label in pieces: ``Judgement: answer 'yes' if ...`` for the label ``Judgement: yes``, or
+    It may describe a label in pieces: ``Judgement: answer 'yes' if ...`` for ``Judgement: yes``, or
     ``[[rating]]`` and "a rating of 2" for ``[[2]]``. A prompt of hardly more than its fields is for a judge
-    that was trained to its labels, and is not checked.
-
-    Args:
-        labels: the allowed labels.
-        template: the prompt, for `str.format`.
-        system_message: message before each prompt, or None.
-
-    Raises:
-        ValueError: the prompt gives instructions and does not mention a label.
+    that was trained to its labels, and is not checked. Raises ValueError: it gives instructions and does not
+    mention a label.
     """
     parts = string.Formatter().parse(template)  # a doubled brace ends a part, too
     said = "".join(literal + "\n" * (field is not None) for literal, field, _, _ in parts)
@@ -96,14 +83,8 @@ _ROUNDS = 20
 
 
 def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
-    """The end of a policy's text, with a space between the characters of each label.
-
-    So a judge that quotes the text does not give a verdict by that.
-
-    Args:
-        text: the text.
-        labels: the labels of the judge, and whatever else the text must not say (`delimiters_of`).
-        max_chars: number of characters that are kept, at the end of the text.
+    """The end of a policy's text, with a space between the characters of each of ``labels`` (and whatever
+    else it must not say, see `delimiters_of`), so that a judge that quotes it gives no verdict by that.
     """
     text, labels = text[max(0, len(text) - max_chars) :], list(labels)
     for _ in range(_ROUNDS):
@@ -115,21 +96,17 @@ def escape_labels(text: str, labels: Iterable[str], max_chars: int) -> str:
 
 
 def filled_in(template: str, fields: Mapping[str, str]) -> str:
-    """A prompt from its template.
-
-    A template writes ``{mark}`` into the tags around each text (``<answer {mark}>``). It becomes 16
-    characters of a hash of all texts. Nobody can write these into one of the texts, to end it and go on in
-    the template's words. The same texts have the same mark, so that a prompt can be cached.
+    """A prompt from its template. ``{mark}`` in the tags around texts becomes 16 characters of a hash of all
+    texts: nobody can write these into one of them, to end it and go on in the template's words.
     """
     texts = "\0".join(fields.values()).encode("utf-8", "replace")
     return template.format(**{_MARK: hashlib.sha256(texts).hexdigest()[:16], **fields})
 
 
 def delimiters_of(template: str) -> list[str]:
-    """What begins and ends the texts of a template without ``{mark}``: ``</answer>``, ``[End of answer]``.
-
-    It is the nearest line next to a field, if it has more than letters and digits. A text that contains it
-    could go on as the template does. A template with ``{mark}`` has none, as no text can contain the mark.
+    """What begins and ends the texts of a template without ``{mark}``, e.g. ``</answer>``: the nearest line
+    next to a field, if it has more than letters and digits. A text that contains it could go on as the
+    template does.
     """
     if _MARK in _fields(template):
         return []
@@ -148,19 +125,13 @@ def judge_messages(prompt: str, system_message: str | None = None) -> list[JSON]
 
 
 def whole_text(response: JSON) -> str:
-    """The text of all assistant messages of a Response.
-
-    Raises:
-        VerifierFailed: it is not a Response.
-    """
+    """The text of all assistant messages of a Response. Raises VerifierFailed: it is not a Response."""
     return _checked(response).output_text
 
 
 def final_text(response: JSON) -> str:
-    """The last part of the message that ends a Response; empty if another item ends it.
-
-    Raises:
-        VerifierFailed: it is not a Response.
+    """The last part of the message that ends a Response; empty if another item ends it. Raises
+    VerifierFailed: it is not a Response.
     """
     reply = _checked(response)
     messages = reply.messages
@@ -201,10 +172,8 @@ def labels_in(text: str, labels: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def verdict_in(text: str, labels: Sequence[str]) -> str | None:
-    """The label that a text gives as its verdict; None if it has none, or contradicts itself.
-
-    Our prompts ask a judge to end with its verdict. So of several labels the last one counts, if the text
-    ends with it. A line of nothing but different labels contradicts itself.
+    """The label that a text ends with; None if it has none, or if a line of nothing but different labels
+    contradicts itself.
     """
     text = without_thoughts(text)
     found = labels_in(text, labels)
@@ -225,15 +194,8 @@ def contradicts(text: str, labels: Sequence[str]) -> bool:
 
 
 def label_of(response: JSON, text: str, labels: Sequence[str]) -> str | None:
-    """The label of a reply; None if the reply is complete and has none, or contradicts itself.
-
-    Args:
-        response: the reply.
-        text: the part of it to search: `whole_text` or `final_text`.
-        labels: the labels of the judge.
-
-    Raises:
-        VerifierFailed: the reply is empty, or broke off before its verdict.
+    """The label of a reply; None if it is complete and has none, or contradicts itself. Raises
+    VerifierFailed: it is empty, or broke off before its verdict.
     """
     label = verdict_in(text, labels)
     if label is None:

@@ -7,9 +7,7 @@
     except WorkFailed as failure:  # the input is at fault: score it 0, with `str(failure)` as the reason
         ...
 
-A thread cannot be stopped and holds the interpreter's lock inside C code; a process can be killed. The pool
-does not confine code: programs that a model wrote run in `gym_serve.sandbox`, whose processes are also
-`ChildProcess`.
+The pool does not confine code: programs that a model wrote run in `gym_serve.sandbox`.
 """
 
 from gym_serve.workers.pool import WorkerPool, WorkFailed, give_up_at

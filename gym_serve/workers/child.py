@@ -1,16 +1,12 @@
 """The process of a worker: calls one function again and again, for `WorkerProcess`.
 
 It runs as a script: ``python child.py FILE MEMORY_BYTES``. FILE defines ``work(request)``, which takes and
-returns JSON values, and ``warm_up()``, which is called once. FILE decides what is imported: this module
-imports nothing of gym_serve, and not the parent's ``__main__`` as multiprocessing's spawn would.
+returns JSON values, and ``warm_up()``. Nothing of gym_serve is imported, unless FILE does.
 
 Messages are lines of ASCII JSON on the standard input, which is a socket. After ``{"result": null}``, which
 means that the process is warm, each ``{"cpu_seconds", "request"}`` is answered with ``{"result"}``, or with
-``{"error": str}`` if the function raised. Each answer has ``spent``: true if the process holds half of its
-memory. It should then be replaced, because caches that one request filled could fail the next one.
-
-When a request has used up its CPU time, the kernel ends the process with SIGPROF, inside C code too. End of
-file ends it as well.
+``{"error": str}``. Each answer has ``spent``: true if the process holds half of its memory, and should be
+replaced. When a request has used up its CPU time, the kernel ends the process with SIGPROF.
 """
 
 from __future__ import annotations

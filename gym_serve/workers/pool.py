@@ -1,21 +1,15 @@
 """`WorkerPool`: warm processes that do bounded work on hostile input.
 
-Invariants:
-
-- CPU time counts, measured by the kernel in the worker, so a busy machine makes no difference. A request
-  that exceeds it, crashes its worker or fills its memory is at fault: `WorkFailed`.
+- CPU time counts, measured by the kernel in the worker. A request that exceeds it, crashes its worker or
+  fills its memory is at fault: `WorkFailed`.
 - The machine's faults are never blamed on a request: a worker that is killed from outside, or gets no CPU
   time, raises `VerifierFailed`. A request whose worker died is tried once more in a new one before either.
 - No request waits for a long one. Each runs for `SLICE_SECONDS` at first, first in, first out. One that needs
-  more starts again behind them, with all of its CPU time, and never in the first worker; a pool of one worker
-  starts a second one for it.
-- A request that has used up its slice may be given up when its caller has no more time (``until``): it is at
-  fault, as others are served in a hundredth of a slice. One that still waits for its slice is not.
-- One that fails costs its worker, and no other request.
+  more starts again behind them, with all of its CPU time, and never in the first worker.
+- A request that has used up its slice may be given up when its caller has no more time (``until``).
 - Nothing is left after `stop`, nor when the parent dies: no process, no zombie, no waiting request.
 
-A worker (`WorkerProcess`) gets no environment variables except those that Python needs: hostile input comes
-near no API key.
+A worker gets no environment variables except those that Python needs: hostile input comes near no API key.
 """
 
 from __future__ import annotations
@@ -39,29 +33,14 @@ _WARM_UP_SECONDS = 300.0
 _LAST_SECONDS = 10.0
 _MAX_LINE = 1 << 21
 _ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""One thread each: every further one reserves memory for its stack."""
-
-
-SLICE_SECONDS = 0.5
-"""CPU time of a request that others wait for."""
-
-_SHARE = 0.8
-"""Of the time until a caller's deadline, for work that takes long."""
-
-_PATIENCE = 20
-"""Allowed wall time as a multiple of the CPU time; a worker that needs more gets too little of the
-machine."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # more reserve memory for stacks
+SLICE_SECONDS = 0.5  # CPU time of a request that others wait for
+_SHARE = 0.8  # of the time until a caller's deadline, for work that takes long
+_PATIENCE = 20  # times the CPU time; a worker that needs more gets too little of the machine
 
 
 class WorkerProcess:
-    """A worker that can be started, asked, stopped, and started again.
-
-    Args:
-        name: name of the work for messages: ``"math-verify"``.
-        path: the file with the work, see child.py.
-        memory_bytes: address space that it may use.
-    """
+    """A worker that can be started, asked, stopped, and started again; ``name`` is for messages."""
 
     def __init__(self, name: str, path: Path, memory_bytes: int) -> None:
         self._name = name
@@ -71,14 +50,11 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Between `start` and `stop`; the process may have died since."""
         return self._live is not None
 
     async def start(self) -> None:
-        """Start the process and wait until it is warm.
-
-        Raises:
-            VerifierFailed: it does not start; gives the reason.
+        """Start the process and wait until it is warm. Raises VerifierFailed: it does not start; gives the
+        reason.
         """
         reason = None
         try:
@@ -89,7 +65,7 @@ class WorkerProcess:
             await self.stop()
             reason = f"it was not ready after {_WARM_UP_SECONDS:g} s"
         except OSError as error:
-            end = await self.collect()
+            end = await self.stop(_LAST_SECONDS)
             reason = f"{error} ({end})" if end else str(error)
         except BaseException:
             await self.stop()
@@ -99,29 +75,16 @@ class WorkerProcess:
             raise VerifierFailed(f"a {self._name} worker does not start: {reason}")
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """Send a line and wait for its answer.
-
-        Raises:
-            ConnectionError: the process died, or was not started.
-        """
+        """Send a line and wait for its answer. Raises ConnectionError: the process died or did not start."""
         if self._live is not None:
             self._live.writer.write(request)
             await self._live.writer.drain()
         return await self._receive()
 
-    async def collect(self) -> End | None:
-        """`stop` for a process that has closed its socket: it gets time to end by itself."""
-        return await self._end(_LAST_SECONDS)
-
-    async def stop(self) -> End | None:
-        """Kill the process and collect it.
-
-        Returns:
-            how it ended; None if there was none.
+    async def stop(self, grace: float = 0) -> End | None:
+        """Kill the process, after so many seconds for one that has closed its socket, and collect it. Returns
+        how it ended; None if there was none.
         """
-        return await self._end(0)
-
-    async def _end(self, grace: float) -> End | None:
         if self._live is None:
             return None
         end = await self._live.end(grace)
@@ -145,10 +108,7 @@ def _environment() -> dict[str, str]:
 
 
 class WorkFailed(Exception):
-    """The request is at fault: it exceeded its CPU time or memory, crashed the process, or raised.
-
-    The message says which, e.g. ``"it takes more than 20 s of CPU time"``.
-    """
+    """The request is at fault: it exceeded its CPU time or memory, crashed the process, or raised."""
 
 
 @dataclass
@@ -173,11 +133,7 @@ class _OutOfTime(Exception):
 
 
 def give_up_at(deadline: float | None) -> float | None:
-    """When to give up work that has had its share, so that its caller still hears of it by its deadline.
-
-    Args:
-        deadline: the `time.monotonic()` moment at which the caller stops waiting; None if it never does.
-    """
+    """When to give up work that has had its share, so that its caller still hears of it by its deadline."""
     now = time.monotonic()
     return None if deadline is None else now + _SHARE * (deadline - now)
 
@@ -187,13 +143,8 @@ def _too_long(seconds: float) -> str:
 
 
 class WorkerPool:
-    """A fixed number of workers that share two queues: one for requests, one for those that take long.
-
-    Args:
-        name: name of the work for messages: ``"math-verify"``.
-        path: a file that defines ``work(request)`` and ``warm_up()``, see child.py.
-        num_workers: number of processes, each using one core while it works.
-        memory_bytes: address space that one worker may use.
+    """Workers that share two queues: one for requests, one for those that take long. The file at ``path``
+    defines ``work(request)`` and ``warm_up()``; each worker uses one core while it works.
     """
 
     def __init__(self, name: str, path: Path, num_workers: int, *, memory_bytes: int) -> None:
@@ -210,10 +161,8 @@ class WorkerPool:
         self._running = False
 
     async def start(self) -> None:
-        """Start the workers; returns when all are warm.
-
-        Raises:
-            VerifierFailed: a worker did not start; gives the reason, such as a missing package.
+        """Start the workers; returns when all are warm. Raises VerifierFailed: a worker did not start; gives
+        the reason, such as a missing package.
         """
         try:
             starts = (worker.start() for worker in self._workers[: self._num_workers])
@@ -230,7 +179,6 @@ class WorkerPool:
         ]
 
     async def stop(self) -> None:
-        """End the workers; waiting calls raise `Unavailable`. Safe to call twice."""
         self._running = False
         for slot in self._slots:
             slot.cancel()
@@ -243,21 +191,12 @@ class WorkerPool:
     async def run(
         self, request: Any, *, cpu_seconds: float, until: float | None = None, urgent: bool = False
     ) -> Any:
-        """Run ``work(request)`` in the next free worker and return its result.
+        """Run ``work(request)`` in the next free worker and return its result; waiting does not count as CPU
+        time. A request that has used up its slice is given up at ``until``; an ``urgent`` one is served
+        before others. A worker finishes a call that is cancelled, which is cheaper than a new process.
 
-        A cancelled call leaves the queue. If a worker has begun it, the worker finishes it (or is killed at
-        its limit) and continues, which is cheaper than a new process.
-
-        Args:
-            request: a value that JSON can hold.
-            cpu_seconds: limit of CPU time; waiting for a worker or a processor does not count.
-            until: the `time.monotonic()` moment at which a request is given up that has used up its slice.
-            urgent: serve it before those that wait: others depend on it.
-
-        Raises:
-            WorkFailed: the request is at fault.
-            VerifierFailed: the machine is at fault: the worker was killed, or got almost no CPU time.
-            Unavailable: the pool is not running.
+        Raises WorkFailed: the request is at fault; VerifierFailed: the machine is; Unavailable: the pool is
+        not running.
         """
         if not self._running:
             raise Unavailable("the verifier is not running")
@@ -277,9 +216,8 @@ class WorkerPool:
 
     def _give_up(self, task: _Task) -> None:
         if task.is_long and not task.outcome.done():
-            task.outcome.set_exception(
-                WorkFailed(f"{_too_long(SLICE_SECONDS)}, and there was no time for more")
-            )
+            reason = f"{_too_long(SLICE_SECONDS)}, and there was no time for more"
+            task.outcome.set_exception(WorkFailed(reason))
         task.cpu_seconds = min(task.cpu_seconds, SLICE_SECONDS)  # if it has not begun yet
 
     async def _serve(self, worker: WorkerProcess, *, short: bool, long: bool) -> None:
@@ -322,12 +260,10 @@ class WorkerPool:
                 reply = await asyncio.wait_for(worker.ask(task.line()), patience)
             except asyncio.TimeoutError:
                 await worker.stop()
-                raise VerifierFailed(
-                    f"the machine is overloaded: a {self._name} worker did not get {task.limit:g} s of "
-                    f"CPU time in {patience:g} s"
-                ) from None
+                lack = f"did not get {task.limit:g} s of CPU time in {patience:g} s"
+                raise VerifierFailed(f"the machine is overloaded: a {self._name} worker {lack}") from None
             except ConnectionError:
-                end = await worker.collect()
+                end = await worker.stop(_LAST_SECONDS)
                 assert end is not None  # it was running
                 if end.out_of_time:
                     raise _OutOfTime from None
@@ -341,7 +277,6 @@ class WorkerPool:
         raise self._blame(ends)
 
     def _blame(self, ends: list[End]) -> Exception:
-        """The failure to raise when two workers have died of one request."""
         how = f"two {self._name} workers died of it, the last one with {ends[-1]}"
         if all(end.by_itself for end in ends):
             return WorkFailed(how)

@@ -24,11 +24,8 @@ _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended.
-
-    Attributes:
-        status: its exit status; a signal negated.
-        peak_bytes: the most memory that it ever had; 0 if that is less than its parent's, and so unknown.
+    """How a process ended: its exit status (a signal negated), and the most memory that it ever had, 0 if
+    unknown.
     """
 
     status: int
@@ -36,7 +33,6 @@ class End:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether it had used up its CPU time."""
         return self.status == -signal.SIGPROF
 
     @property
@@ -49,11 +45,7 @@ class End:
 
 
 class ChildProcess:
-    """A child process, made by `start`.
-
-    Attributes:
-        reader, writer: the socket to it.
-    """
+    """A child process, made by `start`, and the socket to it."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -72,16 +64,8 @@ class ChildProcess:
         max_line: int,
         folder: str | None = None,
     ) -> ChildProcess:
-        """Start a process. It has no output and is not in the terminal's process group.
-
-        Args:
-            command: the program with its arguments.
-            environment: all of its environment variables.
-            max_line: bytes of the longest line that `reader` accepts.
-            folder: its working directory; by default this process's.
-
-        Raises:
-            OSError: the program cannot be started.
+        """Start a process with these environment variables only, no output, and a process group of its own;
+        ``reader`` takes lines of ``max_line`` bytes. Raises OSError: the program cannot be started.
         """
         # On the event loop's thread: the kernel ties the life of a child with a "parent death signal" to the
         # thread that starts it.
@@ -110,10 +94,8 @@ class ChildProcess:
         return cls(process, reader, writer)
 
     async def end(self, grace: float = 0.0) -> End:
-        """Kill the process and its group, and collect it. Safe to call again, also after a cancellation.
-
-        Args:
-            grace: seconds that it is given to end by itself, for one that has closed its socket.
+        """Kill the process and its group, after ``grace`` seconds for one that has closed its socket, and
+        collect it. Safe to call again, also after a cancellation.
         """
         if self._ending is None:
             if not grace:  # first of all: the end of its socket would be another reason to end

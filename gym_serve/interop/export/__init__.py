@@ -1,11 +1,7 @@
-"""Rollouts in the formats of trainers and tools.
+"""Rollouts in the formats of trainers and tools: `export` streams, `FORMATS` lists them.
 
-    report = export(rollouts, "verl", "train.parquet")
-    report.read, report.exported, report.dropped     # each dropped rollout has a reason
-
-`export` streams; `FORMATS` lists the formats with their options. The functions that convert one rollout are
-in three modules: ``chat_data`` (sft, openrlhf, trl), ``token_data`` (verl, nemo_rl) and ``traces``
-(atif, verifiers). Parquet needs ``pip install 'gym-serve[export]'``.
+report = export(rollouts, "verl", "train.parquet")
+report.read, report.exported, report.dropped     # each dropped rollout has a reason
 """
 
 from __future__ import annotations
@@ -43,7 +39,6 @@ class Exporter:
 
     name: str
     summary: str
-    """One line: what reads it."""
     records: Records
     sink: Sink
 
@@ -59,10 +54,8 @@ class Exporter:
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of this format, converted to their types.
-
-        Raises:
-            InvalidRequest: there is no such option, or its value has another type.
+        """Options of this format, converted to their types. Raises InvalidRequest: there is no such option,
+        or its value has another type.
         """
         types, checked = get_type_hints(self.records), {}
         for name, value in options.items():
@@ -87,8 +80,7 @@ _ALL = (
     ("verifiers", "verifiers 0.4: traces.jsonl", whole(verifiers_episode, has_mask=True), json_lines),
 )
 
-FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}
-"""Every format, by name."""
+FORMATS: dict[str, Exporter] = {entry[0]: Exporter(*entry) for entry in _ALL}  # every format, by name
 
 
 def export(
@@ -100,27 +92,12 @@ def export(
     overwrite: bool = False,
     **options: Any,
 ) -> ExportReport:
-    """Write rollouts in a format of a trainer or a tool.
+    """Write rollouts (lines of a rollout file) in a format of a trainer or a tool; see `Exporter.options`.
 
-    The rollouts are read once and in order, and memory does not grow with their number (for one row a
-    task it grows by a few hundred bytes a task). The output appears when it is complete;
-    if anything fails, nothing is left behind.
-
-    Args:
-        rollouts: lines of a rollout file (docs/formats.md, Rollouts), failed ones as well.
-        format: a key of `FORMATS`.
-        path: the file to write, or the folder where the format's ``suffix`` is empty.
-        min_reward: leave out rollouts whose reward is lower, e.g. for rejection sampling.
-        overwrite: replace the file at ``path``; a folder with something in it is never replaced.
-        options: of the format, see `Exporter.options`.
-
-    Returns:
-        The account: how many rollouts were read, exported and left out, and why.
-
-    Raises:
-        InvalidRequest: no such format or option, or a package is missing.
-        Conflict: there is something at ``path``.
-        BadRequest: ``path`` cannot be written.
+    They are read once and in order, and memory does not grow with their number. The output appears when it is
+    complete. Rollouts below ``min_reward`` are left out; ``overwrite`` replaces a file, never a folder with
+    something in it. Returns the account. Raises InvalidRequest: no such format or option, or a package is
+    missing; Conflict: there is something at ``path``; BadRequest: ``path`` cannot be written.
     """
     exporter = FORMATS.get(format)
     if exporter is None:

@@ -24,10 +24,8 @@ class Dropped:
     """The rollouts that were left out for one reason."""
 
     count: int
-    example: str
-    """Id of the first of them."""
-    detail: str
-    """What was wrong with the first of them."""
+    example: str  # id of the first of them
+    detail: str  # what was wrong with the first of them
 
 
 @dataclass
@@ -36,93 +34,74 @@ class ExportReport:
 
     format: str
     path: str
-    read: int = 0
-    """Rollouts that came in."""
-    exported: int = 0
-    """Rollouts that are in the output."""
-    masked: int = 0
-    """Of those, how many carry a mask that keeps them out of the loss."""
-    records: int = 0
-    """Lines, rows or files written."""
-    dropped: dict[str, Dropped] = field(default_factory=dict)
-    """Why rollouts were left out, by reason."""
+    read: int = 0  # rollouts that came in
+    exported: int = 0  # rollouts that are in the output
+    masked: int = 0  # of those, how many carry a mask that keeps them out of the loss
+    records: int = 0  # lines, rows or files written
+    dropped: dict[str, Dropped] = field(default_factory=dict)  # why rollouts were left out, by reason
     dropped_branches: dict[str, Dropped] = field(default_factory=dict)
     """Why conversations of exported rollouts were left out, by reason."""
-    notes: list[str] = field(default_factory=list)
-    """What the reader of the output should know."""
+    notes: list[str] = field(default_factory=list)  # what the reader of the output should know
 
     def to_json(self) -> JSON:
         return asdict(self)
 
-    def drop(self, reason: str, rollout_id: str, detail: str) -> None:
-        """Count a rollout as left out."""
-        _count(self.dropped, reason, rollout_id, detail)
-
     def reading(self, rollouts: Iterable[Any]) -> Iterator[Rollout]:
-        """The rollouts that can be read; the rest is counted."""
         for raw in rollouts:
             self.read += 1
             try:
                 yield Rollout.read(raw)
             except NotExportable as error:
                 id_ = raw.get("_ng_rollout_id") if isinstance(raw, dict) else None
-                self.drop(error.reason, str(id_ or f"#{self.read}")[:100], error.message)
+                _count(self.dropped, error, str(id_ or f"#{self.read}")[:100])
 
     def attempt(self, convert: Callable[..., T], rollout: Rollout, **options: Any) -> T | None:
         """``convert(rollout)``, or None if it is not exportable, which is counted."""
         try:
             return convert(rollout, **options)
         except NotExportable as error:
-            self.drop(error.reason, rollout.id, error.message)
+            _count(self.dropped, error, rollout.id)
             return None
 
 
-def _count(dropped: dict[str, Dropped], reason: str, rollout_id: str, detail: str) -> None:
-    if reason not in dropped and len(dropped) >= _MAX_REASONS:
-        reason = "other"
-    dropped.setdefault(reason, Dropped(0, rollout_id, detail[:500])).count += 1
+def _count(dropped: dict[str, Dropped], error: NotExportable, rollout_id: str) -> None:
+    is_new = error.reason not in dropped
+    reason = "other" if is_new and len(dropped) >= _MAX_REASONS else error.reason
+    dropped.setdefault(reason, Dropped(0, rollout_id, error.message[:500])).count += 1
 
 
-Records = Callable[..., Iterator[JSON]]
-"""``(rollouts, report, **options)`` -> the records of a format."""
+Records = Callable[..., Iterator[JSON]]  # ``(rollouts, report, **options)`` -> the records of a format
 
 
 def each(convert: Callable[..., JSON]) -> Records:
-    """The records of a format that turns each conversation into one record, by ``convert``.
-
-    The mask of a rollout is that of its branches.
+    """The records of a format that turns each conversation into one; its mask is that of its rollout's
+    branches.
     """
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:
         for rollout in rollouts:
             converted: list[JSON] = []
-            failures: list[tuple[str, NotExportable]] = []
+            failures: list[tuple[NotExportable, str]] = []
             for conversation in rollout.conversations():
                 try:
                     converted.append(convert(conversation, **options))
                 except NotExportable as error:
-                    failures.append((conversation.id, error))
+                    failures.append((error, conversation.id))
             if not converted:
-                first = failures[0][1]
-                report.drop(first.reason, rollout.id, first.message)
+                _count(report.dropped, failures[0][0], rollout.id)
                 continue
             report.exported += 1
             report.masked += rollout.masked
-            for name, failure in failures:
-                _count(report.dropped_branches, failure.reason, name, failure.message)
+            for failure in failures:
+                _count(report.dropped_branches, *failure)
             yield from converted
 
     return records
 
 
 def whole(convert: Callable[..., JSON], *, has_mask: bool = False) -> Records:
-    """The records of a format that makes one of each rollout, with all its conversations, by ``convert``.
-
-    Args:
-        convert: makes the record.
-        has_mask: whether a record says that its rollout is masked.
-    """
+    """The records of a format that makes one of each rollout; ``has_mask``: a record says if it is masked."""
 
     @wraps(convert)
     def records(rollouts: Iterable[Rollout], report: ExportReport, **options: Any) -> Iterator[JSON]:

@@ -1,36 +1,19 @@
-"""Chat messages for fine-tuning: SFT, OpenRLHF and TRL.
+"""Chat messages for fine-tuning: SFT, OpenRLHF and TRL. Failed and masked rollouts are left out.
 
-Failed and masked rollouts are left out, because these formats have no mask for a sample. Each conversation of
-a harness's rollout is an example of its own, with the reward of the whole.
+**sft**: OpenAI's fine-tuning format, a line ``{"messages", "tools", "reward"}`` for each conversation of a
+rollout, as OpenAI, Axolotl, LLaMA-Factory and NeMo RL read it. Arguments of tool calls are strings: loaders
+that give a file one schema would fill decoded ones with nulls.
 
-**sft**: OpenAI's fine-tuning format, one conversation a line, ``{"messages", "tools", "reward"}``, as OpenAI,
-Axolotl, LLaMA-Factory and NeMo RL (``dataset_name: openai_format``) read it. Arguments of tool calls are
-strings, as OpenAI has them: loaders that give a file one schema would fill decoded ones with nulls for the
-keys of other tools.
+**openrlhf**: Parquet for its `PromptDataset` (RL) and `SFTDataset`; both need ``--data.apply_chat_template``.
+Not JSON Lines, whose loader guesses the types of columns from the first lines.
 
-**openrlhf**: Parquet for its `PromptDataset` (RL) and `SFTDataset`, a row a rollout. RL: ``--data.input_key
-prompt --data.label_key label``; the reward function gets ``datasource`` and ``label``. SFT:
-``--data.input_key messages --data.multiturn``, which puts the loss on the assistant's turns alone. Both need
-``--data.apply_chat_template``. Parquet instead of JSON Lines, because a loader of JSON guesses the types of
-columns from the first lines, which may have no tool calls.
+**trl**: Parquet whose messages and tools are columns of Arrow's JSON type (`Json` of datasets >= 4.7): no
+message gets null keys. A completion of several turns holds tool outputs: train with
+``assistant_only_loss=True``.
 
-**trl**: Parquet that `datasets` loads with exactly the messages that were written. Messages and tools are
-columns of Arrow's JSON type, the `Json` feature of datasets >= 4.7 (which TRL needs as well): no message gets
-null keys, and arguments of calls are objects, as chat templates expect them. `load_dataset("parquet",
-data_files=...)` of two kinds:
-
-    completion   prompt, completion, tools, reward              SFTTrainer
-    tokens       input_ids, assistant_masks, logprobs, reward   SFTTrainer, on the model's own tokens
-
-A completion of several turns holds tool outputs: train on it with ``assistant_only_loss=True``, because the
-default loss is on the whole completion.
-
-Options of several formats: ``reasoning`` of the model is written as ``reasoning_content`` (``field``), as
-``<think>`` tags in the content (``think_tags``), or not at all (``drop``). ``arguments`` of tool calls are
-OpenAI's ``string``, or the ``object`` that many chat templates want. ``label`` is the key of the row that
-holds the answer.
-
-A function of one rollout raises `NotExportable` if it failed, is masked, or has no form in the format.
+Options: ``reasoning`` of the model is written as ``reasoning_content`` (``field``), as ``<think>`` tags in
+the content (``think_tags``), or not at all (``drop``). ``arguments`` of calls are a ``string``, or the
+``object`` that many chat templates want. ``label`` is the key of the row that holds the answer.
 """
 
 from __future__ import annotations

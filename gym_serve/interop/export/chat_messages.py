@@ -1,11 +1,7 @@
-"""A rollout as chat messages: what the model was shown, and what came after.
+"""A rollout as chat messages: each text, reasoning block, call and tool output keeps its place.
 
-Nothing is lost or moved: each text, reasoning block, call and tool output keeps its place. Two things at the
-end of an episode cannot teach anything and are cut for trainers: tool outputs that no model turn has seen,
-and empty assistant turns.
-
-verl and OpenRLHF take images as ``<image>`` in the text and a list of the images; `with_placeholders` writes
-that.
+Two things at the end of an episode cannot teach anything and are cut for trainers: tool outputs that no model
+turn has seen, and empty assistant turns.
 """
 
 from __future__ import annotations
@@ -33,10 +29,8 @@ class Conversation:
     """A rollout for a trainer that renders chat templates."""
 
     prompt: list[JSON]
-    completion: list[JSON]
-    """Everything after the prompt; it ends with an assistant message."""
+    completion: list[JSON]  # everything after the prompt; it ends with an assistant message
     tools: list[JSON]
-    """Chat tool definitions."""
 
     @property
     def messages(self) -> list[JSON]:
@@ -49,22 +43,14 @@ class Step:
 
     message: JSON
     tokens: Bundle | None = None
-    call: timeline.Step | None = None
-    """When and where the model call ran, if the rollout tells."""
+    call: timeline.Step | None = None  # when and where the model call ran, if the rollout tells
 
 
 def conversation(
     rollout: Rollout, *, reasoning: ReasoningForm = "field", arguments: ArgumentsForm = "string"
 ) -> Conversation:
-    """A rollout as prompt and completion.
-
-    Args:
-        rollout: one with a model's answer.
-        reasoning: as ``reasoning_content`` beside the content, as ``<think>`` tags in it, or not at all.
-        arguments: the form of tool-call arguments. Those that are no JSON object stay a string.
-
-    Raises:
-        NotExportable: it has an item that chat has no form for, or no answer.
+    """A rollout as prompt and completion; ``reasoning`` and ``arguments`` as in ``chat_data``. Raises
+    NotExportable: it has an item that chat has no form for, or no answer.
     """
     completion = _chat({"input": rollout.output[rollout.context :]}, "response.output", reasoning)
     while completion and _teaches_nothing(completion[-1]):
@@ -80,10 +66,8 @@ def conversation(
 
 
 def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> list[JSON]:
-    """The instructions and input, and what else was there before the model's first own turn.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or no message at all.
+    """The instructions and input, and what else was there before the model's first own turn. Raises
+    NotExportable: an item that chat has no form for, or no message at all.
     """
     params = {key: rollout.params.get(key) for key in ("input", "instructions")}
     messages = _chat(params, "responses_create_params", reasoning)
@@ -94,21 +78,15 @@ def prompt_messages(rollout: Rollout, *, reasoning: ReasoningForm = "field") -> 
 
 
 def steps(rollout: Rollout) -> list[Step]:
-    """The episode, message by message, all of it that is not in `prompt_messages`.
-
-    An assistant message ends where its model call did: at the item with the token bundle, else where
-    a tool output or another role follows.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or malformed tokens.
+    """The episode, message by message, all of it that is not in `prompt_messages`. An assistant message ends
+    where its model call did. Raises NotExportable: an item that chat has no form for, or malformed tokens.
     """
     all_steps: list[Step] = []
     turn: list[JSON] = []
 
     def close(bundle: Bundle | None = None) -> None:
-        all_steps.extend(
-            Step(message, bundle) for message in _chat({"input": turn}, "response.output", "field")
-        )
+        messages = _chat({"input": turn}, "response.output", "field")
+        all_steps.extend(Step(message, bundle) for message in messages)
         turn.clear()
 
     for i, item in enumerate(rollout.output[rollout.context :], rollout.context):
@@ -117,19 +95,14 @@ def steps(rollout: Rollout) -> list[Step]:
             all_steps.extend(map(Step, _chat({"input": [item]}, f"response.output from item {i}", "field")))
             continue
         turn.append(item)
-        bundle = read_bundle(item, f"response.output[{i}]")
-        if bundle is not None:
+        if (bundle := read_bundle(item, f"response.output[{i}]")) is not None:
             close(bundle)
     close()
     return _with_calls(all_steps, rollout)
 
 
 def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
-    """The steps with their calls of the timeline, if these can only belong to them.
-
-    They cannot be told apart in a rollout with several conversations, nor where calls without tokens follow
-    one another, whose answers are one message.
-    """
+    """The steps with their calls of the timeline, if these can only belong to them."""
     turns = [i for i, step in enumerate(all_steps) if step.message["role"] == "assistant"]
     calls = model_calls(rollout)
     if len(calls) == len(turns) and not (rollout.branch or rollout.raw.get("branches")):
@@ -140,17 +113,12 @@ def _with_calls(all_steps: list[Step], rollout: Rollout) -> list[Step]:
 
 def model_calls(rollout: Rollout) -> list[timeline.Step]:
     """The calls of the policy that were answered, in their order."""
-    recorded = rollout.timeline
-    made = [] if recorded is None else recorded.steps
+    made = [] if rollout.timeline is None else rollout.timeline.steps
     return [step for step in made if step.kind == "model" and step.stage is None and step.status < 400]
 
 
 def tools_of(rollout: Rollout) -> list[JSON]:
-    """The row's tools as chat has them.
-
-    Raises:
-        NotExportable: a tool is not a function.
-    """
+    """The row's tools as chat has them. Raises NotExportable: a tool is not a function."""
     try:
         return chat_tools(rollout.params.get("tools") or [])
     except BadRequest as error:
@@ -225,24 +193,21 @@ _PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
 
 def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[list[JSON], list[str]]:
-    """The messages with text content only, and the URLs of their images in order.
-
-    Args:
-        messages: chat messages.
-        strict: refuse a text that spells a placeholder also where there are no images.
-
-    Raises:
-        NotExportable: media other than images, or a text that would be taken for a placeholder.
+    """The messages with text content only, and the URLs of their images in order, as verl and OpenRLHF take
+    them. Raises NotExportable: other media, or a text that spells a placeholder (also without images if
+    ``strict``).
     """
     images: list[str] = []
     texts: list[JSON] = []
     sayings: list[str] = []
     for message in messages:
         content = message["content"]
-        parts = content if isinstance(content, list) else []
-        pieces = [] if isinstance(content, list) else [content or ""]
-        sayings += pieces
-        for part in parts:
+        if not isinstance(content, list):
+            sayings.append(content or "")
+            texts.append(message)
+            continue
+        pieces: list[str] = []
+        for part in content:
             if part["type"] == "image_url":
                 images.append(part["image_url"]["url"])
                 pieces.append("<image>")
@@ -251,17 +216,13 @@ def with_placeholders(messages: list[JSON], *, strict: bool = False) -> tuple[li
                 sayings.append(part["text"])
             else:
                 raise NotExportable("media", f"this format has no form for a part of type {part['type']!r}")
-        texts.append({**message, "content": "".join(pieces) if parts else content})
+        texts.append({**message, "content": "".join(pieces) if content else content})
     if (images or strict) and any(mark in text for text in sayings for mark in _PLACEHOLDERS):
         raise NotExportable("placeholder", f"a text spells {' or '.join(_PLACEHOLDERS)}: images would shift")
     return texts, images
 
 
 def require_text(messages: list[JSON]) -> None:
-    """Refuse media, for formats that hold none.
-
-    Raises:
-        NotExportable: a message has a part that is not text.
-    """
+    """Refuse media, for formats that hold none. Raises NotExportable: a part is not text."""
     if any(isinstance(message["content"], list) for message in messages):
         raise NotExportable("media", "this format has no form for images and other media")

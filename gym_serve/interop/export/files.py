@@ -1,12 +1,8 @@
 """Where records are written: a JSON Lines file, a folder with one JSON file each, or Parquet.
 
-The output appears under its name only when it is complete. Until then it has a hidden name in the same
-folder, and is removed if the export fails.
-
-Arrow has one type for a column, and fills what a message lacks with null; for a chat template, a key with
-null often differs from a missing key. So records are first written to a temporary file, and a column's
-messages get only the fields that some message in it uses: prompts without tool calls keep ``role`` and
-``content`` alone. Memory stays bounded.
+The output appears under its name only when it is complete. Arrow fills what a message lacks with null, which
+for a chat template often differs from a missing key. So records are first written to a temporary file, and a
+column's messages get only the fields that some message in it uses. Memory stays bounded.
 """
 
 from __future__ import annotations
@@ -31,26 +27,22 @@ from gym_serve.rollouts.files import check_folder
 from gym_serve.types.errors import InvalidRequest
 from gym_serve.types.requests import JSON
 
-Write = Callable[[JSON], None]
-"""Takes one record."""
+Write = Callable[[JSON], None]  # takes one record
 
 
 @dataclass(frozen=True)
 class Sink:
     """A kind of output."""
 
-    suffix: str
-    """Of its name; empty for a folder."""
+    suffix: str  # of its name; empty for a folder
     open: Callable[[Path, ExportReport], AbstractContextManager[Write]]
     """Opens the output at a path; leaving it completes the output, an exception discards it."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds.
-
-    Raises:
-        BadRequest: there is no such folder.
+    """A hidden name beside ``path`` that becomes ``path`` if the block succeeds. Raises BadRequest: there is
+    no such folder.
     """
     check_folder(path)
     partial = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.partial")
@@ -74,16 +66,11 @@ def _json_lines(path: Path, report: ExportReport) -> Iterator[Write]:
         yield write
 
 
-json_lines = Sink(".jsonl", _json_lines)
-"""A file with one record a line."""
+json_lines = Sink(".jsonl", _json_lines)  # a file with one record a line
 
 
 def json_files(id_key: str) -> Sink:
-    """A folder with one file a record, ``000001_{id}.json``, numbered in order.
-
-    Args:
-        id_key: key of the record that holds its id.
-    """
+    """A folder with one file a record, ``000001_{id}.json``, numbered in order."""
 
     @contextmanager
     def folder(path: Path, report: ExportReport) -> Iterator[Write]:
@@ -111,8 +98,7 @@ _MAX_TOOL_SETS = 64
 class Seen:
     """What the records of a file hold."""
 
-    columns: list[str] = field(default_factory=list)
-    """The keys of the records, in order of appearance."""
+    columns: list[str] = field(default_factory=list)  # the keys of the records, in order of appearance
     filled: set[str] = field(default_factory=set)
     """The columns that are neither null nor an empty list everywhere."""
     keys: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -137,11 +123,7 @@ class Seen:
 
 
 def pyarrow() -> Any:
-    """The pyarrow module.
-
-    Raises:
-        InvalidRequest: it is not installed.
-    """
+    """The pyarrow module. Raises InvalidRequest: it is not installed."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
@@ -186,11 +168,8 @@ def _has_empty_struct(pa: Any, type_: Any) -> bool:
 
 
 def parquet(schema: Callable[[Seen, ExportReport], Any]) -> Sink:
-    """A sink that writes Parquet.
-
-    Args:
-        schema: makes the Arrow schema when all records were seen; keys of records that it lacks are
-            not written.
+    """Parquet; ``schema`` makes the Arrow schema when all records were seen, and names the keys that are
+    written.
     """
 
     @contextmanager

@@ -1,23 +1,13 @@
-"""Training tokens with their log-probabilities, for verl and NeMo RL.
+"""Training tokens with their log-probabilities, for verl and NeMo RL. Each conversation is a record.
 
-**nemo_rl**: the result of NeMo RL's NeMo Gym environment for each rollout, as JSON Lines. A line is what its
-post-processing makes of a rollout (docs/formats.md, What trainers read), with lists instead of tensors:
-``message_log`` alternates the new prompt tokens (role ``user``) and the generation (role ``assistant``),
-``input_message_log`` is its first message, and ``full_result`` the rollout without the tokens that the log
-holds. The further keys of its GRPO batch stand beside them: ``agent_ref``, ``length``, ``total_reward``,
-``loss_multiplier`` and ``mask_sample``. Each conversation of a harness's rollout is a line, with the reward
-of the whole; ``branch`` is 0 for the one that was verified. The lines of a rollout share ``_rowidx``, so that
-a baseline can count it once. A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the
-loss, but counts its reward in the group's baseline.
+**nemo_rl**: the result of NeMo RL's NeMo Gym environment (docs/formats.md, What trainers read) as JSON Lines,
+with lists instead of tensors, beside the further keys of its GRPO batch. ``branch`` is 0 for the conversation
+that was verified. A masked rollout stays, with ``loss_multiplier`` 0: NeMo RL keeps it out of the loss, but
+counts its reward in the group's baseline.
 
-**verl**: Parquet that its `RLHFDataset` (RL prompts) and `MultiTurnSFTDataset` (SFT) read. ``data_source``,
-``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are verl's RL columns; ``messages`` and ``tools``
-those of SFT. ``rollout`` holds the fields of its `AgentLoopOutput` if the rollout has training tokens; its
-``metrics`` are seconds by stage, from the timeline. Each
-conversation of a harness's rollout is a row, with the reward of the whole; ``extra_info.branch`` tells them
-apart, 0 is the one that was verified. Failed and masked rollouts are left out, because neither reader has a
-mask. verl has no missing keys, only Parquet's nulls. A set of tools is a column only if Arrow can hold it
-without adding a null to a schema; otherwise ``tools`` is left out, with a note.
+**verl**: Parquet that its `RLHFDataset` and `MultiTurnSFTDataset` read. ``rollout`` holds the fields of its
+`AgentLoopOutput` if there are training tokens. Failed and masked rollouts are left out, because neither
+reader has a mask. ``tools`` is a column only if Arrow can hold it without adding a null to a schema.
 """
 
 from __future__ import annotations
@@ -30,34 +20,27 @@ import orjson
 from gym_serve.interop.export.accounting import ExportReport, each, whole
 from gym_serve.interop.export.chat_messages import answer_of, conversation, prompt_messages, with_placeholders
 from gym_serve.interop.export.files import Seen, exact_type, message_list, pyarrow
-from gym_serve.training.rollout import NotExportable, Rollout, TokenTurn, token_turns
+from gym_serve.training.rollout import NotExportable, Rollout, token_turns
 from gym_serve.training.samples import sample_of
 from gym_serve.types.protocols import TOKEN_KEYS, ReasoningForm
 from gym_serve.types.requests import JSON
 
 
-def message_log(turns: list[TokenTurn]) -> list[JSON]:
-    """NeMo RL's message log; token ids and log probabilities are lists."""
+def nemo_rl_record(rollout: Rollout) -> JSON:
+    """A rollout, or a branch of one, as NeMo RL's result. Raises NotExportable: it has no usable tokens, or
+    no reward.
+    """
+    try:
+        turns = token_turns(rollout)
+    except NotExportable as error:
+        if error.reason == "no_tokens":
+            rollout.require_trainable()  # why it has none
+        raise
     log: list[JSON] = []
     for turn in turns:
         log.append({"role": "user", "content": "", "token_ids": turn.prompt})
         generated = {"token_ids": turn.generation, "generation_logprobs": turn.logprobs}
         log.append({"role": "assistant", "content": "", **generated})
-    return log
-
-
-def nemo_rl_record(rollout: Rollout) -> JSON:
-    """A rollout, or a branch of one, as NeMo RL's result.
-
-    Raises:
-        NotExportable: it has no usable tokens, or no reward.
-    """
-    try:
-        log = message_log(token_turns(rollout))
-    except NotExportable as error:
-        if error.reason == "no_tokens":
-            rollout.require_trainable()  # why it has none
-        raise
     output = [_without_logged_tokens(item) for item in rollout.output]
     raw = {key: value for key, value in rollout.raw.items() if key != "branches"}  # lines of their own
     record: JSON = {
@@ -86,14 +69,8 @@ def _without_logged_tokens(item: JSON) -> JSON:
 
 _NOT_OF_THE_ROW = frozenset(
     {
-        "response",
-        "reward",
-        "mask_sample",
-        "failure",
-        "branch",
-        "branches",
-        "captured_input",
-        "captured_context",
+        *("response", "reward", "mask_sample", "failure"),
+        *("branch", "branches", "captured_input", "captured_context"),
     }
 )
 
@@ -105,17 +82,8 @@ def verl_task(
     ground_truth: str = "expected_answer",
     split: str = "train",
 ) -> JSON:
-    """The task of a rollout, as a row for RL.
-
-    Args:
-        rollout: any rollout of the task.
-        data_source: verl's name of the data set, which selects reward functions and groups validation
-            metrics; the agent's name if not given.
-        ground_truth: key of the row that holds the answer.
-        split: name of the split.
-
-    Raises:
-        NotExportable: the prompt has no form in verl.
+    """The task of a rollout, as a row for RL. ``data_source`` is verl's name of the data set, by default the
+    agent's. Raises NotExportable: the prompt has no form in verl.
     """
     prompt, images = with_placeholders(prompt_messages(rollout))
     source = data_source or rollout.agent
@@ -136,10 +104,8 @@ def verl_task(
 
 
 def verl_rollout(rollout: Rollout, *, reasoning: ReasoningForm = "field", **task_options: Any) -> JSON:
-    """A rollout, or a branch of one, as a row for SFT, for RL, and with its tokens.
-
-    Raises:
-        NotExportable: it failed, is masked, or has no form in verl.
+    """A rollout, or a branch of one, as a row for SFT, for RL, and with its tokens. Raises NotExportable: it
+    failed, is masked, or has no form in verl.
     """
     rollout.require_trainable()
     row = verl_task(rollout, **task_options)
@@ -189,14 +155,8 @@ def verl_records(
     ground_truth: str = "expected_answer",
     split: str = "train",
 ) -> Iterator[JSON]:
-    """The rows of all rollouts, or one row for each of their tasks.
-
-    Args:
-        rollouts: the rollouts.
-        report: counts what is left out.
-        per: ``task`` writes the RL columns alone, once a task: verl repeats a prompt itself.
-        reasoning: in ``messages``: as ``reasoning_content``, as ``<think>`` tags, or left out.
-        data_source: as `verl_task`; so are ``ground_truth`` and ``split``.
+    """The rows of all rollouts, or (``per="task"``, as verl repeats a prompt itself) one with the RL columns
+    for each task.
     """
     options: dict[str, Any] = {"data_source": data_source, "ground_truth": ground_truth, "split": split}
     tasks: set[str] = set()

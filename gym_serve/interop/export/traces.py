@@ -2,23 +2,15 @@
 
 **ATIF** is the Agent Trajectory Interchange Format of Harbor (RFC 0001), one JSON file a rollout. A step is a
 message of the system or the user, or one model call with its tool calls, their results and its tokens.
-Nothing is left out: ``extra`` holds the reward, the failure and every further key of the rollout, and the
-``extra`` of a step holds what has no field of its own (arguments that are not a JSON object, media without a
-URL). The branches of a harness's rollout are ``subagent_trajectories``. If the rollout has a timeline, a step
-has its ``timestamp``, and its ``metrics`` the usage of the call; ``metrics.extra`` says where it ran, and how
-long.
+Nothing is left out: ``extra`` holds what has no field of its own.
 
 **verifiers** (0.4): the ``traces.jsonl`` of a run, one episode with one trace a line. A trace is a graph of
-messages, each with the tokens that it adds. As with a provider that returns token ids but no spans of
-messages, the new prompt tokens of a call stand with its assistant message. Each further conversation of a
-harness's rollout is a path from a root of its own. A failed rollout is a trace that is not ``ok``, with its
-error and no reward; a rollout that its environment masks is not ``trainable``. Trainers skip both. The
-timeline gives the times of messages and calls.
+messages, each with the tokens that it adds; the new prompt tokens of a call stand with its assistant message.
+A failed rollout is a trace that is not ``ok``; a masked one is not ``trainable``. Trainers skip both.
 
 Invariant of the graph: the tokens on the path from the root to an assistant message are exactly the call's
 prompt and generation. If a call's prompt does not continue the path, a branch starts at the last message that
-still agrees, as verifiers branches it; the messages after it are repeated on the branch, as given to the
-model instead of sampled from it.
+still agrees; the messages after it are repeated on the branch, as given to the model.
 """
 
 from __future__ import annotations
@@ -28,13 +20,7 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from gym_serve.interop.export.chat_messages import (
-    Step,
-    decoded_arguments,
-    prompt_messages,
-    steps,
-    tools_of,
-)
+from gym_serve.interop.export.chat_messages import Step, decoded_arguments, prompt_messages, steps, tools_of
 from gym_serve.training.rollout import Bundle, NotExportable, Rollout, number
 from gym_serve.types.requests import JSON
 
@@ -48,16 +34,14 @@ _IMAGES = {ending: f"image/{ending}" for ending in ("png", "jpeg", "gif", "webp"
 
 
 def atif_trajectory(rollout: Rollout) -> JSON:
-    """A rollout as an ATIF trajectory.
-
-    Raises:
-        NotExportable: an item that chat has no form for, or malformed tokens.
+    """A rollout as an ATIF trajectory. Raises NotExportable: an item that chat has no form for, or malformed
+    tokens.
     """
     began = rollout.timeline.began if rollout.timeline else None
-    # Harbor keeps steps of the prompt apart from the agent's own: they are not to be trained on.
-    prompt_steps = [
-        _copied(step) for step in _steps([Step(message) for message in prompt_messages(rollout)], began)
-    ]
+    prompt_steps = _steps(list(map(Step, prompt_messages(rollout))), began)
+    for step in prompt_steps:
+        if step["source"] == "agent":
+            step["is_copied_context"] = True  # Harbor does not train on steps of the prompt
     all_steps = prompt_steps + _steps(steps(rollout), began)
     numbered = [{"step_id": number, **step} for number, step in enumerate(all_steps, 1)]
     agent = {"name": rollout.agent, "version": "unknown", "model_name": rollout.model}
@@ -94,7 +78,8 @@ def _step(step: Step, began: float | None) -> JSON:
     content, media = _content(message["content"])
     atif_step: JSON = {"source": _SOURCES[message["role"]], "message": content}
     if began is not None and (step.call or message["role"] != "assistant"):
-        atif_step["timestamp"] = _timestamp(began + (step.call.end if step.call else 0.0))
+        moment = datetime.fromtimestamp(began + (step.call.end if step.call else 0.0), timezone.utc)
+        atif_step["timestamp"] = moment.isoformat(timespec="microseconds")
     if message.get("reasoning_content"):
         atif_step["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
@@ -111,13 +96,8 @@ def _step_metrics(step: Step) -> JSON:
     """The tokens of a model call, and in ``extra`` what else its timeline tells."""
     metrics: JSON = {}
     if (call := step.call) is not None:
-        metrics = _present(
-            {
-                "prompt_tokens": call.input_tokens,
-                "completion_tokens": call.output_tokens,
-                "cached_tokens": call.cached_tokens,
-            }
-        )
+        metrics = {"prompt_tokens": call.input_tokens, "completion_tokens": call.output_tokens}
+        metrics = _present({**metrics, "cached_tokens": call.cached_tokens})
         metrics["extra"] = _present({name: getattr(call, name) for name in _OF_CALL})
     if step.tokens is not None:
         metrics |= {
@@ -128,14 +108,6 @@ def _step_metrics(step: Step) -> JSON:
             "logprobs": step.tokens.logprobs,
         }
     return metrics
-
-
-def _timestamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="microseconds")
-
-
-def _copied(step: JSON) -> JSON:
-    return {**step, "is_copied_context": True} if step["source"] == "agent" else step
 
 
 def _call(call: JSON) -> JSON:
@@ -169,8 +141,7 @@ def _content(content: Any) -> tuple[Any, list[JSON]]:
         if part["type"] == "text":
             parts.append({"type": "text", "text": part["text"]})
         elif kind:
-            source = {"media_type": kind, "path": part["image_url"]["url"]}
-            parts.append({"type": "image", "source": source})
+            parts.append({"type": "image", "source": {"media_type": kind, "path": part["image_url"]["url"]}})
         else:
             media.append(part)
     return parts, media
@@ -205,15 +176,8 @@ def _present(values: JSON) -> JSON:
 
 
 class MessageGraph:
-    """A graph in the making.
-
-    Args:
-        tools: what the model could call, kept on each root.
-        timestamp: see the attribute.
-
-    Attributes:
-        nodes: the messages; ``parent`` is an index into the list.
-        timestamp: Unix time of the messages that are added from now on.
+    """A graph in the making: ``tools`` are kept on each root, a node's ``parent`` is an index into ``nodes``,
+    and ``timestamp`` is that of the messages that are added from now on.
     """
 
     def __init__(self, tools: list[JSON], timestamp: float) -> None:
@@ -272,10 +236,8 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens"
 
 
 def verifiers_episode(rollout: Rollout) -> JSON:
-    """A rollout as a verifiers episode.
-
-    Raises:
-        NotExportable: an item or medium that verifiers has no form for, malformed tokens, or no reward.
+    """A rollout as a verifiers episode. Raises NotExportable: an item or medium that verifiers has no form
+    for, malformed tokens, or no reward.
     """
     prompt = [_message(message, {}) for message in prompt_messages(rollout)]
     task: JSON = {"type": "Task", "data": {"id": rollout.task, "prompt": prompt}, "key": rollout.task}
@@ -287,8 +249,7 @@ def verifiers_episode(rollout: Rollout) -> JSON:
         "env": {"id": rollout.agent},
         "task": task,
         "group": {"id": rollout.task},
-        "ok": trace["ok"],
-        "is_timeout": trace["is_timeout"],
+        **{key: trace[key] for key in ("ok", "is_timeout")},
         "errors": [],
         "traces": [trace],
     }
@@ -306,8 +267,8 @@ def _trace(rollout: Rollout, task: JSON) -> JSON:
             graph.add(_message(message, {}))
         calls += _add_episode(graph, steps(conversation), conversation, began)
     timed_out = bool(failed and failed.endswith("_timeout"))
-    sampling = {theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()}
-    config = {"model": rollout.model, "sampling": {k: v for k, v in sampling.items() if v is not None}}
+    sampling = _present({theirs: number(rollout.params.get(ours)) for ours, theirs in _SAMPLING.items()})
+    config = {"model": rollout.model, "sampling": sampling}
     return {
         "version": _TRACE_VERSION,
         "id": rollout.id,
@@ -377,14 +338,13 @@ def _message(message: JSON, names: dict[str, str]) -> JSON:
         calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
         names.update((call["id"], call["name"]) for call in calls)
         fields = {"role": role, "content": content, "reasoning_content": message.get("reasoning_content")}
-        fields["tool_calls"] = calls or None
-        return {key: value for key, value in fields.items() if value is not None}
+        return _present({**fields, "tool_calls": calls or None})
     parts = [_part(part) for part in content] if isinstance(content, list) else content
     if role != "tool":
         return {"role": "user" if role == "user" else "system", "content": parts}
-    fields = {"role": role, "tool_call_id": message["tool_call_id"], "content": parts}
-    name = names.get(message["tool_call_id"])
-    return {**fields, "name": name} if name is not None else fields
+    call_id = message["tool_call_id"]
+    fields = {"role": role, "tool_call_id": call_id, "content": parts}
+    return fields | _present({"name": names.get(call_id)})
 
 
 def _part(part: JSON) -> JSON:
@@ -411,18 +371,17 @@ def _rewards(rollout: Rollout) -> JSON:
         return {"reward": None}
     components = rollout.raw.get("reward_components")
     if isinstance(components, dict) and components:
-        scores = {name: number(score) for name, score in components.items()}
-        numbers = [score for score in scores.values() if score is not None]
-        if len(numbers) == len(scores) and math.isclose(
-            sum(numbers), rollout.reward, rel_tol=1e-5, abs_tol=1e-6
-        ):
+        scores = _present({name: number(score) for name, score in components.items()})
+        is_sum = math.isclose(sum(scores.values()), rollout.reward, rel_tol=1e-5, abs_tol=1e-6)
+        if len(scores) == len(components) and is_sum:
             return {name: {"score": score} for name, score in scores.items()}
     return {"reward": {"score": rollout.reward}}
 
 
 def _metrics(rollout: Rollout) -> JSON:
-    values = {name: number(value) for name, value in rollout.extras.items() if name[:1] != "_"}
-    return {name: v for name, v in values.items() if v is not None and name not in ("reward", "mask_sample")}
+    own = ("reward", "mask_sample")
+    values = {n: number(v) for n, v in rollout.extras.items() if n[:1] != "_" and n not in own}
+    return _present(values)
 
 
 def _error(rollout: Rollout) -> JSON:

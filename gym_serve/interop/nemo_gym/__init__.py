@@ -1,13 +1,10 @@
-"""NVIDIA NeMo Gym's configs, as graph files.
+"""NVIDIA NeMo Gym's configs, as graph files: read without NeMo Gym or OmegaConf.
 
     imported = import_config(["benchmarks/aime24/config.yaml"])
     print(imported.yaml())
 
-A NeMo Gym config is nested (instance: server type: implementation: settings), includes others
-(``config_paths``), derives instances from others (``_inherit_from``, ``_copy``, ``_delete_key``) and refers
-to values (``${...}``, OmegaConf's). All of this is resolved here, without NeMo Gym or OmegaConf; a value that
-must come from outside becomes an environment variable. A resources server without a counterpart here is
-hosted as it is, with the settings that it has there.
+A value that must come from outside becomes an environment variable. A resources server without a counterpart
+here is hosted as it is, with the settings that it has there.
 """
 
 from __future__ import annotations
@@ -43,14 +40,8 @@ _POLICY_CONFIG = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph made from configs of NeMo Gym.
-
-    Attributes:
-        config: the graph, as a Serve config.
-        sources: the configs.
-        variables: environment variables that it needs or takes, each with NeMo Gym's key.
-        datasets: ``agent``, ``rows`` and more of the data sets that the configs name.
-        notes: what differs from the configs, line by line.
+    """A graph made from configs of NeMo Gym: ``variables`` are those that it needs or takes, each with NeMo
+    Gym's key, and ``notes`` say what differs from the configs.
     """
 
     config: JSON
@@ -72,27 +63,19 @@ class Imported:
 class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines, such as prompts, as they are read."""
 
+    def text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-
-_Dumper.add_representer(str, _text_node)
+_Dumper.add_representer(str, _Dumper.text)
 
 
 def import_config(
     paths: Sequence[str | Path], *, name: str | None = None, skip_unknown: bool = False
 ) -> Imported:
-    """Make a graph from configs.
-
-    Args:
-        paths: configs, as for NeMo Gym's ``--config``; later ones override earlier ones.
-        name: of the application; else after the first config.
-        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
-
-    Raises:
-        InvalidRequest: a config cannot be read or followed.
-        GraphError: every problem of the servers.
+    """Make a graph from configs; later ones override earlier ones. With ``skip_unknown``, servers that can be
+    neither replaced nor hosted are left out, with all that refer to them. Raises InvalidRequest: a config
+    cannot be read or followed; GraphError: every problem of the servers.
     """
     files = [Path(path) for path in paths]
     source = ", ".join(map(str, files))
@@ -123,18 +106,11 @@ def import_config(
         raise GraphError(problems, source=source)
     if is_policy_added and POLICY in graph.get("models", {}):
         conversion.notes.insert(0, f"{POLICY} is in none of the configs: a chat_model was put in its place")
-    application = name or _application_name(files[0])
+    stem = files[0].stem if files[0].stem != "config" else files[0].resolve().parent.name
+    name = name or re.sub(r"[^A-Za-z0-9_-]+", "_", stem) or "nemo_gym"
+    application = {"name": name, "route_prefix": f"/{name}", "import_path": IMPORT_PATH, "args": graph}
     return Imported(
-        {
-            "applications": [
-                {
-                    "name": application,
-                    "route_prefix": f"/{application}",
-                    "import_path": IMPORT_PATH,
-                    "args": graph,
-                }
-            ]
-        },
+        {"applications": [application]},
         tuple(map(str, files)),
         conversion.variables,
         [dataset for instance in instances for dataset in datasets_of(instance)],
@@ -152,8 +128,3 @@ def _problems_of(graph: JSON) -> list[str]:
         unsure = {".".join(problem.split(".")[:2]) for problem in unset}
         return [p for p in error.problems if p not in unset and p.partition(": ")[0] not in unsure]
     return []
-
-
-def _application_name(file: Path) -> str:
-    stem = file.stem if file.stem != "config" else file.resolve().parent.name
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem) or "nemo_gym"

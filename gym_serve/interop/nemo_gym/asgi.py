@@ -1,12 +1,8 @@
 """`AsgiApp`: NeMo Gym's web applications in this process, without a port; `McpTools`: their MCP tools.
 
-Requests are awaited calls. An exception of the application reaches the caller unchanged, so it becomes a
-typed failure like all others. Start and end run in one task of their own, because what a lifespan opens (task
-groups, cancel scopes) must be closed by the task that opened it.
-
-NeMo Gym's `MCPResourcesServer` answers streamable HTTP without connections: each request is one JSON-RPC
-message, answered with JSON, with a header from ``/seed_session`` that names the session. So neither an MCP
-client nor a matching version of its library is needed.
+An exception of the application reaches the caller unchanged. Start and end run in one task of their own,
+because what a lifespan opens must be closed by the task that opened it. NeMo Gym's `MCPResourcesServer`
+answers each JSON-RPC message with JSON, and a header names the session, so no MCP client is needed.
 """
 
 from __future__ import annotations
@@ -43,13 +39,11 @@ class AsgiApp:
         self._life: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Run what the application does at its start; whatever that raises is raised."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(ready))
         await ready
 
     async def stop(self) -> None:
-        """Run what it does at its end."""
         self._end.set()
         if self._life is not None:
             await self._life
@@ -58,16 +52,10 @@ class AsgiApp:
         self, path: str, body: Any, cookies: httpx.Cookies, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """A POST request with a JSON body to an escaped path; ``cookies`` receives those of the answer.
-
-        Raises:
-            Exception: whatever the application does not catch.
+        Raises Exception: whatever the application does not catch.
         """
-        request = httpx.Request(
-            "POST",
-            f"{_BASE}{path}",
-            content=encode(body),
-            headers={**(headers or {}), "content-type": "application/json"},
-        )
+        headers = {**(headers or {}), "content-type": "application/json"}
+        request = httpx.Request("POST", f"{_BASE}{path}", content=encode(body), headers=headers)
         cookies.set_cookie_header(request)
         response = await self._transport.handle_async_request(request)
         response.request = request
@@ -97,10 +85,8 @@ class McpTools:
         self._path = path
 
     async def tools(self) -> list[JSON]:
-        """All tools, as a row has them (OpenAI's function tools).
-
-        Raises:
-            GraphError: the server does not tell them, or one has a name that cannot be a route's.
+        """All tools, as a row has them (OpenAI's function tools). Raises GraphError: the server does not tell
+        them, or one has a name that cannot be a route's.
         """
         found: list[JSON] = []
         cursor: JSON = {}
@@ -109,7 +95,12 @@ class McpTools:
             result = answer.get("result")
             if not isinstance(result, dict):
                 raise GraphError(f"server: it did not list its tools over MCP: {_message(answer)}")
-            found += [_function(tool) for tool in result["tools"]]
+            found += [
+                ToolDescription(
+                    tool["name"], tool.get("description") or "", tool.get("inputSchema") or {"type": "object"}
+                ).openai()
+                for tool in result["tools"]
+            ]
             if not result.get("nextCursor"):
                 break
             cursor = {"cursor": result["nextCursor"]}
@@ -119,10 +110,8 @@ class McpTools:
         return found
 
     async def call(self, name: str, arguments: Any, headers: dict[str, str]) -> str:
-        """The text of a tool's answer; ``headers`` name the session, see `session_headers`.
-
-        Raises:
-            ToolFailed: it failed or refused its arguments.
+        """The text of a tool's answer; ``headers`` name the session, see `session_headers`. Raises
+        ToolFailed: it failed or refused its arguments.
         """
         answer = await self._ask("tools/call", {"name": name, "arguments": arguments}, headers)
         result = answer.get("result")
@@ -148,11 +137,6 @@ def session_headers(seeded: Any) -> dict[str, str]:
     mcp = seeded.get("mcp") if isinstance(seeded, dict) else None
     headers = mcp.get("headers") if isinstance(mcp, dict) else None
     return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
-
-
-def _function(tool: JSON) -> JSON:
-    parameters = tool.get("inputSchema") or {"type": "object"}
-    return ToolDescription(tool["name"], tool.get("description") or "", parameters).openai()
 
 
 def _text(part: JSON) -> str:

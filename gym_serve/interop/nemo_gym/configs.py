@@ -1,29 +1,14 @@
 """Reads NeMo Gym's configs: includes and merges them, applies their directives, translates ``${...}``.
 
-**Includes.** A config overrides the configs that it names in ``config_paths``, however deep; of configs side
-by side, the later one overrides the earlier. A file named twice is read once. Relative paths are searched
-from the current directory, then from the folder of the config that names them and those above it, so a config
-in a checkout of NeMo Gym finds the others from anywhere.
+A config overrides those that it names in ``config_paths``; of configs side by side, the later one overrides
+the earlier. Relative paths are searched from the current directory, then from the folder of the config that
+names them and those above it. ``_inherit_from: NAME`` takes the place of another instance, ``_copy`` leaves
+it where it is; ``${inherit_from:path}`` and ``${copy:path}`` do the same for a value.
 
-**Directives** make an instance from another one:
-
-    aime24_agent:
-      _inherit_from: math_agent          # takes its place: math_agent is gone from the config
-      responses_api_agents: {...}        # merged over it
-
-``_copy`` leaves the other one where it is. ``${inherit_from:path}`` and ``${copy:path}`` do the same for a
-value. Chains are followed, unlike in NeMo Gym, which does not promise an order.
-
-**References** of OmegaConf become values, or variables of a graph file:
-
-| NeMo Gym | here |
-|---|---|
-| ``${policy_base_url}``, given on the command line or in ``env.yaml`` | ``${POLICY_BASE_URL}`` |
-| ``${oc.env:NAME,default}`` | ``${NAME:-default}`` |
-| ``${oc.select:key,default}`` | the value, else ``${KEY:-default}`` |
-| ``${server.resources_servers.type.key}``, ``${.key}`` | the value |
-
-A value is never copied if the name of its key says that it is a secret: it becomes a variable.
+References of OmegaConf become values, or variables of a graph file: ``${policy_base_url}`` (given from
+outside) ``${POLICY_BASE_URL}``, ``${oc.env:NAME,default}`` ``${NAME:-default}``, ``${oc.select:key,default}``
+the value, else ``${KEY:-default}``; ``${server.resources_servers.type.key}`` and ``${.key}`` the value. A
+secret, by the name of its key, is never copied: it becomes a variable.
 """
 
 from __future__ import annotations
@@ -38,17 +23,14 @@ from gym_serve.graph.loading import read_yaml
 from gym_serve.graph.spec import nearest
 from gym_serve.types.errors import GraphError, InvalidRequest
 
-MISSING = "???"
-"""OmegaConf's mark of a value that must be given from outside."""
+MISSING = "???"  # OmegaConf's mark of a value that must be given from outside
 
 _PATHS = "config_paths"
 
 
 def load_configs(paths: Sequence[Path]) -> dict[str, Any]:
-    """The contents of configs and of all that they pull in, merged.
-
-    Raises:
-        InvalidRequest: a file is missing, invalid YAML, or not a config.
+    """The contents of configs and of all that they pull in, merged. Raises InvalidRequest: a file is missing,
+    invalid YAML, or not a config.
     """
     merging: dict[str, Any] = {}
     seen: set[Path] = set()
@@ -106,10 +88,8 @@ _AS_TEXT = {"${inherit_from:": True, "${copy:": False}
 
 
 def apply_directives(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with every instance spelled out.
-
-    Raises:
-        InvalidRequest: a path leads nowhere, or in a circle.
+    """The config with every instance spelled out. Raises InvalidRequest: a path leads nowhere, or in a
+    circle.
     """
     moved: list[str] = []
     result: dict[str, Any] = _applied(config, config, moved, ())
@@ -122,10 +102,8 @@ def apply_directives(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def value_at(config: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys, indices of lists included.
-
-    Raises:
-        KeyError: there is none; holds the key that is missing.
+    """The value at a path of keys, indices of lists included. Raises KeyError: there is none; holds the key
+    that is missing.
     """
     for key in path:
         if isinstance(config, dict) and key in config:
@@ -163,7 +141,6 @@ def _applied(value: Any, config: dict[str, Any], moved: list[str], way: tuple[st
 
 
 def _taken(path: str, config: dict[str, Any], moved: list[str], way: tuple[str, ...], *, moves: bool) -> Any:
-    """The value at ``path``, with its own directives applied."""
     if path in way:
         raise InvalidRequest(f"{_INHERIT} leads in a circle: {' -> '.join([*way, path])}")
     keys = path.split(".")
@@ -186,11 +163,7 @@ _ABSENT = ("null", "", "''", '""')
 
 
 class Translator:
-    """Translates the values of a config.
-
-    Args:
-        config: the whole config, directives applied.
-    """
+    """Translates the values of a config whose directives are applied."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
@@ -214,7 +187,6 @@ class Translator:
         return self._text(value, path) if "${" in value else value
 
     def variable(self, name: str, meaning: str, default: str | None = None) -> str:
-        """A reference to an environment variable, which is noted."""
         self.variables.setdefault(name, meaning)
         return f"${{{name}}}" if default is None else f"${{{name}:-{default}}}"
 
@@ -268,7 +240,6 @@ class Translator:
         return "" if default is None else str(default)
 
     def _reference(self, key: str, path: tuple[str, ...], default: str | None) -> Any:
-        """The value at a key of the config; a variable, where that is to be given from outside."""
         dots = len(key) - len(key.lstrip("."))
         if dots > len(path):
             self._problem(path, f"${{{key}}} leads out of the config")

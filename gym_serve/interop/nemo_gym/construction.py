@@ -1,15 +1,12 @@
 """Constructs NeMo Gym's servers from import paths and settings. Everything that imports `nemo_gym` is here.
 
-NeMo Gym starts a server as a script in the server's own folder. So its settings name files relative to that
-folder: if they exist there, they become absolute paths, because many servers may share a process. And its
-code may import its neighbours by their bare names (``import utils``): the folder is put at the front of the
-import path, as Python does for a script, and a second server whose neighbours have the same names is refused.
+NeMo Gym starts a server as a script in its own folder. So files in its settings that exist there become
+absolute paths, and the folder is put at the front of the import path; a second server whose neighbours have
+the same names is refused.
 
-`GraphServers` replaces NeMo Gym's HTTP client. NeMo Gym's servers call models by name and path, and read
-aiohttp's response; here a call uses the transport to the server of the graph that the name stands for, within
-the deadline of the calling operation, and the model's usage is counted there. If the server is overloaded or
-unreachable, that failure is raised instead of answered: most of NeMo Gym's verifiers do not check the status,
-and would give a reward for a missing answer.
+`GraphServers` replaces NeMo Gym's HTTP client: a call uses the transport to the server of the graph, within
+the deadline of the calling operation. If that is overloaded or unreachable, the failure is raised instead of
+answered: most of NeMo Gym's verifiers do not check the status, and would reward a missing answer.
 """
 
 from __future__ import annotations
@@ -62,9 +59,8 @@ class ServerAnswer:
         if not self.ok:
             url = URL("http://in-process")
             info = aiohttp.RequestInfo(url, "POST", None, url)  # type: ignore[arg-type]
-            raise aiohttp.ClientResponseError(
-                info, (), status=self.status, message=self._body[:1000].decode("utf-8", "replace")
-            )
+            message = self._body[:1000].decode("utf-8", "replace")
+            raise aiohttp.ClientResponseError(info, (), status=self.status, message=message)
 
 
 class GraphServers:
@@ -76,10 +72,8 @@ class GraphServers:
 
     async def request(self, server_name: str, url_path: str, json: Any = None) -> ServerAnswer:
         """Call a route of a server, such as ``/v1/responses``; of a pydantic model, the set fields are sent.
-
-        Raises:
-            NotFound: no server of the graph stands for that name.
-            Retryable: the server is overloaded or unreachable.
+        Raises NotFound: no server of the graph stands for that name; Retryable: the server is overloaded or
+        unreachable.
         """
         client = self._servers.get(server_name)
         if client is None:
@@ -92,24 +86,13 @@ class GraphServers:
             return ServerAnswer(error.status, encode(error.to_body()))
 
 
-_FOLDERS: list[Path] = []
-"""The folders of this process's hosted servers, on the import path."""
+_FOLDERS: list[Path] = []  # the folders of this process's hosted servers, on the import path
 
 
 def make_server(path: str, settings: Mapping[str, Any], name: str, servers: GraphServers) -> Any:
-    """Construct a server.
-
-    Args:
-        path: ``package.module:Class``; without a class, the module's only server class.
-        settings: its settings in NeMo Gym's config; host, port and entrypoint are not needed.
-        name: its name in the graph.
-        servers: what it calls other servers with.
-
-    Returns:
-        a `nemo_gym.base_resources_server.SimpleResourcesServer`.
-
-    Raises:
-        GraphError: NeMo Gym is not installed, there is no such class, or the settings do not fit it.
+    """Construct a `SimpleResourcesServer` of NeMo Gym by ``package.module:Class``, or the module's only
+    server class. Raises GraphError: NeMo Gym is not installed, there is no such class, or the settings do not
+    fit it.
     """
     try:
         base = importlib.import_module("nemo_gym.base_resources_server")
@@ -129,16 +112,13 @@ def make_server(path: str, settings: Mapping[str, Any], name: str, servers: Grap
         raise GraphError(f"server: cannot import {path}: {type(error).__name__}: {error}") from error
     # The fields that place a server on a network have no meaning here, and no default there.
     placed = {"host": "in-process", "port": 0, "entrypoint": "app.py", "name": name}
-    folder = Path(inspect.getfile(cls)).parent
+    fields = {**placed, **with_paths(settings, Path(inspect.getfile(cls)).parent)}
     try:
-        config = cls.model_fields["config"].annotation.model_validate(
-            {**placed, **with_paths(settings, folder)}
-        )
+        config = cls.model_fields["config"].annotation.model_validate(fields)
         return cls(config=config, server_client=_client(servers))
     except ValidationError as error:  # its own words would quote the settings, secrets too
-        raise GraphError(
-            [f"config.{problem} ({path})" for problem in problems_of(error, "settings")]
-        ) from None
+        problems = problems_of(error, "settings")
+        raise GraphError([f"config.{problem} ({path})" for problem in problems]) from None
     except Exception as error:
         raise GraphError(f"config: {path}: {type(error).__name__}: {error}") from error
 
@@ -175,11 +155,6 @@ def _with_path(key: str, value: Any, folder: Path) -> Any:
 
 
 def _add_folder(module_name: str) -> None:
-    """Put the folder of a server's module on the import path.
-
-    Raises:
-        GraphError: another server of this process has neighbours of the same names.
-    """
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None or (folder := Path(spec.origin).parent) in _FOLDERS:
         return
@@ -206,9 +181,8 @@ def _only_server(module: ModuleType, base: type) -> Any:
     found = [cls for cls in servers if not any(cls in other.__mro__[1:] for other in servers)]
     if len(found) != 1:
         names = ", ".join(f"{module.__name__}:{cls.__name__}" for cls in found) or "none"
-        raise GraphError(
-            f"server: {module.__name__} has {len(found)} server classes ({names}); name one of them"
-        )
+        what = f"{module.__name__} has {len(found)} server classes ({names})"
+        raise GraphError(f"server: {what}; name one of them")
     return found[0]
 
 

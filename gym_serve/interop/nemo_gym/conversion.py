@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from gym_serve.interop.nemo_gym.instances import (
     takes_null,
     text_setting,
 )
-from gym_serve.servers.base import Server
 from gym_serve.types.errors import GraphError
 from gym_serve.types.requests import JSON
 
@@ -37,14 +36,8 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-.*)?\}", re.DOTALL)
 
 
 class Conversion:
-    """Converts instances.
-
-    Args:
-        config: the whole config, directives applied.
-        instances: its servers.
-        files: the configs; the code of a server without a counterpart is looked for above them.
-        skip_unknown: leave out servers that can be neither replaced nor hosted, and all that refer to them.
-        unless_used: an instance to leave out if no other server of the graph refers to it.
+    """Converts instances. ``unless_used`` is an instance to leave out if no other server of the graph refers
+    to it.
     """
 
     def __init__(
@@ -72,7 +65,6 @@ class Conversion:
         return self._translator.variables
 
     def graph(self) -> JSON:
-        """The graph, as it stands under ``args``; problems are in `problems`."""
         servers: dict[str, JSON] = {}
         unknown: list[str] = []
         for instance in self._instances:
@@ -124,9 +116,11 @@ class Conversion:
                 entry[name] = self._value(value, instance, (*instance.path, key))
             elif value not in _OFF:
                 self.notes.append(f"{instance.name}: {type_} has no setting {key!r}, it was left out")
-        for name, value in self._secrets(cls, entry):
-            is_required = name in open_names or cls.Config.model_fields[name].is_required()
-            entry[name] = self._secret(value, instance, name, is_required=is_required)
+        for leaf in list(secrets_of(cls.Config, entry)):
+            name = leaf.path
+            if name in entry and isinstance(leaf.value, str):
+                is_required = name in open_names or cls.Config.model_fields[name].is_required()
+                entry[name] = self._secret(leaf.value, instance, name, is_required=is_required)
         return entry
 
     def _original(self, instance: Instance, code: Path) -> JSON:
@@ -186,7 +180,6 @@ class Conversion:
             return ""
 
     def _target(self, target: Any, instance: Instance, path: tuple[str, ...]) -> str:
-        """The name in the graph of a server that an instance refers to."""
         if target in self._names:
             self._referred.setdefault(instance.name, set()).add(target)
             return self._names[target]
@@ -196,11 +189,6 @@ class Conversion:
             reason = f"there is no server {target!r}{nearest(target, self._names)}"
         self.problems.append(f"{'.'.join(path)}: {reason}")
         return str(target)
-
-    def _secrets(self, cls: type[Server], entry: JSON) -> Iterator[tuple[str, str]]:
-        for leaf in list(secrets_of(cls.Config, entry)):
-            if leaf.path in entry and isinstance(leaf.value, str):
-                yield leaf.path, leaf.value
 
     def _secret(self, value: str, instance: Instance, name: str, *, is_required: bool) -> str:
         """A secret by a variable: it never stands in a graph file."""

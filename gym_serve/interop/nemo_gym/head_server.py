@@ -1,11 +1,8 @@
-"""The two routes of NeMo Gym's head server, by which its TRL example finds agents.
+"""The two routes of NeMo Gym's head server, by which its TRL example finds agents; pages of every graph.
 
-They are pages of every graph (entry points of ``gym_serve.pages``). Clients read
-``/global_config_dict_yaml`` (a JSON string that holds YAML), take ``host`` and ``port`` of each agent,
-and post to ``http://{host}:{port}/run``. All servers of a graph share the address of Serve's proxy, so
-``port`` there carries the path as well (``8000/math/math_agent``): in a URL that is what it reads as.
-Clients ask the head server at its root: to be found by one that knows only a host and a port, deploy the
-graph with ``route_prefix: /``.
+Clients read ``/global_config_dict_yaml`` (a JSON string that holds YAML), take ``host`` and ``port`` of each
+agent, and post to ``http://{host}:{port}/run``. All servers of a graph share one address, so ``port`` carries
+the path as well (``8000/math/math_agent``). A client that knows only host and port needs ``route_prefix: /``.
 
 Source: NVIDIA NeMo Gym v0.5, ``HeadServer`` and ``ServerClient``; TRL, ``examples/scripts/nemo_gym``.
 """
@@ -59,20 +56,13 @@ def server_instances(request: Request, nodes: Mapping[str, Node]) -> list[dict[s
     ]
 
 
-GLOBAL_CONFIG = Page(
-    "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string",
-    {"type": "string"},
-    global_config_yaml,
-)
-SERVER_INSTANCES = Page(
-    "NeMo Gym's head server: the running servers",
-    {"type": "array", "items": {"type": "object"}},
-    server_instances,
-)
+_ADDRESSES = "NeMo Gym's head server: all servers with their addresses, as YAML in a JSON string"
+GLOBAL_CONFIG = Page(_ADDRESSES, {"type": "string"}, global_config_yaml)
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+SERVER_INSTANCES = Page("NeMo Gym's head server: the running servers", _OBJECTS, server_instances)
 
 
 def _address(request: Request) -> tuple[str, int]:
-    """Host and port of the proxy, as the client of this request reaches it."""
     try:
         parts = urlsplit(f"//{request.headers.get('host', '')}")
         host, port = parts.hostname or "127.0.0.1", parts.port

@@ -3,23 +3,18 @@
     resources:
       counter: {type: nemo_gym, server: resources_servers.example_session_state_mgmt.app}
 
-The class and its FastAPI app are NeMo Gym's. What NeMo Gym runs around them is not needed: no port, no head
-server, no process and no venv for each of them, no Ray cluster of its own.
-
-Its routes become operations, and a session of the graph holds the cookies that the server set in it. So it
-names one of the server's own sessions, which lives in the same replica. Calls of a session reach the server
-as NeMo Gym's agents would make them. A route with one parameter, such as ``/{tool}``, stands for any number
-of tools, whose names the rows have.
-
-A tool's answer is for the model, refusals included. If the server refuses seed, reset, step or verify, that
-is a typed failure; if it raises an exception there, the failure is retried. Neither is a reward of 0.
+Its routes become operations, and a session of the graph holds the cookies that the server set in it. A route
+with one parameter, such as ``/{tool}``, stands for any number of tools, whose names the rows have. A tool's
+answer is for the model, refusals included. If the server refuses seed, reset, step or verify, that is a typed
+failure; if it raises an exception there, the failure is retried. Neither is a reward of 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 from urllib.parse import quote
 
@@ -137,11 +132,7 @@ class NemoGym(ResourcesServer):
         self._mcp_tools: list[JSON] = []
 
     def make_app(self) -> tuple[Any, str | None]:
-        """The server's web application, and the path of its tools over MCP if it has some.
-
-        Raises:
-            GraphError: see `make_server`.
-        """
+        """The server's web application, and the path of its tools over MCP if it has some."""
         config = self.config
         servers = GraphServers(config.servers, f"servers of {self.name}")
         settings = with_secrets(config.config, config.secrets)
@@ -149,11 +140,6 @@ class NemoGym(ResourcesServer):
         return server.setup_webserver(), getattr(server, "mcp_url_path", None)
 
     async def start(self) -> None:
-        """Make the server and start its application.
-
-        Raises:
-            GraphError: it cannot be made, or no model could call its tool.
-        """
         made, mcp_path = await asyncio.to_thread(self.make_app)
         app = AsgiApp(made)
         await app.start()
@@ -171,25 +157,21 @@ class NemoGym(ResourcesServer):
         await super().start()
 
     async def stop(self) -> None:
-        """End all sessions, and the application."""
         await super().stop()
         if self._app is not None:
             await self._app.stop()
 
     async def close(self, session: Session) -> None:
-        """Tell the server, if it has a route for that."""
         if "close" in self._routes:
             answer = await self._post("close", {}, session)
             if answer.status >= 400:
                 raise self._failure(answer)
 
     async def aggregate(self, rollouts: list[JSON]) -> JSON | None:
-        """The server's own metrics."""
         if "aggregate_metrics" not in self._routes:
             return None
-        metrics = self._json(
-            await self._post("aggregate_metrics", {"verify_responses": rollouts}, self.Session())
-        )
+        body = {"verify_responses": rollouts}
+        metrics = self._json(await self._post("aggregate_metrics", body, self.Session()))
         return metrics if isinstance(metrics, dict) else None
 
     def operations(self) -> dict[str, Operation]:
@@ -197,17 +179,20 @@ class NemoGym(ResourcesServer):
         row, verify = operations["seed_session"].request, operations["verify"].request
         if "reset" in self._routes:
             answer = {"type": "object", "properties": {"observation": {}, "info": {"type": "object"}}}
-            operations["reset"] = Operation(self._op_reset, "Begin an episode", row, answer)
+            begin = partial(self._begin, "reset")
+            operations["reset"] = Operation(begin, "Begin an episode", row, answer)
             operations["close"] = Operation(operations["close_session"].handler, "End an episode")
         if "step" in self._routes:
             operations["step"] = Operation(self._op_step, "Take a step", verify, {"type": "object"})
         for tool in self._mcp_tools:
             name = tool["name"]
             summary = tool["description"].partition("\n")[0] or f"Tool {name}"
-            operations[f"tools/{name}"] = Operation(self._mcp_tool(name), summary, tool["parameters"])
+            use = partial(self._use_mcp, name)
+            operations[f"tools/{name}"] = Operation(use, summary, tool["parameters"])
         for name, route in self._routes.items():
             if not is_any(name) and tool_path(self._routes, name):
-                operations[f"tools/{name}"] = Operation(self._tool(name), route.summary, route.request)
+                use = partial(self._use, name)
+                operations[f"tools/{name}"] = Operation(use, route.summary, route.request)
         return operations
 
     def operation(self, op: str) -> Operation | None:
@@ -215,13 +200,10 @@ class NemoGym(ResourcesServer):
         kind, _, name = op.partition("/")
         if kind != "tools" or tool_path(self._routes, name) is None:
             return None
-        return Operation(self._tool(name), f"Tool {name}", {"type": "object"})
+        return Operation(partial(self._use, name), f"Tool {name}", {"type": "object"})
 
     async def _op_seed(self, body: Any) -> Reply:
         return await self._begin("seed_session" if "seed_session" in self._routes else "reset", body)
-
-    async def _op_reset(self, body: Any) -> Reply:
-        return await self._begin("reset", body)
 
     async def _begin(self, route: str, row: Any) -> Reply:
         if not isinstance(row, dict):
@@ -247,14 +229,8 @@ class NemoGym(ResourcesServer):
         return await self.in_any_session(step)
 
     async def verify(self, request: VerifyRequest, session: Session) -> JSON:
-        """Ask the server's verifier.
-
-        Returns:
-            what it answers, without what it repeats of the request; but always the reward, as a row that is a
-            stored rollout has one, too.
-
-        Raises:
-            VerifierFailed: it raised, or answered no verdict.
+        """Ask the server's verifier; always returns the reward, and else what is not of the request. Raises
+        VerifierFailed: it raised, or answered no verdict.
         """
         if "verify" not in self._routes:
             raise NotFound(f"{self.config.server} has no verifier: it is stepped, by a gymnasium_agent")
@@ -274,34 +250,28 @@ class NemoGym(ResourcesServer):
             if key == "reward" or (key not in _REPEATED and (key not in body or value != body[key]))
         }
 
-    def _tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
-        async def handler(body: Any) -> Reply:
-            async def use(call: SessionCall[Any]) -> Reply:
-                try:
-                    with metering(call.session.meter, "tool"):
-                        answer = await self._post(name, body, call.session.state)
-                except (GymError, asyncio.TimeoutError):
-                    raise
-                except Exception as error:
-                    raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
-                shown = answer.status in UNAVAILABLE and self.config.unavailable_tools == "show"
-                return Reply(ToolFailed.status if shown else answer.status, text_as_json(answer.body))
-
-            return await self.in_any_session(use)
-
-        return handler
-
-    def _mcp_tool(self, name: str) -> Callable[[Any], Awaitable[Reply]]:
-        async def handler(body: Any) -> Reply:
-            async def use(call: SessionCall[Any]) -> Reply:
-                assert self._mcp is not None  # started
+    async def _use(self, name: str, body: Any) -> Reply:
+        async def use(call: SessionCall[Any]) -> Reply:
+            try:
                 with metering(call.session.meter, "tool"):
-                    text = await self._mcp.call(name, body, call.session.state.mcp_headers)
-                return Reply(200, text_as_json(text.encode("utf-8", "replace")))
+                    answer = await self._post(name, body, call.session.state)
+            except (GymError, asyncio.TimeoutError):
+                raise
+            except Exception as error:
+                raise ToolFailed(f"tool {name} failed: {type(error).__name__}: {error}") from error
+            shown = answer.status in UNAVAILABLE and self.config.unavailable_tools == "show"
+            return Reply(ToolFailed.status if shown else answer.status, text_as_json(answer.body))
 
-            return await self.in_any_session(use)
+        return await self.in_any_session(use)
 
-        return handler
+    async def _use_mcp(self, name: str, body: Any) -> Reply:
+        async def use(call: SessionCall[Any]) -> Reply:
+            assert self._mcp is not None  # started
+            with metering(call.session.meter, "tool"):
+                text = await self._mcp.call(name, body, call.session.state.mcp_headers)
+            return Reply(200, text_as_json(text.encode("utf-8", "replace")))
+
+        return await self.in_any_session(use)
 
     async def _post(self, name: str, body: Any, session: Session) -> Answer:
         assert self._app is not None  # started

@@ -1,9 +1,8 @@
 """NeMo Gym's servers: the instances in a config, their types and settings here, and their code.
 
-An instance is ``name: {server type: {implementation: settings}}``. A resources server without a counterpart
-here is hosted (``type: nemo_gym``) if its code is found: ``resources_servers/{implementation}/{entrypoint}``
-in a folder above one of the configs, as in a checkout, or in the NeMo Gym that is installed here. A name
-without code is an error. Nothing is imported: NeMo Gym need not be installed where configs are read.
+A resources server without a counterpart here is hosted if its code is found, as
+``resources_servers/{implementation}/{entrypoint}`` above one of the configs or in the NeMo Gym that is
+installed. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ KINDS: dict[str, Kind] = {
     "responses_api_models": "model",
     "resources_servers": "resources",
     "responses_api_agents": "agent",
-}
-"""NeMo Gym's types of server, and what they are here."""
+}  # NeMo Gym's types of server, and what they are here
 
-HOSTED = "nemo_gym"
-"""The type here that hosts a resources server of NeMo Gym."""
+HOSTED = "nemo_gym"  # the type here that hosts a resources server of NeMo Gym
 
 _TYPES = {
     ("model", "vllm_model"): "chat_model",
@@ -47,18 +44,15 @@ _TYPES = {
 # Their harness_agent runs a program in a sandbox of the task's image.
 _OTHERS = frozenset(
     {("resources", "openenv"), ("resources", "workplace_assistant"), ("agent", "harness_agent")}
-)
-"""Types of ours that are something else than NeMo Gym's of the same name."""
+)  # types of ours that are something else than NeMo Gym's of the same name
 _FROM_OUTSIDE: dict[tuple[Kind, str], dict[str, str]] = {
     ("model", "vllm_model"): {"base_url": "???"},
     ("model", "genrm_model"): {"base_url": "???"},
     ("resources", "google_search"): {"google_api_key": "???", "google_cx": "???"},
-}
-"""Settings that are required and that some of NeMo Gym's configs leave to the command line."""
+}  # settings that are required and that some of NeMo Gym's configs leave to the command line
 _AS_THERE: dict[tuple[Kind, str], dict[str, Any]] = {
-    ("resources", "text_to_sql"): {"check_execution": False},  # NeMo Gym runs no query
-}
-"""Settings that give NeMo Gym's verdicts where the defaults here go further."""
+    ("resources", "text_to_sql"): {"check_execution": False}  # NeMo Gym runs no query
+}  # settings that give NeMo Gym's verdicts where the defaults here go further
 _SETTINGS = {
     "judge_endpoint_max_concurrency": "judge_max_concurrency",
     "openai_base_url": "base_url",
@@ -69,42 +63,24 @@ _SETTINGS = {
     "model_server": "model",
     "resources_server": "resources",
 }
-FOREIGN = "docs/foreign-environments.md"
-"""The page about what can be hosted."""
+FOREIGN = "docs/foreign-environments.md"  # the page about what can be hosted
 _CANNOT = f"of NeMo Gym's servers, {{}}s cannot be hosted: {FOREIGN} lists those with a counterpart"
 _INSTEAD: dict[Kind, str] = {
     "model": _CANNOT.format("model"),
     "resources": "to host NeMo Gym's, import the config from a checkout of NeMo Gym, or install nemo-gym",
     "agent": f"{_CANNOT.format('agent')}, and docs/harnesses.md runs a program such as a coding agent",
-}
-"""What to do with a server that has no counterpart."""
+}  # what to do with a server that has no counterpart
 OWN_TO_NEMO_GYM = frozenset(
-    {
-        "entrypoint",
-        "host",
-        "port",
-        "num_workers",
-        "domain",
-        "verified",
-        "description",
-        "value",
-        "datasets",
-    }
-)
-"""Settings that say where NeMo Gym runs a server, or describe it to people."""
+    {"entrypoint", "host", "port", "num_workers", "domain", "verified", "description", "value", "datasets"}
+)  # settings that say where NeMo Gym runs a server, or describe it to people
 _REASONING = (
-    "uses_reasoning_parser",
-    "uses_interleaved_reasoning",
+    *("uses_reasoning_parser", "uses_interleaved_reasoning"),
     "preserve_reasoning_in_assistant_content",
 )
 
 
 def find_type(kind: Kind, implementation: str) -> tuple[str | None, str]:
-    """The type here of an implementation of NeMo Gym.
-
-    Returns:
-        its name, or None and what to do without one.
-    """
+    """The type here of an implementation of NeMo Gym. Its name, or None and what to do without one."""
     known = sorted(entry_points(group=GROUPS[kind]).names)
     name = _TYPES.get((kind, implementation), implementation)
     is_other = (kind, implementation) in _OTHERS
@@ -162,8 +138,7 @@ def _reasoning(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-POLICY = "policy_model"
-"""The model that NeMo Gym's configs refer to, and leave to the command line."""
+POLICY = "policy_model"  # the model that NeMo Gym's configs refer to, and leave to the command line
 
 
 @dataclass(frozen=True)
@@ -178,15 +153,11 @@ class Instance:
 
     @property
     def path(self) -> tuple[str, str, str]:
-        """Where its settings stand in the config."""
         return self.name, self.section, self.implementation
 
 
 def instances_of(config: dict[str, Any], problems: list[str]) -> Iterator[Instance]:
-    """The instances of a config; other keys are values that instances refer to.
-
-    ``problems`` receives a message for each invalid instance.
-    """
+    """The instances of a config; ``problems`` receives a message for each invalid one."""
     for name, value in config.items():
         sections = [section for section in KINDS if isinstance(value, dict) and section in value]
         if not sections:
@@ -219,9 +190,7 @@ def mentions(value: Any, text: str) -> bool:
     return any(mentions(item, text) for item in value) if isinstance(value, list) else value == text
 
 
-_DATASET = {
-    "name": "name",
-    "type": "type",
+_DATASET = {"name": "name", "type": "type"} | {
     "rows": "jsonl_fpath",
     "repeats": "num_repeats",
     "prompt": "prompt_config",
@@ -251,10 +220,8 @@ def code_of(instance: Instance, configs: Iterable[Path]) -> Path | None:
 
 
 def file_of(instance: Instance, configs: Iterable[Path], name: str) -> Path | None:
-    """A file that a setting of a server names; None if it is not there.
-
-    NeMo Gym runs a server in the folder of its code. Without the code, the file is looked for in the folders
-    of the configs and those above them.
+    """A file that a setting of a server names, in the folder of its code, else of the configs or above; or
+    None.
     """
     code = code_of(instance, configs)
     folders = [code.parent] if code is not None else []
@@ -273,9 +240,8 @@ _BY_ADDRESS = re.compile(r"\b(get_server_url|_build_server_base_url)\(")
 def calls_by_address(instance: Instance, code: Path) -> bool:
     """Whether a server asks where another one listens, instead of calling it by NeMo Gym's client."""
     refers = any("server" in key and value for key, value in instance.settings.items())
-    return refers and any(
-        _BY_ADDRESS.search(file.read_text("utf-8", "replace")) for file in code.parent.glob("*.py")
-    )
+    texts = (file.read_text("utf-8", "replace") for file in code.parent.glob("*.py"))
+    return refers and any(map(_BY_ADDRESS.search, texts))
 
 
 def requirements_of(code: Path) -> list[str]:

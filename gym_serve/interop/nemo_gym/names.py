@@ -1,23 +1,12 @@
-"""The names of NeMo Gym that NeMo RL imports, on a graph of gym_serve.
+"""The names of NeMo Gym that NeMo RL imports, on a graph of gym_serve (see `install`).
 
-`install` puts them in the place of the packages ``nemo_gym.cli``, ``nemo_gym.rollout_collection`` and
-``nemo_gym.server_utils``, so that NeMo RL's ``environments/nemo_gym.py`` runs as it is:
+The config is NeMo Gym's, and becomes a graph as by ``gym-serve import-nemo-gym``. Its key ``gym_serve`` is
+for this module; see `Settings`.
 
-| name | here |
-|---|---|
-| ``GlobalConfigDictParserConfig`` | holds the config that NeMo RL makes |
-| ``RunHelper`` | ``start`` runs the graph of the config, ``poll`` checks it, ``shutdown`` ends it |
-| ``RolloutCollectionHelper`` | ``run_examples`` makes the rollouts |
-| ``HEAD_SERVER_KEY_NAME``, ``BaseServerConfig`` | name the graph for ``run_examples`` |
-
-The config is NeMo Gym's: ``config_paths`` and servers beside them become a graph, as by ``gym-serve
-import-nemo-gym``. Its key ``gym_serve`` is for this module; see `Settings`.
-
-NeMo RL ends the stream at a rollout without tokens, or whose tokens do not continue from turn to turn. Here
-no rollout does that. A failed one has the flag ``mask_sample``, where NeMo RL reads it, and a token to hold
-its place. NeMo RL keeps it out of the loss, but in the baseline of its group, so its reward is the mean of
-the others. If a history was tokenized again, the turns from there on keep their text and lose their tokens:
-NeMo RL knows the group of a rollout by the tokens of its first prompt.
+NeMo RL ends the stream at a rollout without tokens, or whose tokens do not continue from turn to turn. So a
+failed rollout has the flag ``mask_sample`` and a token to hold its place; NeMo RL keeps it out of the loss,
+but in the baseline of its group, so its reward is the mean of the others. If a history was tokenized again,
+the turns from there on keep their text and lose their tokens.
 
 Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
 """
@@ -55,24 +44,16 @@ HEAD_SERVER_KEY_NAME = "head_server"
 _POLICY = ("policy_base_url", "policy_model_name", "policy_api_key")
 _OF_NEMO_RL = frozenset(
     {
-        *(
-            *_POLICY,
-            "gym_serve",
-            HEAD_SERVER_KEY_NAME,
-            "default_host",
-            "ray_head_node_address",
-            "num_gpu_nodes",
-        ),
+        *(*_POLICY, "gym_serve", HEAD_SERVER_KEY_NAME),
+        *("default_host", "ray_head_node_address", "num_gpu_nodes"),
         *("port_range_low", "port_range_high", "uv_cache_dir", "uv_venv_dir", "skip_venv_if_present"),
         *("global_aiohttp_connector_limit", "global_aiohttp_connector_limit_per_host"),
     }
-)
-"""Keys of the config that say nothing of the graph."""
+)  # keys of the config that say nothing of the graph
 
 _ILL = ("unhealthy", "unreachable")
 
-_POLICY_URL = "${POLICY_BASE_URL}"
-"""What stands in an imported graph for NeMo Gym's ``policy_base_url``."""
+_POLICY_URL = "${POLICY_BASE_URL}"  # what stands in an imported graph for NeMo Gym's ``policy_base_url``
 
 _PLACE = {"prompt_token_ids": [0], "generation_token_ids": [0], "generation_log_probs": [0.0]}
 
@@ -126,12 +107,8 @@ class RunHelper:
         self._port: int | None = None
 
     def start(self, global_config_dict_parser_config: GlobalConfigDictParserConfig) -> None:
-        """Run the graph of a config, and wait until it is ready.
-
-        Raises:
-            GraphError: the graph, or the config, has problems; all of them.
-            InvalidRequest: a config cannot be read or followed.
-            Unavailable: the graph did not start.
+        """Run the graph of a config, and wait until it is ready. Raises GraphError, InvalidRequest: its
+        problems; Unavailable: the graph did not start.
         """
         config = _plain(global_config_dict_parser_config.initial_global_config_dict)
         settings = Settings.model_validate(config.get("gym_serve") or {})
@@ -143,11 +120,6 @@ class RunHelper:
         self._port = port
 
     def poll(self) -> None:
-        """Check the servers.
-
-        Raises:
-            RuntimeError: one is not healthy; names it.
-        """
         states = _gym_at(self._port)[0].health()
         ill = {name: state for name, state in states.items() if state["state"] in _ILL}
         if ill:
@@ -165,10 +137,8 @@ class RolloutCollectionHelper:
     def run_examples(
         self, examples: Sequence[JSON], head_server_config: BaseServerConfig | None = None, **options: Any
     ) -> Iterator[Awaitable[tuple[JSON, JSON]]]:
-        """Awaitables of ``(row, result)`` as they complete; see the module. Equal rows are a group.
-
-        Raises:
-            RolloutError: from each awaitable, if a rollout failed and ``failures`` is ``raise``.
+        """Awaitables of ``(row, result)`` as they complete; see the module. Equal rows are a group. Raises
+        RolloutError: from each awaitable, if a rollout failed and ``failures`` is ``raise``.
         """
         gym, settings = _gym_at(None if head_server_config is None else head_server_config.port)
         return loop.awaitables(_results(gym, settings, examples), len(examples))
@@ -188,10 +158,8 @@ def install() -> None:
 
 
 def graph_of(config: JSON, settings: Settings) -> tuple[Any, JSON]:
-    """The graph of a config with NeMo RL's policy in it: for `Gym.from_graph`, with overrides.
-
-    Raises:
-        GraphError, InvalidRequest: see `RunHelper.start`.
+    """The graph of a config with NeMo RL's policy in it: for `Gym.from_graph`, with overrides. Raises
+    GraphError, InvalidRequest: see `RunHelper.start`.
     """
     urls, name = config.get("policy_base_url"), config.get("policy_model_name")
     policy: JSON = {"base_url": urls, "model": name, "return_token_ids": True}
@@ -203,10 +171,12 @@ def graph_of(config: JSON, settings: Settings) -> tuple[Any, JSON]:
         file = Path(folder) / "env_nemo_gym.yaml"
         file.write_text(yaml.safe_dump(own), "utf-8")
         graph = import_config([file], name="nemo_gym").config["applications"][0]["args"]
-    of_policy = [
-        name for name, model in (graph.get("models") or {}).items() if model.get("base_url") == _POLICY_URL
-    ]
-    given = {f"models.{name}.{key}": value for name in of_policy for key, value in policy.items()}
+    given = {
+        f"models.{name}.{key}": value
+        for name, model in (graph.get("models") or {}).items()
+        if model.get("base_url") == _POLICY_URL
+        for key, value in policy.items()
+    }
     return graph, {**settings.overrides, **given}
 
 
@@ -261,12 +231,7 @@ def results_of(group: Group) -> list[JSON]:
 
 
 def result_of(rollout: JSON, neutral: float | None = None) -> JSON:
-    """A rollout as a result for NeMo RL.
-
-    Args:
-        rollout: the rollout.
-        neutral: its reward if it must not be trained on; None for a rollout to train on.
-    """
+    """A rollout as a result for NeMo RL; ``neutral`` is its reward if it must not be trained on."""
     own = {key: value for key, value in rollout.items() if key not in _CAPTURED}
     params = own.get("responses_create_params") or {}
     response = own.get("response")
@@ -297,7 +262,10 @@ def _trainable(rollout: JSON, output: list[JSON]) -> tuple[list[JSON], bool]:
         logger.warning("a rollout is masked, as its tokens cannot be read: %s", error)
         parts = []
     kept = {turn.item for turn in parts[0]} if parts else set()
-    items = [item if at in kept else _without_tokens(item) for at, item in enumerate(output)]
+    items = [
+        item if at in kept else {key: value for key, value in item.items() if key not in TOKEN_KEYS}
+        for at, item in enumerate(output)
+    ]
     if len(parts) > 1:
         turns = sum(map(len, parts))
         logger.warning(
@@ -310,10 +278,6 @@ def _trainable(rollout: JSON, output: list[JSON]) -> tuple[list[JSON], bool]:
     return items, not kept
 
 
-def _without_tokens(item: JSON) -> JSON:
-    return {key: value for key, value in item.items() if key not in TOKEN_KEYS}
-
-
 def _gym_at(port: int | None) -> tuple[Gym, Settings]:
     if port not in _running:
         raise RuntimeError("no graph runs here: call RunHelper.start first")
@@ -321,7 +285,6 @@ def _gym_at(port: int | None) -> tuple[Gym, Settings]:
 
 
 def _plain(config: Any) -> JSON:
-    """A config of OmegaConf as plain values."""
     if type(config).__module__.partition(".")[0] == "omegaconf":
         from omegaconf import OmegaConf
 

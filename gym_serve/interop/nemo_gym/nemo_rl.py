@@ -2,12 +2,8 @@
 
     python -m gym_serve.interop.nemo_gym.nemo_rl examples/nemo_gym/run_grpo_nemo_gym.py --config grpo.yaml
 
-runs NeMo RL's script with `use`, which changes two things of it: the class of the actor, and the Python
-that the actor runs with, which is that of the trainer. Everything else is NeMo RL's own: its
-post-processing, its checks and its accounting of failures.
-
-The actor survives its process: Ray starts it again without its graph and tokenizer, so it makes both anew.
-On a cluster, its graph goes on meanwhile, and is joined.
+runs NeMo RL's script with `use`, which changes the class of the actor and the Python that it runs with. The
+actor survives its process: Ray starts it again, and it makes its graph and tokenizer anew.
 
 Source: NVIDIA-NeMo/RL at 7ea279abf (August 2026), ``nemo_rl/environments/nemo_gym.py``.
 """
@@ -31,8 +27,6 @@ def environment() -> type[Any]:
     original: Any = theirs.NemoGym.__ray_metadata__.modified_class
 
     class NemoGym(original):  # type: ignore[misc]  # found at run time
-        """NeMo RL's environment, on a graph of gym_serve."""
-
         _tokenizer: Any
         _ended = False
 
@@ -46,7 +40,6 @@ def environment() -> type[Any]:
             super()._require_spinup()
 
         async def run_rollouts(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            """See NeMo RL's."""
             self._require_spinup()
             if self._tokenizer is None:
                 from transformers import AutoTokenizer
@@ -56,7 +49,6 @@ def environment() -> type[Any]:
                 yield result
 
         def shutdown(self) -> None:
-            """See NeMo RL's."""
             self._ended = True
             super().shutdown()
 

@@ -4,12 +4,9 @@
       chess: {type: openenv, url: "https://openenv-chess-env.hf.space"}
       echo:  {type: openenv, env: "echo_env.server.echo_environment:EchoEnvironment", interface: tools}
 
-By URL nothing has to be installed: this module speaks OpenEnv's WebSocket protocol. In process, the
-environment's class runs in the replica, and needs ``pip install 'gym-serve[openenv]'``.
-
-A session is one instance of the environment, with a connection or an object of its own, and lives in the
-replica that reset it. The reward is the sum of the steps' rewards, also if the steps are tool calls. An
-invalid action costs a turn, not the episode; too many of them in a row end it.
+By URL nothing has to be installed; in process, it needs ``pip install 'gym-serve[openenv]'``. A session is
+one instance, and the reward is the sum of the steps' rewards, also if the steps are tool calls. An invalid
+action costs a turn, not the episode; too many of them in a row end it.
 """
 
 from __future__ import annotations
@@ -106,13 +103,11 @@ class OpenEnv(GymnasiumServer):
 
     @classmethod
     def preflight(cls, config: Config) -> Iterable[str]:
-        """See `Server.preflight`: OpenEnv, if the environment runs in the replica."""
         yield from super().preflight(config)
         if config.env is not None:
             yield from missing_package("openenv", "gym-serve[openenv]")
 
-    class Session(_Episode):
-        """The state of an episode."""
+    Session = _Episode
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -123,12 +118,6 @@ class OpenEnv(GymnasiumServer):
         self._open = 0
 
     async def start(self) -> None:
-        """Find out the actions, or the tools.
-
-        Raises:
-            GraphError: the environment's classes cannot be imported.
-            Unavailable: the environment does not answer.
-        """
         config = self.config
         if config.env is not None:
             self._classes = await asyncio.to_thread(LocalClasses, config.env, config.action)
@@ -139,36 +128,25 @@ class OpenEnv(GymnasiumServer):
         except BaseException as error:
             await self._end()
             if isinstance(error, asyncio.TimeoutError):
-                message = (
-                    f"{self.name} did not tell its {config.interface} within {config.start_timeout:.3g} s"
-                )
-                raise Unavailable(message) from None
+                limit = f"{config.start_timeout:.3g} s"
+                raise Unavailable(f"{self.name} did not tell its {config.interface} within {limit}") from None
             raise
         await super().start()
 
     async def stop(self) -> None:
-        """End all instances."""
         await super().stop()
         await self._end()
 
     async def seed(self, row: JSON, session: Any) -> JSON:
-        """Begin an episode.
-
-        Returns:
-            observation and info as `reset` has them, and the ``tools`` for agents whose row brings none.
+        """Begin an episode. Returns observation and info as `reset` has them, and the ``tools`` for agents
+        whose row brings none.
         """
         fields = await super().seed(row, session)
-        return (
-            {**fields, "tools": [tool.openai() for tool in self._tools.values()]} if self._tools else fields
-        )
+        tools = [tool.openai() for tool in self._tools.values()]
+        return {**fields, "tools": tools} if tools else fields
 
     async def reset(self, row: JSON, session: _Episode) -> tuple[str | None, JSON]:
-        """Make an instance, and begin.
-
-        Raises:
-            InvalidRequest: ``verifier_metadata.seed`` or ``.options`` do not fit.
-            Overloaded: the environment serves no further episode now.
-        """
+        """Make an instance, and begin."""
         start = parse(_ROW, row, "row").verifier_metadata or _Start()
         options = start.options if start.seed is None else {**start.options, "seed": start.seed}
         session.instance = self._instance()
@@ -179,7 +157,6 @@ class OpenEnv(GymnasiumServer):
         return f"{text}\n\n{how_to_act(self._schema, self._field)}", {}
 
     async def step(self, request: VerifyRequest, session: _Episode) -> Step:
-        """Take the step that the response's text is."""
         assert session.instance is not None  # made by `reset`, which opened the session
         try:
             outcome = await session.instance.step(action_in(request.response.output_text, self._field))
@@ -195,7 +172,6 @@ class OpenEnv(GymnasiumServer):
         return Step(observation=text, reward=outcome.reward, terminated=outcome.done)
 
     async def close(self, session: _Episode) -> None:
-        """End the instance."""
         if session.instance is not None:
             self._open -= 1
             await session.instance.close()
@@ -212,8 +188,9 @@ class OpenEnv(GymnasiumServer):
 
     async def _used(self, name: str, session: _Episode, arguments: JSON) -> Reply:
         assert session.instance is not None  # made by `reset`, which opened the session
-        action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        outcome = await session.instance.step(action)
+        outcome = await session.instance.step(
+            {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        )
         session.total += outcome.reward
         session.last = Step(reward=outcome.reward, terminated=outcome.done)
         result, error = tool_result(outcome.observation)
@@ -233,25 +210,21 @@ class OpenEnv(GymnasiumServer):
         elif self._classes is not None:
             self._schema = self._classes.action.model_json_schema()
         else:
-            http, url = self._address()
-            self._schema = await action_schema(http, url, self._headers())
+            self._schema = await action_schema(*self._address())
 
     def _instance(self) -> Instance:
-        if self._classes is not None:
-            if self._open and not self._classes.is_concurrent:
-                raise Overloaded(f"{self.config.env} runs one episode at a time in a replica")
-            self._open += 1
-            return LocalInstance(self._classes, self.config.env_kwargs)
+        if self._classes is not None and self._open and not self._classes.is_concurrent:
+            raise Overloaded(f"{self.config.env} runs one episode at a time in a replica")
         self._open += 1
-        return RemoteInstance(*self._address(), self._headers())
+        if self._classes is not None:
+            return LocalInstance(self._classes, self.config.env_kwargs)
+        return RemoteInstance(*self._address())
 
-    def _address(self) -> tuple[aiohttp.ClientSession, str]:
+    def _address(self) -> tuple[aiohttp.ClientSession, str, dict[str, str]]:
         assert self._http is not None  # started
         assert self.config.url is not None  # checked with the config
-        return self._http, self.config.url
-
-    def _headers(self) -> dict[str, str]:
-        return {name: value.get_secret_value() for name, value in self.config.headers.items()}
+        headers = {name: value.get_secret_value() for name, value in self.config.headers.items()}
+        return self._http, self.config.url, headers
 
     async def _end(self) -> None:
         if self._http is not None:
@@ -259,17 +232,15 @@ class OpenEnv(GymnasiumServer):
 
 
 def _tools_of(outcome: Outcome, name: str) -> dict[str, ToolDescription]:
-    """The tools that an environment lists, by name."""
     found = outcome.observation.get("tools")
     if not isinstance(found, list) or not found:
         raise Unavailable(f"the environment of {name} lists no tools: {str(outcome.observation)[:500]}")
-    return {
-        tool["name"]: ToolDescription(
-            tool["name"], tool.get("description") or "", tool.get("input_schema") or {"type": "object"}
-        )
-        for tool in found
-        if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))
-    }
+    tools = [tool for tool in found if isinstance(tool, dict) and is_tool_name(str(tool.get("name")))]
+    described = (
+        ToolDescription(t["name"], t.get("description") or "", t.get("input_schema") or {"type": "object"})
+        for t in tools
+    )
+    return {tool.name: tool for tool in described}
 
 
 _MAX_ACTION = 1 << 20
@@ -285,14 +256,8 @@ def text_field(schema: JSON) -> str | None:
 
 
 def action_in(text: str, field: str | None) -> JSON:
-    """The action in a model's text.
-
-    Args:
-        text: all of it is ``field``; without a field it is, or ends with, a JSON object in a code block.
-        field: of the action.
-
-    Raises:
-        InvalidRequest: there is no action in it.
+    """The action in a model's text: all of it as ``field``, else a JSON object that it is or ends with.
+    Raises InvalidRequest: there is none.
     """
     if len(text) > _MAX_ACTION:
         raise InvalidRequest(f"longer than {_MAX_ACTION} characters")

@@ -1,14 +1,9 @@
 """`Instance`: one environment of OpenEnv, in this process (`LocalInstance`) or by URL (`RemoteInstance`).
 
-Both use OpenEnv's wire format: a reset or a step answers ``{observation, reward, done, metadata}``, and
-errors are typed failures.
-
-In process, the class is constructed once for each episode. Plain methods run in a thread of the instance's
-own, always the same one, because some environments (browsers, OpenGL) have to stay in the thread that made
-them.
-
-By URL, one connection to ``{url}/ws`` serves one episode. Answers come in the order of the messages, without
-numbers. A cancelled call would leave its answer to the next one, so its connection is not used again.
+Both use OpenEnv's wire format. In process, plain methods run in a thread of the instance's own, always the
+same one: some environments (browsers, OpenGL) have to stay in it. By URL, one connection to ``{url}/ws``
+serves one episode. Answers have no numbers: a cancelled call would leave its answer to the next one, so its
+connection is not used again.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
@@ -40,13 +36,7 @@ from gym_serve.types.requests import JSON, problems_of
 
 
 class Outcome(NamedTuple):
-    """The result of a reset or a step.
-
-    Attributes:
-        observation: the observation's own fields.
-        reward: of the step; 0.0 if there is none.
-        done: whether the episode is over.
-    """
+    """The result of a reset or a step."""
 
     observation: JSON
     reward: float
@@ -57,55 +47,28 @@ class Instance(Protocol):
     """An environment with one episode at a time."""
 
     async def reset(self, options: JSON) -> Outcome:
-        """Begin an episode.
-
-        Args:
-            options: ``seed``, ``episode_id`` and what else the environment's reset takes.
-
-        Raises:
-            InvalidRequest: the options do not fit.
-            Overloaded: the environment serves no further episode now.
-            Unavailable: it cannot be started or reached.
-        """
+        """Begin an episode. Raises InvalidRequest, Overloaded, Unavailable."""
         ...
 
     async def step(self, action: JSON) -> Outcome:
-        """Take a step.
-
-        Raises:
-            InvalidRequest: it is not an action of this environment.
-            ToolFailed: the environment failed.
-            SessionLost: it is gone.
-        """
+        """Take a step. Raises InvalidRequest: it is no action; ToolFailed: it failed; SessionLost."""
         ...
 
-    async def close(self) -> None:
-        """End it; it is not called again."""
-        ...
+    async def close(self) -> None: ...
 
 
 def outcome_of(payload: Any) -> Outcome:
-    """A payload of OpenEnv's wire format.
-
-    Raises:
-        Unavailable: it is not such a payload.
-    """
-    observation = payload.get("observation") if isinstance(payload, dict) else None
-    reward = payload.get("reward") if isinstance(payload, dict) else None
+    """A payload of OpenEnv's wire format. Raises Unavailable: it is not such a payload."""
+    fields = payload if isinstance(payload, dict) else {}
+    observation, reward = fields.get("observation"), fields.get("reward")
     if not isinstance(observation, dict) or not isinstance(reward, int | float | None):
         raise Unavailable(f"the environment returned no observation: {str(payload)[:200]}")
-    return Outcome(observation, float(reward or 0.0), bool(payload.get("done")))
+    return Outcome(observation, float(reward or 0.0), bool(fields.get("done")))
 
 
 class LocalClasses:
-    """An environment's classes, imported.
-
-    Args:
-        env: import path of the environment's class, or of a function that makes one.
-        action: import path of its action class; None for OpenEnv's own, for environments of tools.
-
-    Raises:
-        GraphError: OpenEnv is not installed, or a class cannot be imported.
+    """An environment's classes, imported; without an action class OpenEnv's own, for tools. Raises
+    GraphError: OpenEnv is not installed, or a class cannot be imported.
     """
 
     def __init__(self, env: str, action: str | None) -> None:
@@ -122,7 +85,6 @@ class LocalClasses:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether there may be more than one instance at a time."""
         return bool(getattr(self.env, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
 
@@ -144,9 +106,8 @@ class LocalInstance(Instance):
         try:
             return self._outcome(await self._run("reset", **options))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(
-                f"reset refuses {sorted(options)}: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise InvalidRequest(f"reset refuses {sorted(options)}: {what}") from error
 
     async def step(self, action: JSON) -> Outcome:
         try:
@@ -175,9 +136,8 @@ class LocalInstance(Instance):
         return await self._in_thread(getattr(self._env, name), *args, **kwargs)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: function(*args, **kwargs)
-        )
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _outcome(self, observation: Any) -> Outcome:
         payload = self._classes.serialization.serialize_observation(observation)
@@ -202,10 +162,7 @@ _DATA = (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
 
 
 class RemoteInstance(Instance):
-    """An environment by its URL; it connects when it is reset, and the environment ends with the connection.
-
-    ``headers`` are sent with the connection.
-    """
+    """An environment by its URL; it connects when it is reset, and ends with the connection."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
         self._http = http
@@ -228,10 +185,9 @@ class RemoteInstance(Instance):
             await self._socket.close()
 
     async def _connected(self) -> aiohttp.ClientWebSocketResponse:
+        url = f"{self._url.rstrip('/')}/ws"
         try:
-            return await self._http.ws_connect(
-                f"{self._url.rstrip('/')}/ws", headers=self._headers, max_msg_size=_MAX_MESSAGE
-            )
+            return await self._http.ws_connect(url, headers=self._headers, max_msg_size=_MAX_MESSAGE)
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 429:
                 raise Overloaded(f"{self._url} accepts no further connection") from None
@@ -270,11 +226,7 @@ class RemoteInstance(Instance):
 
 
 async def action_schema(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> JSON:
-    """JSON schema of an environment's actions, from its ``/schema``.
-
-    Raises:
-        Unavailable: it does not.
-    """
+    """JSON schema of an environment's actions, from its ``/schema``. Raises Unavailable: it does not."""
     try:
         async with http.get(f"{url.rstrip('/')}/schema", headers=headers) as response:
             body = orjson.loads(await response.read())
