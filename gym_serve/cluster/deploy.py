@@ -80,9 +80,7 @@ def build(
     """The application of a resolved graph.
 
     Args:
-        graph: the graph.
         owned: whether it belongs to a run, and ends with it (`gym_serve.cluster.ownership`).
-        shipped: what `gym_serve.cluster.code.ship` has uploaded.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token; or Ray has none.
@@ -186,13 +184,7 @@ def _autoscaling(given: AutoscalingOptions, policy: str) -> AutoscalingConfig:
 
 
 def _fingerprint(arguments: Any, handles: list[str]) -> str:
-    """Version of a deployment: it changes if, and only if, its replicas must restart.
-
-    Of a class it has the name, as the same class is the same everywhere; its source comes in by `code_hash`.
-
-    It is the same in every process, unlike a pickle, whose sets have no order. Serve options are left
-    out, as Serve compares those itself.
-    """
+    """Version of a deployment: it changes if, and only if, its replicas must restart."""
     return hashlib.sha256(orjson.dumps([arguments, handles], default=_plain, option=_PLAIN)).hexdigest()
 
 

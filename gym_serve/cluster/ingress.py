@@ -40,13 +40,7 @@ _LOOK_SECONDS = 3.0  # between two looks whether this replica leaves
 
 
 class Description(NamedTuple):
-    """A running graph.
-
-    Attributes:
-        public: the graph without secrets.
-        default_agent: agent of the rows that name none.
-        owned: whether it belongs to a run.
-    """
+    """A running graph."""
 
     public: dict[str, Any]
     default_agent: str | None
@@ -93,10 +87,6 @@ async def _live(receive: Receive, send: Send) -> None:
 
 class Ingress:
     """The deployment, and the `Host` of its gateway.
-
-    Args:
-        graph: the outline of the graph.
-        handles: the deployments of its servers, by name.
 
     Raises:
         GraphError: other machines reach Serve, and the graph has no token.

@@ -64,8 +64,6 @@ def kubernetes_objects(source: GraphSource, graph: Graph, *, image: str, size: P
     Args:
         source: the graph as it was read. Its variables stay variables: pods get them from a Secret.
         graph: the same, resolved: how many replicas there are, and what each needs.
-        image: an image with gym_serve and what the graph's types need.
-        size: of a worker pod.
 
     Raises:
         GraphError: others in the cluster could use the graph without a token; Kubernetes takes no such name;

@@ -29,10 +29,8 @@ def preflight(graph: Graph, *, checked: bool = False, shipped: Mapping[str, str]
     """What the connected cluster lacks for a graph: a line for each, with the server that needs it.
 
     Args:
-        graph: the graph.
         checked: True where all replicas will run on this machine with this process's Python, and
             `problems_here` has found nothing: only servers with a ``runtime_env`` are asked.
-        shipped: what `gym_serve.cluster.code.ship` has uploaded.
     """
     from gym_serve.cluster.serve_compat import most_resources, node_resources
 

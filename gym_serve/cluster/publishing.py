@@ -31,7 +31,6 @@ class RayPublisher:
         constant: labels of every series: ``graph``, ``server`` and ``replica``. A ``server`` that a metric
             names itself is another one in the same process, and holds.
         refresh: called before each publication, to set gauges to their present values.
-        metrics: what to publish.
     """
 
     def __init__(

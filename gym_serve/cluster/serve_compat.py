@@ -93,10 +93,8 @@ def autoscaling_config(policy: str, look_back_period_s: float = 30.0, **settings
     """Serve's autoscaling by a policy of ours.
 
     Args:
-        policy: ``module:function``.
         look_back_period_s: seconds over which the load is averaged; replicas report it three times within
             them, and at least every 10 seconds.
-        **settings: further ones of Serve.
     """
     with warnings.catch_warnings():
         # Serve means to replace this field by a variable of the environment, for all deployments together.
@@ -305,14 +303,7 @@ def kv_delete(key: bytes) -> None:
 
 @dataclass(frozen=True)
 class RunningVersion:
-    """The deployments of an application, as Serve's controller knows them.
-
-    Attributes:
-        application: its name.
-        deployments: what Serve was given for each.
-        ingress: name of the one that answers HTTP.
-        route: its path.
-    """
+    """The deployments of an application, as Serve's controller knows them."""
 
     application: str
     deployments: list[Deployment]
@@ -373,9 +364,7 @@ def ignoring(file: Path) -> Callable[[Path], bool]:
 
 def upload_code(folder: Path) -> str:
     """Store a folder on the connected cluster; an URI of it for ``py_modules``, which is a hash of its files.
-
-    Raises:
-        Unavailable: the cluster does not take it.
+    Raises `Unavailable`: the cluster does not take it.
     """
     if _by_ray_client():  # it has no access to the store that a worker has
         with TemporaryDirectory() as scratch:
@@ -429,11 +418,7 @@ def forget_serve() -> None:
 
 
 def http_address() -> str:
-    """Base URL of the HTTP proxy, as this machine reaches it.
-
-    Raises:
-        Unavailable: Serve does not run.
-    """
+    """Base URL of the HTTP proxy, as this machine reaches it. Raises `Unavailable`: Serve does not run."""
     client = _client()
     if client is None:
         raise Unavailable("Serve does not run on this cluster")

@@ -80,9 +80,6 @@ class Collection:
     """What is collected, and how.
 
     Attributes:
-        backend: runs the rollouts.
-        expansion: how rows become rollouts.
-        options: how attempts are run.
         budget: what the run may use, its earlier processes included.
     """
 
@@ -139,13 +136,10 @@ async def collect(
     Args:
         rows: rows, or the path of a JSONL file; read once, in another thread, before anything runs.
         output: the main file, e.g. ``out.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst``; the others are beside it.
-        collection: what is collected.
-        resume: continue the run that ``output`` holds, if it holds one.
         retry_failed: resume, and make the rollouts again whose last attempt failed; each gets all of its
             attempts again. Earlier failures stay in the file of failures.
         skip_invalid: skip rows that cannot be used; without it, nothing starts if there is one.
         progress: called with the counts after every batch of results and of comparisons.
-        stop: once set, no further attempt starts; running ones may end.
 
     Raises:
         InvalidRequest: there are rows that cannot be used (names all of them), or no rows at all.
@@ -203,14 +197,8 @@ async def check_run(
     resume: bool = False,
     skip_invalid: bool = False,
 ) -> None:
-    """Raise what `collect` would raise before it runs anything, without starting a graph.
-
-    Args:
-        rows: the path of a JSONL file.
-        output, collection, resume, skip_invalid: as for `collect`.
-
-    Raises:
-        InvalidRequest, Conflict, Unavailable, BadRequest: see `collect`.
+    """Raise what `collect` would raise before it runs anything, without starting a graph. Raises
+    `InvalidRequest` or `Conflict` or `Unavailable` or `BadRequest`: see `collect`.
     """
     collection.budget.check(collection.backend.prices())
     inputs, outputs = Inputs(rows, collection.expansion, collection.backend.check), Outputs.of(output)
@@ -277,11 +265,7 @@ async def _run(
     progress: Callable[[Progress], None],
     stop: asyncio.Event | None,
 ) -> tuple[OperatorError | None, Waiting | None]:
-    """Run the remaining rollouts.
-
-    Returns:
-        the last operator error, and what the run waited for when it was stopped; None if there was none.
-    """
+    """Run the remaining rollouts."""
     attempts = collection.options.attempts
 
     def left() -> Iterator[list[JSON]]:

@@ -170,11 +170,9 @@ class Expansion:
 
     Attributes:
         agent: the agent of all rows; None for each row's ``agent_ref.name``.
-        default_agent: the agent of rows that name none.
         repeats: rollouts per row; one number, or a number per agent: ``{"agent": 8, "_default": 1}``.
         seed: sampling seed of a row's first rollout; each further rollout has the next number. It is sent in
             ``metadata.extra_body``. None for no seed.
-        limit: how many rows to use at most.
         shard: ``(i, n)``: the i-th of n parts, 1 <= i <= n; identical rows are in one part.
         params: keys that override those of every row's ``responses_create_params``.
         prompt: makes the ``input`` of the rows, which must not have one.
@@ -222,12 +220,8 @@ def expand(
     """The materialized rows of each usable row; the given rows are not changed.
 
     Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how rows become rollouts.
         problem: called with each row that is skipped and why; it may raise.
         check: raises a `GymError` for a row that cannot be run; the row is complete except for its metadata.
-        note: called with anything harmless but worth knowing.
-        unique: skip a row whose own metadata identify a rollout of an earlier row.
     """
     numbering = _Numbering(unique=unique)
     unused = set() if isinstance(expansion.repeats, int) else set(expansion.repeats) - {"_default"}
@@ -300,11 +294,7 @@ def _without_endpoint(row: JSON) -> JSON:
 
 
 def _storable(row: JSON) -> JSON:
-    """A row as a run's file may hold it.
-
-    Raises:
-        ValueError: its endpoint has a key, which is written to no file and would be missing later.
-    """
+    """A row as a run's file may hold it."""
     endpoint = endpoint_of(row)
     if endpoint is not None and (endpoint.api_key or endpoint.headers):
         raise ValueError(
@@ -369,12 +359,9 @@ class Inputs:
     """The rows of a run.
 
     Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how they become rollouts.
         check: raises a `GymError` for a row that the graph cannot run.
 
     Attributes:
-        problems: what is wrong with them.
         rollouts: how many there are; known once they are written.
     """
 
@@ -397,7 +384,6 @@ class Inputs:
 
         Args:
             path: the file to write; None to check and count only.
-            skip_invalid: skip rows that cannot be used.
 
         Raises:
             InvalidRequest: there are rows that cannot be used, or no rows at all.
@@ -456,11 +442,7 @@ class Inputs:
         return row
 
     def check_row(self, row: JSON) -> None:
-        """Check one row against the row format and the graph.
-
-        Raises:
-            GymError: the row cannot be run.
-        """
+        """Check one row against the row format and the graph. Raises `GymError`: the row cannot be run."""
         check_row(row)
         self._check(row)
 
@@ -481,10 +463,7 @@ async def checked_groups(
     graph cannot run becomes a failed rollout.
 
     Args:
-        rows: rows, or the path of a JSONL file.
-        expansion: how they become rollouts.
         check: raises a `GymError` for a row that the graph cannot run.
-        skip_invalid: skip rows that cannot be used.
 
     Raises:
         InvalidRequest: there are rows that cannot be used; for a file, names all of them.

@@ -65,13 +65,7 @@ class GroupFeed:
     """Groups of rollouts of one row each.
 
     Args:
-        draw: the rows, as jobs: ``size`` + ``oversample`` for each group.
-        run: runs one episode.
-        options: how groups are made.
-        stream: how far they may run ahead.
-        runner_options: how attempts are run.
         version: tells how often the policy's weights were replaced, counted from anywhere.
-        compare: the group reward of the environment.
     """
 
     def __init__(

@@ -62,7 +62,6 @@ class Codec:
     """How lines are stored in a file that is appended to.
 
     Attributes:
-        encode: a line with its newline, as it is stored.
         frames: the complete frames of a file: where each ends, and its decoded bytes. What the
             last one leaves over is torn.
     """
@@ -77,10 +76,8 @@ def codec_of(path: Path) -> Codec:
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed if its name says that it is compressed.
-
-    Raises:
-        OSError: it cannot be opened. Damaged contents raise one of `CORRUPT` on reading.
+    """Open a file for reading, decompressed if its name says that it is compressed. Raises `OSError` if it
+    cannot be opened. Damaged contents raise one of `CORRUPT` on reading.
     """
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -190,10 +187,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the folder of a file exists. It is not created, because its name may be misspelt.
-
-    Raises:
-        BadRequest: the folder does not exist.
+    """Check that the folder of a file exists. It is not created, because its name may be misspelt. Raises
+    `BadRequest`: the folder does not exist.
     """
     if not path.parent.is_dir():
         raise BadRequest(f"cannot write {path}: folder {path.parent} does not exist; create it first")
@@ -248,11 +243,7 @@ def sync_directory(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> JSON:
-    """The length and a digest of a file, as it is stored.
-
-    Raises:
-        InvalidRequest: it cannot be read.
-    """
+    """The length and a digest of a file, as it is stored. Raises `InvalidRequest` if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     length = 0
     try:
@@ -269,7 +260,6 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
     """A record as a line that every reader of such files accepts.
 
     Args:
-        record: the record.
         spare: bytes to leave free, for keys that are added later.
 
     Raises:
@@ -288,9 +278,7 @@ def readable_line(record: JSON, spare: int = 0) -> bytes:
 
 def read_records(path: Path) -> Iterator[JSON]:
     """The complete records of a file, also while another process appends; none if the file does not exist.
-
-    Raises:
-        Conflict: the file is damaged before its end.
+    Raises `Conflict`: the file is damaged before its end.
     """
     for _, record in _complete(path):
         yield record
@@ -298,11 +286,6 @@ def read_records(path: Path) -> Iterator[JSON]:
 
 class RecordFile:
     """A file of records, open for appending.
-
-    Args:
-        path: the file; created if it does not exist, in a folder that does.
-        exclusive: whether to be the only writer; see `lock`.
-        spare: see `readable_line`.
 
     Raises:
         Conflict: another process is writing the file.
@@ -370,10 +353,8 @@ class RecordFile:
             self._synced = end
 
     def check(self) -> None:
-        """Check that the path still leads to this file, and that no other program has written it.
-
-        Raises:
-            Conflict: the file was deleted, replaced, or changed by another program.
+        """Check that the path still leads to this file, and that no other program has written it. Raises
+        `Conflict`: the file was deleted, replaced, or changed by another program.
         """
         own = os.fstat(self._file.fileno())
         try:

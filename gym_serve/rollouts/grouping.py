@@ -33,8 +33,6 @@ class GroupOptions:
     """How groups are made.
 
     Attributes:
-        size: rollouts of a group.
-        oversample: rollouts started beyond that.
         quorum: the fewest rollouts of a usable group; by default ``size``.
         deadline: seconds after which a group is settled with the rollouts that it has; None for no limit.
     """
@@ -97,11 +95,7 @@ class _Open:
 
 
 class GroupBook:
-    """The groups that are not settled.
-
-    Args:
-        options: how groups are made.
-    """
+    """The groups that are not settled."""
 
     def __init__(self, options: GroupOptions) -> None:
         self._options = options
@@ -121,10 +115,8 @@ class GroupBook:
         group.started = True
 
     def ended(self, job: Job, rollout: JSON, *, failed: bool) -> tuple[Group, list[Job]] | None:
-        """A job has its result, which counts unless its group is settled already.
-
-        Returns:
-            the group and its stragglers, if this result settles it.
+        """A job has its result, which counts unless its group is settled already. Returns the group and its
+        stragglers, if this result settles it.
         """
         group = self._open.get(job.group)
         if group is None or job.number not in group.jobs:
@@ -134,10 +126,8 @@ class GroupBook:
         return self._settled(job.group) if self._is_decided(group) else None
 
     def dropped(self, jobs: list[Job]) -> list[tuple[Group, list[Job]]]:
-        """Jobs are dropped without a result, because the run ends.
-
-        Returns:
-            the groups that this settles, with their stragglers; groups that were not started are discarded.
+        """Jobs are dropped without a result, because the run ends. Returns the groups that this settles, with
+        their stragglers; groups that were not started are discarded.
         """
         for job in jobs:
             group = self._open.get(job.group)

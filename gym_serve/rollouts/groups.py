@@ -65,11 +65,6 @@ async def groups(
     Closing it cancels running rollouts.
 
     Args:
-        jobs: ``size + oversample`` jobs for each group.
-        run: runs one episode.
-        options: how groups are made.
-        runner_options: how attempts are run.
-        compare: the group reward of the environment.
         spending: counts what attempts and comparisons use. Once the budget is spent, no further attempt
             starts; running ones may end if their group can still be filled, and are compared.
 
@@ -147,13 +142,6 @@ async def compared(
 
     A judge that is busy or away is waited for as in an episode (`gym_serve.rollouts.scheduling`).
 
-    Args:
-        group: the group.
-        compare: asks the environment.
-        options: how often ``compare`` is tried, and how long it may take.
-        spend: called with the ``model_usage`` of every attempt.
-        waits: called before each wait for a judge.
-
     Raises:
         OperatorError: a setting is wrong, which no retry fixes; or the wait would be too long.
     """
@@ -205,11 +193,7 @@ class GroupStage:
     """The comparisons of a run whose rollouts have all ended.
 
     Args:
-        outputs: the files of the run.
-        run: its id; comparisons of another run are removed.
-        options: how many groups are compared at once, and how often one is tried.
         spending: counts what comparisons use; once the budget is spent, no further comparison starts.
-        stop: once set, no further comparison starts.
 
     Attributes:
         problems: the groups that could not be compared, and why.
@@ -240,10 +224,6 @@ class GroupStage:
 
     async def run(self, compare: Compare, on_progress: Progressing) -> bool:
         """Compare the groups that are not compared yet.
-
-        Args:
-            compare: compares a group.
-            on_progress: see `Progressing`.
 
         Returns:
             whether all groups are compared, and ``out.jsonl`` has their rewards.

@@ -82,17 +82,12 @@ class Header:
     """The header of a run, ``out_run.json``.
 
     Attributes:
-        run: id of the run.
-        created: when it began, in UTC.
         input: `fingerprint` of the rows.
-        expansion: how they are expanded.
         graph: the parts of the graph that decide what a rollout is.
-        rollouts: how many rollouts to make.
         problems: how many rows were skipped because they could not be used.
         source: where the rows came from; for people, never compared.
         forgiven: how many failed attempts, the first ones of ``out_failures.jsonl``, no longer count, because
             failed rollouts were to be retried (``retry_failed``).
-        format: version of these files.
         prices: of the graph's models, by model server, when the run began; for people, never compared.
         output: name of the main file, since ``out.jsonl`` and ``out.jsonl.gz`` would share the others.
     """
@@ -193,10 +188,6 @@ _TERMINAL = 2**31  # beside the number of failed attempts
 class Journal:
     """The files of a run, open for collecting; this process is their only writer.
 
-    Args:
-        outputs: the files.
-        resume: continue the run that is in them, if there is one.
-
     Raises:
         Conflict: another process is writing the files, or they hold something that cannot be resumed.
         BadRequest: the files cannot be written.
@@ -281,14 +272,8 @@ class Journal:
         self._past[key] = self._forgiven[key] = (self._past.get(key) or 0) & ~_TERMINAL
 
     def failed_attempts(self, row: JSON, allowed: int) -> tuple[int, int] | None:
-        """How many attempts at a row have failed, and how many of them no longer count.
-
-        Args:
-            row: a materialized row.
-            allowed: attempts that a rollout gets.
-
-        Returns:
-            the two numbers; None if the row needs no further attempt.
+        """How many attempts at a row have failed, and how many of them no longer count. Returns the two
+        numbers; None if the row needs no further attempt.
         """
         key = rollout_key(row)
         past, forgiven = self._past.get(key) or 0, self._forgiven.get(key) or 0
@@ -300,10 +285,6 @@ class Journal:
 
     def append(self, row: JSON, rollout: JSON) -> JSON:
         """Record the result of an attempt; when this returns, it survives this process.
-
-        Args:
-            row: the materialized row.
-            rollout: the result.
 
         Returns:
             the record: the rollout, or a failure if the rollout cannot be stored as JSON.

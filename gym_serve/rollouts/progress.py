@@ -33,9 +33,6 @@ class Waiting:
 
     Attributes:
         server: the server of the graph that refuses, or is away; None if that is unknown.
-        reason: what it said, with the endpoint.
-        seconds: until the next attempt.
-        until: its date and time, with the offset from UTC.
     """
 
     server: str | None
@@ -94,11 +91,7 @@ class Progress:
 
 
 class Tally:
-    """Keeps count.
-
-    Args:
-        total: rollouts to make.
-    """
+    """Keeps count."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -192,7 +185,6 @@ class Spent:
         usage: counts by stage and model server; see `gym_serve.servers.usage`.
         tokens: tokens of prompts and generations together.
         cost: cost of the models that have prices; None if none has.
-        costs: the cost by stage and model server.
     """
 
     usage: JSON
@@ -208,12 +200,7 @@ class Spent:
 
 
 class Spending:
-    """Counts what a run uses.
-
-    Args:
-        prices: prices by model server.
-        budget: the limit of the run.
-    """
+    """Counts what a run uses."""
 
     def __init__(self, prices: Mapping[str, Prices] | None = None, budget: Budget | None = None) -> None:
         self._prices = prices or {}
@@ -261,10 +248,6 @@ class Spending:
 
 
 def prices_of(graph: Mapping[str, Any]) -> dict[str, Prices]:
-    """The prices of a graph's models, by server.
-
-    Args:
-        graph: the graph as ``/graph`` shows it.
-    """
+    """The prices of a graph's models, by server."""
     models = graph.get("models") or {}
     return {name: Prices(**model["prices"]) for name, model in models.items() if model.get("prices")}

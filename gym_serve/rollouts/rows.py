@@ -31,28 +31,22 @@ MAX_ROLLOUT_INDEX = 2**23 - 1
 
 
 def task_index(row: Mapping[str, Any]) -> int:
-    """``_ng_task_index`` of a row.
-
-    Raises:
-        InvalidRequest: it is missing, or not an integer from 0 to `MAX_TASK_INDEX`.
+    """``_ng_task_index`` of a row. Raises `InvalidRequest` if it is missing, or not an integer from 0 to
+    `MAX_TASK_INDEX`.
     """
     return _index(row, "_ng_task_index", MAX_TASK_INDEX)
 
 
 def rollout_index(row: Mapping[str, Any]) -> int:
-    """``_ng_rollout_index`` of a row.
-
-    Raises:
-        InvalidRequest: it is missing, or not an integer from 0 to `MAX_ROLLOUT_INDEX`.
+    """``_ng_rollout_index`` of a row. Raises `InvalidRequest` if it is missing, or not an integer from 0 to
+    `MAX_ROLLOUT_INDEX`.
     """
     return _index(row, "_ng_rollout_index", MAX_ROLLOUT_INDEX)
 
 
 def rollout_key(rollout: Mapping[str, Any]) -> int:
-    """Task and rollout index as one integer below 2**63, which identifies the rollout in its run.
-
-    Raises:
-        InvalidRequest: an index is missing or out of range.
+    """Task and rollout index as one integer below 2**63, which identifies the rollout in its run. Raises
+    `InvalidRequest`: an index is missing or out of range.
     """
     return task_index(rollout) << 23 | rollout_index(rollout)
 
@@ -103,7 +97,6 @@ def read_rows(rows: Rows, note: Callable[[str], None] = lambda text: None) -> It
     """The rows, one at a time; blank lines are skipped.
 
     Args:
-        rows: rows, or the path of a JSONL file.
         note: called with anything unusual but harmless (a byte order mark, CRLF), once per file.
 
     Raises:
@@ -261,11 +254,7 @@ class Problems:
 
 
 def raise_problem(problem: str) -> None:
-    """Stop at the first problem.
-
-    Raises:
-        InvalidRequest: always.
-    """
+    """Stop at the first problem. Raises `InvalidRequest`: always."""
     raise InvalidRequest(problem)
 
 

@@ -47,9 +47,7 @@ async def summarize_run(
     """Compute the metrics of a run from its files, and write them.
 
     Args:
-        outputs: the files.
         aggregate: asks an agent; None to compute everything in this process.
-        metric_spec: the metrics to compute for an agent that is not asked.
 
     Returns:
         an entry for each agent, without its ``group_level_metrics``, which only the file has.

@@ -129,7 +129,6 @@ class RunnerOptions:
         attempts: how often a rollout is tried; only retryable failures are tried again.
         timeout: seconds for one attempt until it is verified; None for the servers' own limits alone. A
             rollout waits for as long (an hour with None) for an overloaded graph; it is then left open.
-        backoff: how long a retry waits.
         max_failures: how many rollouts that meet an `OperatorError` (a wrong model or address, too long a
             wait), with no scored one in between, end the run. A refused key ends it at once.
         tracing: share of the rollouts whose trace is recorded, 0 to 1; None for no tracing.
@@ -178,7 +177,6 @@ def jobs_of(
     """Jobs of materialized rows, a list for each group.
 
     Args:
-        groups: the rows.
         failed: how many attempts at a row have failed already, and how many of them no longer count.
     """
     number = count()
@@ -192,10 +190,8 @@ async def stream(
     options: RunnerOptions,
     order: Order = "completion",
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
-    """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts.
-
-    Raises:
-        OperatorError: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
+    """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts. Raises
+    `OperatorError`: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.
     """
     ordering: Ordering[tuple[JSON, JSON]] = Ordering(order)
     runner = RolloutRunner(
@@ -215,14 +211,8 @@ class RolloutRunner:
     """Runs jobs. Call `advance` and `results` in turn, and `close` in the end.
 
     Args:
-        jobs: groups of jobs, drawn one by one.
-        run: runs one episode.
-        options: how attempts are run.
-        on_draw: called with each group when it is drawn.
-        on_start: called with each job whose attempt starts, and the time.
         on_result: called with the row and the result of every attempt, also a failed one; an exception in it
             ends the run. Not called for attempts that met an operator error, because they do not count.
-        on_drop: called with each job that is dropped because the run drains.
     """
 
     def __init__(
@@ -254,14 +244,7 @@ class RolloutRunner:
         self._draining = False
 
     def advance(self, held: int = 0) -> bool:
-        """Start every attempt that can start.
-
-        Args:
-            held: results that the caller holds back until their turn.
-
-        Returns:
-            whether there is anything to wait for.
-        """
+        """Start every attempt that can start; returns whether there is anything to wait for."""
         if self._draining:
             for idle in self.scheduler.drop_idle():
                 self._on_drop(idle)
@@ -293,9 +276,6 @@ class RolloutRunner:
 
         A job that met an operator error ended without a result that counts (`operator_error`). Once such
         errors end the run, no further attempt starts.
-
-        Args:
-            until: value of `time.monotonic` at which an empty list is returned.
         """
         until = min(until, self.scheduler.next_due())
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
@@ -355,11 +335,7 @@ class RolloutRunner:
             self._on_result(*pair)
 
     def check(self) -> None:
-        """Raise the error that ends the run, if there is one.
-
-        Raises:
-            OperatorError: the last such error.
-        """
+        """Raise the error that ends the run, if there is one. Raises `OperatorError`: the last such error."""
         if self.operator_errors.fatal is not None:
             raise self.operator_errors.fatal
 
@@ -371,9 +347,7 @@ class RolloutRunner:
 
     def restart(self, job: Job) -> bool:
         """Begin a job anew, whether it runs, waits, has ended or was dropped; see `Scheduler.restart`.
-
-        Returns:
-            whether a running attempt was cancelled, down to the model's request.
+        Returns whether a running attempt was cancelled, down to the model's request.
         """
         attempt = Attempt(job.number, job.attempt)
         if running := self.scheduler.restart(job):
@@ -463,11 +437,7 @@ def _describe(seen: Span, row: JSON, rollout: JSON) -> None:
 
 
 def _checked(rollout: Any) -> JSON:
-    """An agent's answer, if it is a rollout.
-
-    Raises:
-        Unavailable: it is not a rollout; another attempt may succeed.
-    """
+    """An agent's answer, if it is a rollout."""
     if not isinstance(rollout, dict):
         raise Unavailable(f"the agent's answer must be a rollout, got {str(rollout)[:200]}")
     if not is_failure(rollout):
@@ -502,8 +472,6 @@ def too_long(
 
     Args:
         server: which refuses, or is away; None if that is unknown.
-        stage: in which it was asked.
-        detail: what it said.
         wait: seconds that it asked for; 0 if it did not say.
         patience: seconds for which a run waits; None where it asks for a number of times.
     """

@@ -73,7 +73,6 @@ class Outage:
 
     Args:
         concurrency: attempts that run at the same time. As many in a row must fail, or as there are jobs.
-        backoff: how long a pause lasts; it grows with every probe that fails.
     """
 
     def __init__(self, concurrency: int, backoff: Backoff) -> None:
@@ -102,16 +101,8 @@ class Outage:
         self._until = None
 
     def unavailable(self, started: float, now: float, jobs: int) -> Literal["attempt", "probe", "away"]:
-        """An attempt found the graph unavailable.
-
-        Args:
-            started: when it started.
-            now: the time.
-            jobs: how many are not finished, its own included.
-
-        Returns:
-            ``attempt``: it counts as an attempt at its rollout. ``probe``: it does not. ``away``: the graph
-            has been away for too long.
+        """An attempt found the graph unavailable. Returns ``attempt``: it counts as an attempt at its
+        rollout. ``probe``: it does not. ``away``: the graph has been away for too long.
         """
         if self._probes > MAX_PROBES:
             return "away"
@@ -129,11 +120,7 @@ _ROUNDS = 20  # from 1 to the ceiling
 
 
 class Pace:
-    """Bounds the attempts that run at the same time.
-
-    Args:
-        ceiling: the largest number, with which the run begins.
-    """
+    """Bounds the attempts that run at the same time."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
@@ -163,10 +150,7 @@ class Job:
 
     Attributes:
         number: position among all jobs; earlier jobs come first.
-        group: number of the row that it is a rollout of.
-        row: its materialized row.
         attempt: how many attempts have failed so far, which is the number of the next one.
-        forgiven: how many of them no longer count.
     """
 
     number: int
@@ -205,9 +189,7 @@ class Scheduler:
     """The state of all jobs that are not finished.
 
     Args:
-        concurrency: attempts that may run at the same time.
         attempts: how often a job may be tried; with one attempt, an outage pauses nothing.
-        backoff: how long a retry waits.
         patience: seconds, from its first start, for which a job waits that is rejected.
     """
 
@@ -267,9 +249,6 @@ class Scheduler:
         """Record the result of an attempt.
 
         Args:
-            number: the job.
-            attempt: the attempt.
-            now: the time.
             failure: its failure; None if it was scored.
 
         Returns:
@@ -306,20 +285,14 @@ class Scheduler:
         return "done"
 
     def drop(self, number: int) -> bool:
-        """Drop a job.
-
-        Returns:
-            whether an attempt at it is running, which the caller must cancel.
-        """
+        """Drop a job; returns whether an attempt at it is running, which the caller must cancel."""
         self._jobs.pop(number, None)
         self._pushed.pop(number, None)
         return self._running.pop(number, None) is not None
 
     def restart(self, job: Job) -> bool:
         """Begin a job anew: its attempts so far no longer count. One that waits to start goes on waiting.
-
-        Returns:
-            whether an attempt at it is running, which the caller must cancel.
+        Returns whether an attempt at it is running, which the caller must cancel.
         """
         running = job.number in self._running
         if running or job.number not in self._jobs:
@@ -378,9 +351,6 @@ _FATAL_AT_ONCE = (Unauthorized, EndpointAccessDenied, RepeatedFailure)
 class OperatorErrors:
     """Counts operator errors.
 
-    Args:
-        limit: how many of them without a scored rollout in between end the run.
-
     Attributes:
         last: the last one; None if there was none.
         fatal: the one that ends the run; None while it goes on.
@@ -428,10 +398,7 @@ class RepeatedFailures(Generic[T]):
         """The results that count after another one.
 
         Args:
-            result: the result.
-            group: number of the row that it is a rollout of.
             alike: what equal failures have in common; None if the result can be none of them.
-            ending: how its episode ended.
         """
         if alike is None:
             return [result] if ending.failed else [*self.released(), result]
@@ -467,11 +434,7 @@ the rollouts of one row together, in the order of their repeats, as groups compl
 
 
 class Ordering(Generic[T]):
-    """Puts results in order.
-
-    Args:
-        order: which one.
-    """
+    """Puts results in order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

@@ -85,12 +85,8 @@ class Place:
     """A group that has begun and is not taken.
 
     Attributes:
-        oldest: version at which its oldest rollout began.
         due: version at which it must be taken.
         scored: whether it has a rollout that ended with a reward.
-        complete: whether all of its rollouts have ended.
-        ready: whether the trainer may take it.
-        usable: whether the trainer learns from it.
     """
 
     oldest: int
@@ -116,12 +112,7 @@ class StalenessBook:
     """The groups that have begun and are not taken.
 
     Args:
-        options: how far they may run ahead.
         batch: groups that the trainer takes for the first version, if the options do not say it.
-
-    Attributes:
-        version: of the policy.
-        waiting: how many takers wait for a group.
     """
 
     def __init__(self, options: StreamOptions, batch: int = 1) -> None:
@@ -209,10 +200,7 @@ class StalenessBook:
 
     @property
     def _slots(self) -> int:
-        """How many groups the trainer goes on to take at this version: the rest of its batch.
-
-        After a whole batch none, until it asks for one all the same: then it takes another batch.
-        """
+        """How many groups the trainer goes on to take at this version: the rest of its batch."""
         left = -self._taken % self._batch
         return left or (self._batch if self.waiting or not self._taken else 0)
 

@@ -120,10 +120,8 @@ class TaskMeans:
 
 
 def digest(value: object) -> int:
-    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million.
-
-    Raises:
-        TypeError: the value is not JSON.
+    """63 bits of a JSON value; two of a million values share theirs with a chance of 1 in 18 million. Raises
+    `TypeError`: the value is not JSON.
     """
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

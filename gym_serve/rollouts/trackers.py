@@ -68,7 +68,6 @@ def open_tracker(kind: str, output: Path) -> Tracker:
     to those that the trainer logs next, and MLflow makes a run below it.
 
     Args:
-        kind: ``wandb``, ``mlflow`` or ``tensorboard``.
         output: where the run writes, e.g. the main file of a collection. Its name is that of the run, and
             files of the tracker lie beside it: TensorBoard's in ``OUT_tensorboard``.
 
@@ -211,8 +210,6 @@ class Tracking:
     """Gives a tracker what a collection does, until it is closed.
 
     Args:
-        tracker: where it goes.
-        config: the configuration of the run.
         clock: seconds.
     """
 
@@ -292,11 +289,6 @@ class RolloutTracking(Tracking):
     Counts are told every 10 seconds, and a table of samples every 10 minutes. ``reward/mean`` and
     ``reward/coverage`` are those of the rollouts since the last time, as a policy in training changes;
     ``rollouts/failed`` counts attempts.
-
-    Args:
-        tracker, config, clock: see `Tracking`.
-        running: how many rollouts run now.
-        on_close: called when it is closed.
     """
 
     def __init__(
@@ -396,10 +388,7 @@ def _row(rollout: JSON) -> list[Any]:
 
 
 def _final(agents: Sequence[JSON]) -> Iterator[tuple[str, float]]:
-    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of.
-
-    A tracker draws a chart of each, so those of k attempts are told for the powers of two and the largest k.
-    """
+    """The numbers in the metrics of a run, as ``agent/metric``, and the share of rollouts they are of."""
     for agent in agents:
         name, metrics = agent["agent_ref"]["name"], agent.get("agent_metrics") or {}
         if (of := agent.get("coverage")) and of["asked"]:

@@ -103,10 +103,8 @@ class Sandbox(Protocol):
         """Execute a command. Several may run at the same time; processes that one leaves behind go on.
 
         Args:
-            command: a program with its arguments, or a text for the shell.
             timeout: seconds after which the command is killed with all that it started in its session.
             cwd, user: those of the box by default.
-            env: further environment variables.
             output_limit: bytes of each output that are returned.
 
         Raises:
@@ -144,9 +142,6 @@ class Sandbox(Protocol):
 
     async def put(self, path: str, archive: bytes, *, clear: bool = False) -> None:
         """Unpack a tar archive into a folder, which is made if it is missing.
-
-        Args:
-            clear: remove what the folder has first.
 
         Raises:
             SandboxRefused: the archive or the folder is no such thing.

@@ -94,11 +94,7 @@ class BubblewrapBoxes:
 
 
 class _Plan:
-    """What ``bwrap`` is asked for, and what the first process is told.
-
-    Args:
-        layer: folder on disk for what the box writes; None for memory.
-    """
+    """What ``bwrap`` is asked for, and what the first process is told."""
 
     def __init__(self, spec: SandboxSpec, bubblewrap: Bubblewrap, layer: Path | None) -> None:
         self._spec = spec
@@ -196,12 +192,7 @@ def _files(*, machine: bool, network: bool) -> list[tuple[str, str, bytes]]:
 
 
 class BubblewrapBox:
-    """A box with its own first process; see `Sandbox`.
-
-    Args:
-        process: ``bwrap``.
-        layer: folder that keeps what is written.
-    """
+    """A box with its own first process; see `Sandbox`."""
 
     def __init__(self, process: ConfinedProcess, layer: Path | None) -> None:
         self._process = process
@@ -213,11 +204,7 @@ class BubblewrapBox:
         self._over: str | None = None
 
     async def begin(self, config: Mapping[str, Any]) -> None:
-        """Have the first process make the root.
-
-        Raises:
-            Unavailable: it does not.
-        """
+        """Have the first process make the root. Raises `Unavailable` if it does not."""
         reply = self._expect(0, _NOTES)
         self._reading = asyncio.create_task(self._read())
         self._write(_resident())

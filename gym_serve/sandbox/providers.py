@@ -85,7 +85,6 @@ class Limits:
         memory_bytes: address space of each process; confined code has one process.
         file_bytes: size of each file that it writes, standard output included.
         disk_bytes: size of all files together, in memory; ``process`` does not limit it.
-        open_files: number of open files.
     """
 
     memory_bytes: int = 1 << 30
@@ -240,10 +239,6 @@ class Bubblewrap:
         """``bwrap`` that starts the resident process of a box (`gym_serve.sandbox.inside.resident`).
 
         It is root in its namespaces until it has made the box's root.
-
-        Args:
-            arguments: what it shows of the machine, further arguments of ``bwrap``.
-            network: whether it stays in the network of the machine.
         """
         rights = ["--cap-add", "ALL"] if self.user is None else _capabilities(_RIGHTS_OF_RESIDENT)
         who = [] if self.user is not None else ["--unshare-user", "--uid", "0", "--gid", "0"]

@@ -44,13 +44,7 @@ class EpisodeEvents:
         self._ids: dict[int, str] = {}  # of the items, by place
 
     async def call(self, model: ModelClient, body: JSON, before: list[JSON]) -> JSON:
-        """A model call of the episode, whose events go out as they come.
-
-        Args:
-            model: the model.
-            body: see `ModelClient.responses`.
-            before: the items of the episode so far.
-        """
+        """A model call of the episode, whose events go out as they come."""
         self._items(before)
         self._calls += 1
         at = len(before)

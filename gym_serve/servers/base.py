@@ -43,9 +43,6 @@ class Operation:
 
     Attributes:
         handler: takes the decoded body; returns a value that JSON can hold, or a `Reply`.
-        summary: one line for the API documentation.
-        request, response: JSON schemas of the body and the answer.
-        method: HTTP method of its route.
         stream: takes the decoded body, yields the answer as server-sent events; None where the answer is
             always whole.
     """
@@ -59,12 +56,7 @@ class Operation:
 
 
 def missing_package(module: str, package: str) -> Iterator[str]:
-    """A problem for `Server.preflight` if a module is not installed here.
-
-    Args:
-        module: name of the module.
-        package: the requirement to install.
-    """
+    """A problem for `Server.preflight` if a module is not installed here."""
     if find_spec(module) is None:
         yield f"{module} is not installed where its replicas run: pip install '{package}'"
 
@@ -92,7 +84,6 @@ class Server:
 
     Args:
         name: name in the graph; the class's name by default.
-        **settings: the fields of `Config`.
 
     Raises:
         pydantic.ValidationError: the settings do not fit `Config`.
@@ -135,9 +126,6 @@ class Server:
         It is called before a graph is deployed, where replicas would run, so that a graph that cannot start
         does not replace one that runs. It must not change anything. By default it checks `requires`.
 
-        Args:
-            config: the settings, an object of `Config`.
-
         Returns:
             a sentence for each problem, with the next step.
         """
@@ -161,7 +149,6 @@ class Server:
         """Options of Ray Serve that follow from the settings; they replace the given ones.
 
         Args:
-            settings: the settings that the graph file gives.
             options: the options, gym_serve's defaults included.
         """
         return {}
@@ -196,13 +183,8 @@ class Server:
         return None
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
-        """Change settings while running.
-
-        Args:
-            settings: some of `Config`'s fields; the others keep their values.
-
-        Raises:
-            pydantic.ValidationError: the settings do not fit `Config`; nothing has changed.
+        """Change settings while running. Raises `pydantic.ValidationError`: the settings do not fit `Config`;
+        nothing has changed.
         """
         fields = {name: getattr(self.config, name) for name in self.config.model_fields_set}
         self.config = type(self).Config(**{**fields, **settings})
@@ -228,10 +210,7 @@ def author_error(
     It is terminal, unless a time-out or a lost connection caused it: then a service failed (`Unavailable`).
 
     Args:
-        cls: the kind of failure.
-        server: name of the server in the graph.
         method: the method that raised, or whose result is wrong.
-        error: the exception, or the problem with the result.
     """
     name = getattr(method, "__name__", str(method))
     message = f"`{name}` of {server} failed at {_place(method, error)}: {type(error).__name__}: {error}"

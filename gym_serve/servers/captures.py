@@ -92,13 +92,7 @@ class _Capture:
 
 @dataclass
 class _Call:
-    """A call that is being recorded.
-
-    Attributes:
-        params: the Responses body for the model.
-        context: in which the model is asked.
-        record: adds the model's Response to the capture.
-    """
+    """A call that is being recorded."""
 
     params: JSON
     context: CallContext
@@ -109,10 +103,7 @@ class Captures:
     """The captures of one model server.
 
     Args:
-        server: name of the model server.
-        replica: name of this instance, without a dot.
         ttl: seconds without a call after which a capture is dropped.
-        most: maximum number of open captures.
     """
 
     def __init__(self, server: str, replica: str, ttl: float, most: int = 10_000) -> None:
@@ -127,9 +118,7 @@ class Captures:
 
     def open(self) -> str:
         """Open a capture and return its id. Its model calls have the affinity key and endpoint of this call.
-
-        Raises:
-            Overloaded: too many are open.
+        Raises `Overloaded`: too many are open.
         """
         self._expire()
         if len(self._table) >= self._most:
@@ -142,10 +131,6 @@ class Captures:
 
     async def call(self, params: JSON, ask: Callable[[JSON], Awaitable[JSON]]) -> JSON:
         """Make a model call in the current capture and record it.
-
-        Args:
-            params: the Responses body of the call.
-            ask: the model: returns the Response for a Responses body.
 
         Raises:
             SessionLost, SessionNotFound: the capture does not exist, or not any more.
@@ -167,7 +152,6 @@ class Captures:
         it recorded.
 
         Args:
-            params: the Responses body of the call.
             ask: the model: events of a Responses stream for a Responses body.
 
         Raises: as `call`, also after the first event.
@@ -227,13 +211,8 @@ class Captures:
             capture.took(begun)
 
     def trajectories(self, *, take: bool = True) -> JSON:
-        """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls.
-
-        Args:
-            take: whether the notes have the times, which are forgotten here then.
-
-        Raises:
-            SessionLost, SessionNotFound: the capture does not exist, or not any more.
+        """The contents of the current capture; see `trajectories_of`. Notes: the times of its calls. Raises
+        `SessionLost` or `SessionNotFound`: the capture does not exist, or not any more.
         """
         session = self._current()
         nodes, failure = session.state.tree.nodes, session.state.failure
@@ -282,12 +261,7 @@ def _items(given: str | list[Any]) -> list[JSON]:
 
 
 class RecordedModel:
-    """A model as a harness sees it. Its answers have no token ids, which are for trainers.
-
-    Args:
-        model: the model.
-        captures: where its calls are recorded.
-    """
+    """A model as a harness sees it. Its answers have no token ids, which are for trainers."""
 
     def __init__(self, model: Model, captures: Captures) -> None:
         self._model = model
@@ -330,12 +304,7 @@ def _shown_event(event: JSON) -> JSON:
 
 
 class Recording:
-    """A capture at a model server, as the agent sees it that runs the harness.
-
-    Args:
-        model: the server.
-        id: the capture.
-    """
+    """A capture at a model server, as the agent sees it that runs the harness."""
 
     def __init__(self, model: ModelClient, id: str) -> None:
         self.id = id

@@ -41,12 +41,7 @@ _METERED = frozenset({"v1/responses", "v1/chat/completions", "v1/messages", "poo
 
 
 class Client:
-    """A reference to a server, and the calls that it answers.
-
-    Args:
-        transport: how to reach it.
-        endpoint: see `Call.endpoint`.
-    """
+    """A reference to a server, and the calls that it answers."""
 
     kind: ClassVar[Kind]
 
@@ -109,10 +104,8 @@ class Client:
         return answer
 
     def decode(self, reply: Reply) -> Any:
-        """The JSON body of ``reply``.
-
-        Raises:
-            GymError: the failure that the reply carries; it names this server.
+        """The JSON body of ``reply``. Raises `GymError`: the failure that the reply carries; it names this
+        server.
         """
         try:
             return reply.json()

@@ -57,7 +57,6 @@ class CallContext(msgspec.Struct, frozen=True):
 
     Attributes:
         request_id: names the call in logs and errors on every server it passes.
-        session: session id that the caller sent, if any.
         affinity: key of the episode; calls with one key go to one model replica or endpoint.
         deadline: `time.monotonic()` moment after which nobody waits for the answer, or None.
         endpoint: where the policy of the rollout answers; None for the graph's own.

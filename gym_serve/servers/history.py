@@ -46,10 +46,6 @@ class History:
 
     Args:
         items: the prompt. Earlier calls in it may have been written by a model as well.
-        most_calls: of the calls of one turn, how many stay.
-
-    Attributes:
-        items: a new list after every change.
     """
 
     def __init__(self, items: list[JSON], most_calls: int) -> None:
@@ -68,12 +64,7 @@ class History:
         return [self._identified(item) if _is_call(item) else item for item in turn]
 
     def add_turn(self, turn: list[JSON], tools: Collection[str]) -> None:
-        """Add what the model wrote, with its token ids; those of the turn before are not sent again.
-
-        Args:
-            turn: its items, `identified`.
-            tools: the names of the tools that it was offered.
-        """
+        """Add what the model wrote, with its token ids; those of the turn before are not sent again."""
         if any(TOKEN_KEYS[0] in item for item in turn):
             self.items = list(map(_without_tokens, self.items))
         calls = [item for item in turn if _is_call(item)]
@@ -131,12 +122,7 @@ class History:
 
 
 def is_refusal_of_history(error: Rejected, history: History) -> bool:
-    """Whether an endpoint refuses a request in which only the model's own words are new.
-
-    Args:
-        error: what the model server answered.
-        history: what it was sent.
-    """
+    """Whether an endpoint refuses a request in which only the model's own words are new."""
     settings = isinstance(error, EndpointMisconfigured | NotFound)
     return not settings and history.only_the_model_has_written
 

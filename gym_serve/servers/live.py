@@ -51,9 +51,6 @@ class LiveEpisode(interruptible):
     """An episode that runs: the ``with`` block of `AgentServer` around it.
 
     Attributes:
-        number: of all episodes in this process.
-        asked: the body of the call.
-        episode: the episode, once there is one.
         stopped: the stage in which it was stopped; None if nobody has.
     """
 
@@ -116,11 +113,7 @@ class LiveEpisode(interruptible):
         }
 
     async def so_far(self, agent: str) -> JSON:
-        """The rollout so far, in the form of one that has ended, without training tokens.
-
-        Args:
-            agent: name of the agent.
-        """
+        """The rollout so far, in the form of one that has ended, without training tokens."""
         episode = self.episode
         if episode is None:
             return self._row()
@@ -149,8 +142,6 @@ class EndedEpisode:
     """A rollout that has ended.
 
     Args:
-        number: see `LiveEpisode`.
-        reply: as it was sent.
         size: bytes of its JSON, about.
     """
 
@@ -202,7 +193,6 @@ class LiveEpisodes:
         """Take out an episode.
 
         Args:
-            live: the episode.
             reply: its rollout, to be kept for a while; None if there is none.
         """
         del self._running[live.number]

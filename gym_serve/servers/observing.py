@@ -29,8 +29,6 @@ class CallObserver:
     """Observes the calls of a server.
 
     Args:
-        server: the server.
-        known: the name of an operation; ``unknown`` for one that a client made up.
         replica: the replica that it runs in; None without Ray.
         tracing: the share of the calls without a trace that begin one; None for none.
     """
@@ -68,7 +66,6 @@ class ObservedCall:
 
     Attributes:
         begun: `time.monotonic` moment.
-        context: what it runs in.
     """
 
     __slots__ = ("_call", "_meter", "_observer", "_span", "begun", "context")
@@ -100,8 +97,6 @@ class ObservedCall:
         """The call has ended.
 
         Args:
-            status: how.
-            reply: its answer, if it is one.
             error: what it has raised, if it has.
         """
         observer, notes = self._observer, self.context.notes

@@ -53,15 +53,7 @@ class Model(Protocol):
 
 
 class WireProtocol(NamedTuple):
-    """A way to ask a model.
-
-    Attributes:
-        summary: its name.
-        result: what its answer is called.
-        request, response: JSON schemas of the body and the answer.
-        answer: the whole answer to a body.
-        stream: the answer to a body as server-sent events.
-    """
+    """A way to ask a model."""
 
     summary: str
     result: str
@@ -80,11 +72,6 @@ def without_stream(body: Any) -> Any:
 
 def finished_stream(op: str, body: Any, answer: Any) -> bytes:
     """A finished answer as server-sent events.
-
-    Args:
-        op: the operation, one of `PROTOCOLS` or one that ends so.
-        body: the request.
-        answer: the answer to it.
 
     Raises:
         Unavailable: the answer is not what the protocol says.

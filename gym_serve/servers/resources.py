@@ -577,11 +577,7 @@ def _note_calls(session: OpenSession[Any]) -> None:
 
 
 def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], type[VerifyRequest]]:
-    """What each parameter of `verify` receives, and the type of the request.
-
-    Raises:
-        TypeError: a parameter has an unknown name.
-    """
+    """What each parameter of `verify` receives, and the type of the request."""
     hints, gets, request = hints_of(cls, cls.verify), [], VerifyRequest
     for position, name in enumerate(list(inspect.signature(cls.verify).parameters)[1:]):
         hint = hints.get(name)
@@ -601,11 +597,7 @@ def _verify_parameters(cls: type[ResourcesServer]) -> tuple[tuple[str, ...], typ
 
 
 def _verdict(given: Any) -> Verdict:
-    """The value that `verify` returned, as a verdict.
-
-    Raises:
-        ValueError: it is neither a number nor a verdict.
-    """
+    """The value that `verify` returned, as a verdict."""
     if isinstance(given, Real):  # numpy's numbers as well
         return Verdict(reward=float(given))
     if not isinstance(given, Verdict | Mapping):
@@ -623,11 +615,7 @@ def _is_of_client() -> bool:
 
 
 def _is_restorable(cls: type[ResourcesServer]) -> bool:
-    """Whether the sessions of a class have snapshots.
-
-    Raises:
-        TypeError: the class declares it, but a snapshot would be incomplete.
-    """
+    """Whether the sessions of a class have snapshots."""
     own = [getattr(cls, n) is not getattr(ResourcesServer, n) for n in ("snapshot", "restore")]
     if any(own):
         if not all(own):

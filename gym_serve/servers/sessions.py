@@ -71,11 +71,8 @@ class OpenSession(Generic[S]):
     """A session, from seed until its close hook has run.
 
     Attributes:
-        id: its id.
-        state: the environment's own state.
         used: time of its last call, in seconds of the caller's clock.
         seeded: the fields that `seed` returned; None if it was not seeded here.
-        version: number of snapshots taken of it.
         of_client: whether a client opened it over HTTP, not an episode.
         running: number of calls in progress; a session with any does not expire.
         closed: whether it has left the table, so that no further call may begin.
@@ -113,7 +110,6 @@ class SessionTable(Generic[S]):
     """Sessions by id.
 
     Args:
-        replica: name of this instance, without a dot.
         ttl: seconds without a call after which a session expires.
     """
 
@@ -199,11 +195,8 @@ class LiveSessions(Generic[S]):
     """The sessions of one environment.
 
     Args:
-        replica, ttl: see `SessionTable`.
         close: hook that receives the state of every session at its end, a coroutine function or a plain one;
             None if sessions hold nothing to release.
-        exclusive: whether the calls of one session run one after the other.
-        max_of_clients: maximum number of sessions that clients may have open over HTTP.
     """
 
     def __init__(
@@ -241,10 +234,6 @@ class LiveSessions(Generic[S]):
     def open(self, state: S, version: int = 0, *, of_client: bool = False) -> OpenSession[S]:
         """Open a session.
 
-        Args:
-            state, version: see `SessionTable.open`.
-            of_client: whether a client opens it over HTTP, and may never close it.
-
         Raises:
             Unavailable: the server is stopping.
             Overloaded: clients have the maximum number of sessions open.
@@ -259,10 +248,8 @@ class LiveSessions(Generic[S]):
         return self._table.open(state, self.clock(), version, of_client=of_client)
 
     def get(self, session_id: str) -> OpenSession[S]:
-        """The open session of an id.
-
-        Raises:
-            SessionLost, SessionNotFound: see `SessionTable.get`; a stopped server has lost all sessions.
+        """The open session of an id. Raises `SessionLost` or `SessionNotFound`: see `SessionTable.get`; a
+        stopped server has lost all sessions.
         """
         if self._stopped:
             raise self.gone(session_id)
@@ -346,10 +333,6 @@ class LiveSessions(Generic[S]):
 
 class SessionCall(Generic[S]):
     """One call in a session, from its turn to its end: an async context manager.
-
-    Args:
-        sessions: where the session lives.
-        session: the session.
 
     Raises:
         SessionNotFound, SessionLost: on entry, if the session was closed while the call waited for its turn.
@@ -437,7 +420,6 @@ def seal(version: int, snapshot: Any, row: Any = None) -> bytes:
     """A snapshot as sealed state.
 
     Args:
-        version: number of the snapshot within its session.
         snapshot: bytes, or anything that JSON can hold.
         row: the row's own keys; None if no tool reads them.
 
@@ -457,11 +439,7 @@ def version_of(state: bytes) -> int:
 
 
 def unseal(state: bytes) -> tuple[int, Any, Any]:
-    """Version, snapshot and row of a sealed state.
-
-    Raises:
-        InvalidRequest: it is not a sealed state.
-    """
+    """Version, snapshot and row of a sealed state. Raises `InvalidRequest` if it is not a sealed state."""
     start = _VERSION + _LENGTH
     length = int.from_bytes(state[_VERSION:start], "big")
     keys, kind, payload = (
@@ -486,11 +464,7 @@ def restore_request(state: bytes) -> dict[str, str]:
 
 
 def state_of(body: Any) -> bytes:
-    """The sealed state in the body of `RESTORE`.
-
-    Raises:
-        InvalidRequest: it is missing.
-    """
+    """The sealed state in the body of `RESTORE`. Raises `InvalidRequest` if it is missing."""
     state: Any = body.get("state") if isinstance(body, dict) else None
     try:
         return base64.b64decode(state, validate=True)

@@ -29,15 +29,7 @@ _REQUEST = {
 
 
 def describe_call(seen: Span, server: str, op: str, body: Any, reply: Reply) -> None:
-    """Describe a call, seen by its caller.
-
-    Args:
-        seen: its span, which is recorded.
-        server: who was called.
-        op: the operation.
-        body: its body, decoded.
-        reply: how it ended.
-    """
+    """Describe a call, seen by its caller."""
     if op in _CHATS:
         _describe_chat(seen, server, body if isinstance(body, dict) else {}, reply)
     elif op.startswith("tools/"):

@@ -67,13 +67,7 @@ def is_tool_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ToolDescription:
-    """A tool as a model gets it.
-
-    Attributes:
-        name: its route, and its name for the model.
-        description: what it does.
-        parameters: JSON schema of its arguments.
-    """
+    """A tool as a model gets it."""
 
     name: str
     description: str
@@ -99,8 +93,6 @@ class ToolSpec(ToolDescription):
     """A method that is a tool, as its signature and docstring describe it.
 
     Attributes:
-        arguments: type adapter of the arguments.
-        returns: type adapter of the result.
         takes_session: whether the method has a ``session`` parameter.
         row: name of its parameter for the row's own keys, if it has one.
     """
@@ -118,14 +110,8 @@ def tool(method: F) -> F:
 
 
 def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
-    """The tools of a class, inherited ones included, in the order of their definition.
-
-    Args:
-        cls: the class.
-        extra: what happens to arguments that a tool does not have.
-
-    Raises:
-        TypeError: a signature has no schema; names file, line, class, method and parameter.
+    """The tools of a class, inherited ones included, in the order of their definition. Raises `TypeError`: a
+    signature has no schema; names file, line, class, method and parameter.
     """
     specs: dict[str, ToolSpec] = {}
     for base in reversed(cls.__mro__):
@@ -137,10 +123,8 @@ def tools_of(cls: type, extra: Extra = "ignore") -> dict[str, ToolSpec]:
 
 
 def hints_of(cls: type, method: Callable[..., Any]) -> dict[str, Any]:
-    """Type hints of a method; classes nested in its class or a base (``Session``) can be named.
-
-    Raises:
-        TypeError: an annotation names something that cannot be found.
+    """Type hints of a method; classes nested in its class or a base (``Session``) can be named. Raises
+    `TypeError`: an annotation names something that cannot be found.
     """
     nested = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
     try:

@@ -78,9 +78,7 @@ class Reply(NamedTuple):
     """Its answer.
 
     Attributes:
-        status: an HTTP status.
         body: JSON; that of a rollout is without its timeline, see `content`.
-        session: the session that the call belongs to now.
         state: the state in which the call left its session, sealed (`gym_serve.servers.sessions`); None
             if the call cannot have changed it, or the server takes no snapshots. It is never part of an HTTP
             answer.

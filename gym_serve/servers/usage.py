@@ -69,10 +69,7 @@ class UsageMeter:
         """Count calls, and return their tokens, if they are known.
 
         Args:
-            stage: stage of the episode.
-            server: name of the model server.
             usage: of all calls together, in the form of Responses or Chat Completions; None if unknown.
-            calls: how many.
         """
         tokens = tokens_of(usage)
         total = self._counts.get((stage, server))
@@ -151,15 +148,7 @@ class metering:
 def record_answer(
     server: str, asked: Any, answer: Any, begun: float, notes: Mapping[str, Any] | None
 ) -> None:
-    """Count a model call in the current meter, if there is one.
-
-    Args:
-        server: name of the model server.
-        asked: the body of the request.
-        answer: what it answered, decoded.
-        begun: `time.monotonic` moment of the call.
-        notes: of the reply.
-    """
+    """Count a model call in the current meter, if there is one."""
     if (current := _METER.get()) is not None:
         meter, stage = current
         tokens = meter.record(stage, server, answer.get("usage") if isinstance(answer, dict) else None)

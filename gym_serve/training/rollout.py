@@ -47,12 +47,7 @@ _CAPTURED = ("branches", "captured_input", "captured_context")
 
 
 class NotExportable(InvalidRequest):
-    """A rollout that a format cannot hold.
-
-    Args:
-        reason: a short, stable name of the kind of problem, for counting.
-        detail: what is wrong with this one.
-    """
+    """A rollout that a format cannot hold."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -254,10 +249,8 @@ class TokenTurn:
 
 
 def read_bundle(item: JSON, where: str) -> Bundle | None:
-    """The token bundle on an output item, None without one.
-
-    Raises:
-        NotExportable: it is incomplete, its lengths differ, or a value is not a token id.
+    """The token bundle on an output item, None without one. Raises `NotExportable` if it is incomplete, its
+    lengths differ, or a value is not a token id.
     """
     try:
         found = item_tokens(item, where)

@@ -85,7 +85,6 @@ def samples(
     """What there is to train on in a rollout: the verified conversation first, then its branches.
 
     Args:
-        rollout: a rollout (docs/formats.md); failed ones are welcome.
         pad_token_id: stands in for prompt and response of a rollout without tokens.
         group: what its advantage is compared within. By default its task, which is enough for the rollouts of
             one call of `Gym.rollouts`; name one where a batch has rollouts of several calls.
@@ -127,9 +126,6 @@ def sample_of(conversation: Rollout) -> TrainingSample:
 def verified(found: Sequence[TrainingSample]) -> TrainingSample:
     """The sample of a rollout that a trainer takes which takes one: the end of the verified conversation, the
     answer that the reward is for.
-
-    Args:
-        found: what `samples` gives for the rollout.
     """
     first = min(sample.branch for sample in found)
     return [sample for sample in found if sample.branch == first][-1]
@@ -141,7 +137,6 @@ def fitted(sample: TrainingSample, longest_prompt: int, longest_response: int) -
     Args:
         longest_prompt: a longer one fails (``prompt_too_long``): what the model was asked is not what would
             be trained on. The end of it stays.
-        longest_response: the end of a longer one is cut (``truncated``).
     """
     if len(sample.prompt_ids) > longest_prompt:
         mask = [0] * len(sample.loss_mask)
@@ -166,10 +161,6 @@ def advantages(batch: Sequence[TrainingSample], *, scale: bool = True) -> list[f
 
     A rollout counts once in its group's mean however many samples it has; rollouts that failed do not
     count, and have the advantage 0.0.
-
-    Args:
-        batch: samples of whole groups.
-        scale: divide by the standard deviation of the group's rewards.
     """
     rewards: dict[str, dict[str, float]] = {}
     for sample in batch:
@@ -197,9 +188,7 @@ def collate(
     them.
 
     Args:
-        batch: n samples, at least one.
         max_length: most tokens of prompt and response together; what is longer loses the end of its response.
-        library: whose arrays.
 
     Returns:
         ``input_ids``, ``attention_mask`` (n x (p + r), int64), ``prompt_ids`` (n x p), ``response_ids``,

@@ -73,10 +73,7 @@ class Ending:
     """What follows from a cause.
 
     Attributes:
-        cause: the cause.
-        graded: whether the verifier is asked.
         counts: what the rollout is in every mean: its reward, a zero, or nothing (it is masked).
-        retried: whether another attempt may end better.
         stops_after: how many alike in a row stop the run, whose rows stay open; None for never.
     """
 
@@ -131,12 +128,7 @@ def cause_of(error: type[GymError]) -> Cause:
 
 
 def ending(error: GymError, on_deadline: OnDeadline = "grade") -> Ending:
-    """The ending of an episode that met an error.
-
-    Args:
-        error: the error; its ``stage`` says where.
-        on_deadline: what a policy gets that has used up its time.
-    """
+    """The ending of an episode that met an error."""
     cause = cause_of(type(error))
     if cause is not Cause.DEADLINE:
         return FAILURES[cause]

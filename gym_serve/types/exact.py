@@ -37,11 +37,7 @@ def exact_json(text: str | bytes) -> Any:
 
 
 def lenient_json(data: bytes) -> Any:
-    """`exact_json`, and halves of surrogate pairs stay in the texts.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """`exact_json`, and halves of surrogate pairs stay in the texts. Raises `ValueError` if it is no JSON."""
     try:
         return exact_json(data)
     except ValueError:
@@ -53,10 +49,8 @@ def lenient_json(data: bytes) -> Any:
 
 
 def foreign_json(data: bytes) -> Any:
-    """`lenient_json` with its texts `mended`: what another program answered.
-
-    Raises:
-        ValueError: it is no JSON.
+    """`lenient_json` with its texts `mended`: what another program answered. Raises `ValueError` if it is no
+    JSON.
     """
     try:
         return exact_json(data)
@@ -98,12 +92,7 @@ class Pieces:
         return not self._half and not any(map(_HALF.search, pieces))
 
     def add(self, text: Any, piece: str) -> list[tuple[Any, str]]:
-        """The pieces that can be passed on, each with its text.
-
-        Args:
-            text: tells the texts apart.
-            piece: what comes of it.
-        """
+        """The pieces that can be passed on, each with its text."""
         ready = []
         if text == self._text:
             piece = self._half + piece

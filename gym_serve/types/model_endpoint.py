@@ -33,7 +33,6 @@ class ModelEndpoint(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         base_url: its base URL, e.g. ``http://10.0.0.7:8000/v1``.
         model: name of the model there; None for that of the model server.
         api_key: sent as a bearer token; empty for none.
-        headers: further headers of every request.
         over_http: whether a client of the gateway named it, and not the process that runs the rollouts.
     """
 

@@ -159,7 +159,6 @@ def problems_of(error: ValidationError, what: str) -> list[str]:
 
     Args:
         error: what it raised.
-        what: the place of a problem of the whole.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     return [f"{'.'.join(map(str, one['loc'])) or what}: {in_our_words(one['msg'])}" for one in found]

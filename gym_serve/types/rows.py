@@ -272,11 +272,7 @@ def with_prompt(row: JSON) -> JSON:
 
 
 def check_row(row: Any) -> None:
-    """Check a row against the contract.
-
-    Raises:
-        InvalidRequest: all of its problems, each with its place.
-    """
+    """Check a row against the contract. Raises `InvalidRequest`: all of its problems, each with its place."""
     if not isinstance(row, dict):
         raise InvalidRequest(f"a row must be a JSON object, got a {type(row).__name__}")
     parse(_ROW, row, "row")
@@ -290,10 +286,8 @@ def check_params(params: Any) -> None:
 
 
 def check_reward(reward: Any) -> None:
-    """Check a reward as whoever reads rollouts does.
-
-    Raises:
-        InvalidRequest: it is no number, or so large that no mean could be taken.
+    """Check a reward as whoever reads rollouts does. Raises `InvalidRequest` if it is no number, or so large
+    that no mean could be taken.
     """
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise InvalidRequest(f"reward: a number is missing, got {str(reward)[:200]}")
@@ -309,13 +303,7 @@ def agent_name(row: Mapping[str, Any]) -> str | None:
 
 
 def failed_rollout(row: JSON, error: GymError, response: JSON | None = None) -> JSON:
-    """The rollout of an episode that ended without a reward: a value, masked out of training.
-
-    Args:
-        row: the row, kept whole but for the key of its model.
-        error: why; its ``stage`` says where.
-        response: what the episode had done so far, if anything.
-    """
+    """The rollout of an episode that ended without a reward: a value, masked out of training."""
     row = public_row(row)
     stage = error.stage or "episode"
     kind = error.code

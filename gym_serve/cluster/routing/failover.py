@@ -48,10 +48,8 @@ class FailoverTransport:
         self._transport = transport
 
     async def call(self, call: Call) -> Reply:
-        """See `Transport.call`.
-
-        Raises:
-            SessionLost: no state of the session is held, a stale one is, or it could not be restored.
+        """See `Transport.call`. Raises `SessionLost`: no state of the session is held, a stale one is, or it
+        could not be restored.
         """
         if call.session is None:
             return self._kept(call, await self._transport.call(call))
@@ -157,9 +155,7 @@ class Held:
 
     Attributes:
         ids: its ids, in the order in which it got them; it lives under the last one.
-        state: its last acknowledged state, sealed.
         used: moment of its last use, in seconds.
-        moving: held by the call that restores it elsewhere.
     """
 
     ids: list[str]
@@ -197,7 +193,6 @@ class SnapshotCache:
     go first, and their sessions are then lost with their replica, as any without a state.
 
     Args:
-        max_bytes: bound of all states together.
         ttl: seconds without a use after which a state is dropped.
     """
 

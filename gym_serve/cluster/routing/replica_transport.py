@@ -50,12 +50,7 @@ _REPEATABLE = ("v1/", "seed_session", RESTORE)  # operations whose effect is gon
 
 
 class ReplicaTransport:
-    """Reaches the replicas of a deployment.
-
-    Args:
-        server: name of the deployment.
-        handle: its Serve handle.
-    """
+    """Reaches the replicas of a deployment."""
 
     def __init__(self, server: str, handle: DeploymentHandle[Any]) -> None:
         self.server = server
@@ -180,22 +175,14 @@ class ReplicaTransport:
         return 0 if channel is None else channel.load
 
     async def _owner(self, replica: str) -> Channel:
-        """The connection to the replica that holds a session, which takes several tries.
-
-        Raises:
-            ConnectError: the replica is gone.
-        """
+        """The connection to the replica that holds a session, which takes several tries."""
         for _ in range(_TRIES - 1):
             with suppress(ConnectTimeoutError):
                 return await self._channel(replica)
         return await self._channel(replica)
 
     async def _channel(self, replica: str) -> Channel:
-        """The connection to a replica.
-
-        Raises:
-            ConnectError: the replica cannot be reached.
-        """
+        """The connection to a replica."""
         channel = self._channels.get(replica)
         if channel is not None and channel.is_open:
             return channel

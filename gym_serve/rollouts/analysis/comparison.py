@@ -195,12 +195,7 @@ class Comparison:
 
 
 class RunScores:
-    """Accumulates the rollouts of a run for a `Comparison`; keeps only their numbers.
-
-    Args:
-        solved_at: the reward from which on a rollout counts as solved.
-        failures: what a failed rollout counts as.
-    """
+    """Accumulates the rollouts of a run for a `Comparison`; keeps only their numbers."""
 
     def __init__(self, solved_at: float = 1.0, failures: Failures = "mask") -> None:
         self._solved_at = solved_at
@@ -209,11 +204,7 @@ class RunScores:
         self._prompts = IntTable()
 
     def add(self, rollouts: Iterable[JSON]) -> None:
-        """Add rollouts.
-
-        Raises:
-            InvalidRequest: a rollout has no task or rollout index.
-        """
+        """Add rollouts. Raises `InvalidRequest`: a rollout has no task or rollout index."""
         for rollout in rollouts:
             self._rollouts.add({**rollout, _AGENT: agent_of(rollout)})
             params = rollout.get("responses_create_params")

@@ -107,13 +107,7 @@ class ProfileSummary(NamedTuple):
 
 
 class RewardProfile:
-    """Accumulates rollouts; keeps only their numbers.
-
-    Args:
-        solved_at: the reward from which on a rollout counts as solved.
-        failures: what a failed rollout counts as.
-        worst: how many of the worst rollouts to keep.
-    """
+    """Accumulates rollouts; keeps only their numbers."""
 
     def __init__(self, solved_at: float = 1.0, failures: Failures = "mask", worst: int = 20) -> None:
         self.solved_at = solved_at
@@ -125,11 +119,7 @@ class RewardProfile:
         self._worst = _Lowest(worst)
 
     def add(self, rollout: JSON) -> None:
-        """Add a rollout, scored or failed.
-
-        Raises:
-            InvalidRequest: it has no task or rollout index.
-        """
+        """Add a rollout, scored or failed. Raises `InvalidRequest` if it has no task or rollout index."""
         agent = agent_of(rollout)
         self._aggregators.setdefault(agent, Aggregator()).add(rollout)
         if failure_class(rollout) is not None:
@@ -156,11 +146,7 @@ class RewardProfile:
         return tuple(self._low + (self._high - self._low) * step / BINS for step in range(BINS + 1))
 
     def agents(self, asked: Mapping[str, int]) -> list[SummaryRow]:
-        """The summary of each agent, by name.
-
-        Args:
-            asked: how many rollouts were asked for, by agent, where that is known.
-        """
+        """The summary of each agent, by name."""
         return summarize(dict(sorted(self._aggregators.items())), asked, self.failures)
 
     def tasks(self) -> Iterator[TaskProfile]:
@@ -170,12 +156,7 @@ class RewardProfile:
                 yield self._task(agent, group)
 
     def summary(self, top: int, asked: Mapping[str, int] | None = None) -> ProfileSummary:
-        """All tasks together.
-
-        Args:
-            top: how many tasks to name in ``train_next`` at most.
-            asked: how many rollouts were asked for, by agent, where that is known.
-        """
+        """All tasks together."""
         buckets = dict.fromkeys(BUCKETS, 0)
         rates = [0] * BINS
         clusters = Clusters(sum(1 for _ in self.tasks()))

@@ -40,9 +40,6 @@ class TaskKey:
 
     One object numbers the tasks of all files that are read with it. Rollouts without any metadata, as NeMo
     Gym records them for its data sets, are told apart by what the model was asked, and counted as they come.
-
-    Args:
-        field: name of a top-level field that every rollout has.
     """
 
     def __init__(self, field: str = TASK_INDEX) -> None:
@@ -78,11 +75,6 @@ class TaskKey:
 
 def read_rollouts(paths: Iterable[Path], key: TaskKey, problems: Problems) -> Iterator[JSON]:
     """The rollouts of runs, scored and failed, one at a time.
-
-    Args:
-        paths: the main files; the failures beside each are read with it.
-        key: identifies the tasks.
-        problems: collects the lines that are not rollouts.
 
     Raises:
         InvalidRequest: a file cannot be opened.
@@ -121,12 +113,7 @@ class Asked(NamedTuple):
 
 
 def read_asked(paths: Iterable[Path], key: TaskKey | None = None) -> Asked:
-    """What runs asked for.
-
-    Args:
-        paths: the main files.
-        key: identifies the tasks.
-    """
+    """What runs asked for."""
     key = key or TaskKey()
     rollouts: Counter[str] = Counter()
     rows, tasks = 0.0, IntTable()
@@ -183,7 +170,6 @@ def prompts_of_tasks(path: Path, tasks: Iterable[int]) -> dict[int, str]:
 
     Args:
         path: the main file of the run; it is read if the run's inputs do not exist.
-        tasks: task indices.
     """
     inputs = Outputs.of(path).inputs
     source = inputs if inputs.exists() else path

@@ -37,7 +37,6 @@ class Watch:
     """The time of a process since now.
 
     Args:
-        process: id of a child, not yet waited for.
         folder: a file system of its own, where it may make files; None for no such limit.
     """
 

@@ -36,13 +36,9 @@ class RolloutWorker:
     """The ``rollout_worker`` of an `AsyncGRPOTrainer`, and its ``weight_transfer``: give it as both.
 
     Args:
-        gym: the graph.
-        rows: rows, or the path of a JSONL file; they are drawn again and again.
-        size: rollouts of a group, on which their advantages are based.
         max_staleness: how many updates of the weights old a group may be when the trainer takes it.
         model: the engine that is trained, with ``weight_updates`` on; by default the agents' only one.
         **options: see `RolloutOptions`; without ``repeats``. ``concurrency`` says how many rollouts
-        run at a time.
 
     Raises:
         BadRequest: the model takes no weights, or the agents have several.
@@ -94,11 +90,7 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Nothing, or an error.
-
-        Raises:
-            Unavailable: the rollouts have ended.
-        """
+        """Nothing, or an error. Raises `Unavailable`: the rollouts have ended."""
         if self._error is not None:
             raise Unavailable(f"no rollouts any more: {self._error}") from self._error
         if self._thread is None or not self._thread.is_alive():

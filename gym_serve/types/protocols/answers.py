@@ -57,10 +57,8 @@ def check_completion(completion: Any) -> JSON:
 
 
 def check_delta(choice: Any) -> None:
-    """Check a choice of a chat stream's chunk.
-
-    Raises:
-        Unavailable: it is none, or its generation was aborted.
+    """Check a choice of a chat stream's chunk. Raises `Unavailable` if it is none, or its generation was
+    aborted.
     """
     problem = _mismatch(choice, dict, "")
     if problem is None:
@@ -78,7 +76,6 @@ def check_response(response: Any, who: str = "the model") -> JSON:
 
     Args:
         response: an answer of ``POST /v1/responses``, by a model or by an agent for a whole episode.
-        who: answered it, for the error.
 
     Raises:
         Unavailable: it is none, or it failed.
@@ -133,10 +130,7 @@ def _rest_problem(choice: JSON) -> str | None:
 
 
 def _message_problem(message: Any, where: str, *, partial: bool = False) -> str | None:
-    """
-    Args:
-        partial: whether it is a part of a message, whose calls need not be whole.
-    """
+    """``partial``: it is a part of a message, whose calls need not be whole."""
     if problem := _mismatch(message, dict, where):
         return problem
     content = message.get("content")
@@ -275,7 +269,6 @@ def chat_to_response(
         completion: answer of ``POST /v1/chat/completions``; its first choice counts.
         params: the Responses body that it answers; the Response repeats its settings, and has log
             probabilities where it asks for them.
-        parse_think: take ``<think>`` tags in the text as reasoning.
         token_ids: put the token bundle on the last output item, where the backend sent all of it.
 
     Raises:
@@ -361,7 +354,6 @@ def response_to_chat(response: Mapping[str, Any], chat: Mapping[str, Any] | None
     """The chat completion for a Response.
 
     Args:
-        response: OpenAI's Response, of one model call or of a whole episode.
         chat: the chat body that it answers; names the model where the response does not.
 
     Raises:

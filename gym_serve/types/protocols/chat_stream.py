@@ -25,10 +25,6 @@ def chat_chunks(completion: Mapping[str, Any], include_usage: bool) -> Iterator[
     """The ``chat.completion.chunk`` objects of a completion, in order.
 
     Of each choice: its role, then the texts that it has, then each call, then the finish reason.
-
-    Args:
-        completion: the finished completion.
-        include_usage: end with a chunk of the usage (``stream_options.include_usage``).
     """
     head = {
         "id": completion.get("id"),
@@ -69,11 +65,7 @@ _REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.
 
 
 class CompletionStream:
-    """One stream.
-
-    Args:
-        chat: the Chat Completions body that it answers.
-    """
+    """One stream."""
 
     def __init__(self, chat: Mapping[str, Any]) -> None:
         self._chat = chat
@@ -82,10 +74,8 @@ class CompletionStream:
         self._reasoning: tuple[Any, ...] | None = None
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The chunks that an event of a Responses stream leads to, in order.
-
-        Raises:
-            Unavailable: the stream ends in a failure, or the event is malformed.
+        """The chunks that an event of a Responses stream leads to, in order. Raises `Unavailable`: the stream
+        ends in a failure, or the event is malformed.
         """
         if not self._head:
             self._head = self._begun(event.get("response"))
@@ -187,10 +177,8 @@ class ChunkJoiner:
         return {**chunk, "choices": choices}
 
     def completion(self) -> JSON:
-        """The completion.
-
-        Raises:
-            Unavailable: the stream ended before the answer did: a part of one is not what the model says.
+        """The completion. Raises `Unavailable`: the stream ended before the answer did: a part of one is not
+        what the model says.
         """
         choices = []
         for index, choice in sorted(self._choices.items()):
@@ -272,12 +260,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _placed(calls: dict[int, JSON], places: dict[Any, int], part: Mapping[str, Any]) -> JSON:
-    """A part of a call with the index of its call, which is begun where there is none.
-
-    Args:
-        calls: those so far, by their index.
-        places: which call the backend's last parts with an index belonged to.
-    """
+    """A part of a call with the index of its call, which is begun where there is none."""
     index, known = part.get("index"), part.get("id")
     function = part.get("function")
     named = isinstance(function, dict) and bool(function.get("name"))

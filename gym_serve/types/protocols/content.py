@@ -30,10 +30,8 @@ _REPR.maxstring = _REPR.maxother = 200
 
 
 def json_text(value: Any, where: str) -> str:
-    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size.
-
-    Raises:
-        BadRequest: it has no JSON form, or is nested too deeply.
+    """``value`` as JSON text, spaced as models write it themselves; integers may be of any size. Raises
+    `BadRequest` if it has no JSON form, or is nested too deeply.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -120,10 +118,8 @@ def responses_content(content: Any, where: str) -> Any:
 
 
 def with_chat_parts(content: list[Any], where: str) -> list[Any]:
-    """Content of a Responses message whose parts may be written as in chat; others stay as they are.
-
-    Raises:
-        BadRequest: a part of chat that is malformed.
+    """Content of a Responses message whose parts may be written as in chat; others stay as they are. Raises
+    `BadRequest`: a part of chat that is malformed.
     """
     return [
         _responses_part(part, f"{where}[{i}]") if _kind(part) in _CHAT_KINDS else part
@@ -207,7 +203,6 @@ def split_think(text: str, *, is_answer: bool = False) -> tuple[list[str], str]:
     """The reasoning blocks of ``text``, in order, and what is left of it without them.
 
     Args:
-        text: of an assistant.
         is_answer: whether it is as the model wrote it, so that a chat template may have opened the first
             block, and the last may have no end. A text that was split before has such a tag only if it is
             meant.

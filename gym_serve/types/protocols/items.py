@@ -55,7 +55,6 @@ def assistant_items(message: Mapping[str, Any], *, parse_think: bool) -> list[JS
     """The output items of one assistant message: reasoning, then text, then calls; at least one.
 
     Args:
-        message: any shape of a model's message; what is missing is empty.
         parse_think: take ``<think>`` tags in the text as reasoning. A reasoning field
             (``reasoning_content``, ``reasoning``) always is.
 
@@ -149,7 +148,6 @@ def input_form(item: JSON, where: str) -> list[JSON]:
 
     Args:
         item: of the ``input`` of a body of ``POST /v1/responses``.
-        where: its place there, for errors.
 
     Raises:
         BadRequest: a chat message that Responses has no form for.
@@ -228,11 +226,7 @@ def chat_tools(tools: Any) -> list[JSON]:
 
 
 def responses_tools(tools: Any) -> list[JSON]:
-    """Chat tools in Responses form.
-
-    Raises:
-        BadRequest: a tool that is no function.
-    """
+    """Chat tools in Responses form. Raises `BadRequest`: a tool that is no function."""
     converted = []
     for i, tool in enumerate(checked(tools or [], list, "tools")):
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -241,11 +235,7 @@ def responses_tools(tools: Any) -> list[JSON]:
 
 
 def chat_tool_choice(choice: Any) -> Any:
-    """``tool_choice`` in chat form.
-
-    Raises:
-        BadRequest: the choice of a hosted tool.
-    """
+    """``tool_choice`` in chat form. Raises `BadRequest`: the choice of a hosted tool."""
     if not isinstance(choice, dict) or "function" in choice:
         return choice
     if choice.get("type") == "function":
@@ -275,10 +265,8 @@ def responses_tool_choice(choice: Any) -> Any:
 
 
 def chat_response_format(text: Any) -> JSON | None:
-    """``response_format`` for ``text.format``; None for plain text, chat's default.
-
-    Raises:
-        BadRequest: a format that chat cannot say.
+    """``response_format`` for ``text.format``; None for plain text, chat's default. Raises `BadRequest`: a
+    format that chat cannot say.
     """
     wanted = text.get("format") if isinstance(text, dict) else None
     if not isinstance(wanted, dict) or wanted.get("type") == "text":

@@ -50,7 +50,6 @@ def response_to_message(response: Mapping[str, Any], body: Mapping[str, Any]) ->
     """The Message for a Response.
 
     Args:
-        response: OpenAI's Response.
         body: the Messages body that it answers; names the model where the response does not.
 
     Raises:
@@ -72,7 +71,6 @@ def error_message(status: int, error: Mapping[str, Any]) -> JSON:
     """The body of a failure in Anthropic's form.
 
     Args:
-        status: its HTTP status.
         error: what is under ``error`` in `GymError.to_body`; it is kept, but for the ``type``.
     """
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
@@ -249,15 +247,7 @@ def _format(body: Mapping[str, Any]) -> JSON | None:
 
 
 def _message_items(message: Any, where: str) -> list[JSON]:
-    """The items of a message.
-
-    Args:
-        message: of a body of ``POST /v1/messages``.
-        where: its place there, for errors.
-
-    Raises:
-        BadRequest: it is none, or has a block that Responses has no form for.
-    """
+    """The items of a message."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise BadRequest(f"{where}: a message of role {shown(role)} has no Responses form")
@@ -379,11 +369,7 @@ _BLOCKS: dict[str, JSON] = {
 
 
 class MessageStream:
-    """One stream.
-
-    Args:
-        body: the Messages body that it answers.
-    """
+    """One stream."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._model = str(body.get("model") or "")
@@ -394,10 +380,8 @@ class MessageStream:
         self._content: list[JSON] = []
 
     def event(self, event: Mapping[str, Any]) -> Iterator[JSON]:
-        """The events that an event of a Responses stream leads to, in order.
-
-        Raises:
-            Unavailable: it is malformed (an API's own events come as they are).
+        """The events that an event of a Responses stream leads to, in order. Raises `Unavailable` if it is
+        malformed (an API's own events come as they are).
         """
         if not self._started:
             self._started = True

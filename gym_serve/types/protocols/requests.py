@@ -77,7 +77,6 @@ def responses_to_chat(
     """The body of ``POST /v1/chat/completions`` for a body of ``POST /v1/responses``.
 
     Args:
-        params: the Responses body; it is not changed.
         reasoning: how the model's earlier reasoning is shown to it: as ``reasoning_content`` and
             ``reasoning`` (two spellings of one field) beside the content, as ``<think>`` tags in
             the content, or not at all.
@@ -128,10 +127,7 @@ def _set_tools(chat: JSON, params: Mapping[str, Any]) -> None:
 
 
 def _with_instructions(instructions: str, messages: list[JSON]) -> list[JSON]:
-    """One system message of the instructions and the leading system and developer messages.
-
-    Many chat templates accept a single system message, at the start.
-    """
+    """One system message of the instructions and the leading system and developer messages."""
     leading = [instructions]
     rest = list(messages)
     while rest and rest[0]["role"] in ("system", "developer"):
@@ -185,11 +181,7 @@ class _Message:
 
 
 class _Turn:
-    """A turn of the model and the outputs of its calls, on their way to `messages`.
-
-    Attributes:
-        messages: what is finished, of all turns.
-    """
+    """A turn of the model and the outputs of its calls, on their way to `messages`."""
 
     def __init__(self, form: ReasoningForm, token_ids: bool) -> None:
         self.messages: list[JSON] = []
@@ -200,11 +192,7 @@ class _Turn:
         self._outputs: list[JSON] = []
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
-        """Take the next item of the input.
-
-        Raises:
-            BadRequest: chat has no form for it.
-        """
+        """Take the next item of the input."""
         kind = item.get("type") or ("message" if item.get("role") else None)
         if kind == "function_call_output":
             content = chat_content(item.get("output"), f"{where}.output")
@@ -332,7 +320,6 @@ def chat_to_params(chat: Mapping[str, Any], *, token_ids: bool = False) -> JSON:
     penalties, top_k, ...) travels in ``metadata.extra_body``, as a row writes it.
 
     Args:
-        chat: the chat body; it is not changed.
         token_ids: keep the token bundles of assistant messages.
 
     Raises:
@@ -389,7 +376,6 @@ def apply_sampling(
     Args:
         chat: body of ``POST /v1/chat/completions``.
         extra_body: the deployment's defaults.
-        chat_template_kwargs: the deployment's chat-template arguments.
         overrides: values that always hold, whoever asked for something else; null leaves a key out.
 
     Raises:
@@ -411,10 +397,8 @@ def apply_sampling(
 
 
 def metadata_object(metadata: Any, key: str) -> JSON:
-    """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object.
-
-    Raises:
-        BadRequest: it is neither.
+    """The object under ``metadata[key]``: a JSON string (as OpenAI's metadata wants it) or an object. Raises
+    `BadRequest` if it is neither.
     """
     value = metadata.get(key) if isinstance(metadata, dict) else None
     if isinstance(value, str) and value:

@@ -33,14 +33,8 @@ _TOKEN_PREFIX = "token_id:"
 
 
 def item_tokens(item: Mapping[str, Any], where: str) -> JSON | None:
-    """The bundle that a request's item or message carries, None without one.
-
-    Args:
-        item: an item of a Responses input, or a chat message.
-        where: its place in the request, for the error.
-
-    Raises:
-        BadRequest: some of the three keys are missing, or the lengths differ.
+    """The bundle that a request's item or message carries, None without one. Raises `BadRequest`: some of the
+    three keys are missing, or the lengths differ.
     """
     present = [key for key in TOKEN_KEYS if item.get(key) is not None]
     if not present:
@@ -60,9 +54,6 @@ def completion_tokens(completion: Mapping[str, Any]) -> JSON | None:
     It is read from the message itself, or from vLLM's fields (``return_token_ids`` and
     ``logprobs``; SGLang has the prompt's ids at the choice), where produced ids may also be written as
     logprob tokens ``"token_id:7"`` (``return_tokens_as_token_ids``).
-
-    Args:
-        completion: the completion, after `check_completion`.
 
     Raises:
         Unavailable: ids and log probabilities do not match, or name different tokens.
@@ -180,10 +171,8 @@ def includes_logprobs(params: Mapping[str, Any]) -> bool:
 
 
 def choice_logprobs(logprobs: Any) -> list[JSON]:
-    """The entries of a chat choice's ``logprobs``; empty without any.
-
-    Raises:
-        Unavailable: one has a log probability that is no number.
+    """The entries of a chat choice's ``logprobs``; empty without any. Raises `Unavailable`: one has a log
+    probability that is no number.
     """
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
@@ -235,9 +224,6 @@ def responses_usage(usage: Any) -> JSON | None:
     Details that nobody told (vLLM tells none by default) are 0: clients with OpenAI's types, as NeMo Gym's
     servers are, refuse an answer with null in their place.
 
-    Args:
-        usage: in the form of Responses or Chat Completions.
-
     Returns:
         None without a usage.
     """
@@ -283,11 +269,7 @@ _OF_RESPONSES = itemgetter("input_tokens", "output_tokens", "input_tokens_detail
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """The tokens of a model call; None if its usage does not tell.
-
-    Args:
-        usage: in the form of Responses or Chat Completions.
-    """
+    """The tokens of a model call; None if its usage does not tell."""
     try:  # nearly all usages have this form
         given, made, details = _OF_RESPONSES(usage)
         cached = details["cached_tokens"]

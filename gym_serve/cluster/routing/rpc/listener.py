@@ -83,9 +83,6 @@ class Listener:
     """Answers the calls of other processes.
 
     Args:
-        dispatch: runs a call. A failure is a reply.
-        stream: runs a call whose answer comes in parts. A failure is a `GymError`.
-        load: how busy the replica is: its live sessions and calls in progress.
         lost: is told the name of a caller whose last connection has ended.
 
     Both raise `QueueFullError` for a call that they did not begin.

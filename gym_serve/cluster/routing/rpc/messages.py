@@ -101,11 +101,7 @@ def encode(messages: list[Message]) -> bytes:
 
 
 def decode(frame: bytes) -> list[Message]:
-    """The messages of a frame.
-
-    Raises:
-        msgspec.DecodeError: it is none.
-    """
+    """The messages of a frame. Raises `msgspec.DecodeError` if it is none."""
     return _decoder.decode(frame)
 
 
@@ -114,9 +110,6 @@ class Outbox:
 
     On an idle connection a message leaves in the next turn of the event loop. Under load, or while the peer
     reads slowly, the messages of many calls share a frame; of thousands, the first leave before the last.
-
-    Args:
-        send: writes one frame; waits while the peer does not read.
     """
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
@@ -135,11 +128,7 @@ class Outbox:
             self._emptied.clear()
 
     async def run(self) -> None:
-        """Write what comes, until cancelled or the connection breaks.
-
-        Raises:
-            OSError: it broke.
-        """
+        """Write what comes, until cancelled or the connection breaks. Raises `OSError` if it broke."""
         try:
             while True:
                 await self._filled.wait()

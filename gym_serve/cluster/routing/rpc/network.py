@@ -33,7 +33,6 @@ class Address(msgspec.Struct, frozen=True):
     """Where a replica listens.
 
     Attributes:
-        host, port: of its socket.
         token: what a caller has to send; random per replica.
     """
 
@@ -43,11 +42,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Directory:
-    """Addresses of the replicas of one deployment.
-
-    Args:
-        application, deployment: its names.
-    """
+    """Addresses of the replicas of one deployment."""
 
     def __init__(self, application: str, deployment: str) -> None:
         self._prefix = f"{application}/{deployment}/"
@@ -107,10 +102,8 @@ def listener_context() -> ssl.SSLContext | None:
 
 
 async def check_certificate(host: str, port: int) -> None:
-    """Connect to this process's own listener as callers do, to report a refused certificate at once.
-
-    Raises:
-        ConnectionError: callers would refuse the certificate; has the reason.
+    """Connect to this process's own listener as callers do, to report a refused certificate at once. Raises
+    `ConnectionError`: callers would refuse the certificate; has the reason.
     """
     context = caller_context()
     if context is None:
