@@ -165,11 +165,7 @@ def _options(name: str, options: ServerOptions, given: Mapping[str, Any], policy
         deployment.setdefault("num_replicas", 1)
     else:
         deployment["autoscaling_config"] = _autoscaling(scaling, policy)
-    return {
-        **deployment,
-        "ray_actor_options": actor,
-        "logging_config": {"enable_access_log": False},
-    }
+    return {**deployment, "ray_actor_options": actor, "logging_config": {"enable_access_log": False}}
 
 
 def _measure(node: Node) -> str:

@@ -85,8 +85,7 @@ def _ask(place: str, nodes: list[Node], environment: dict[str, Any]) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0)(_problems_of_pickled).options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=True),
-        runtime_env=environment,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=True), runtime_env=environment
     )
     pickled = [(_path(node), cloudpickle.dumps(node)) for node in nodes]  # type: ignore[no-untyped-call]
     return ask.remote(pickled)

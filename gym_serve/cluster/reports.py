@@ -32,13 +32,7 @@ _SECONDS = 2.0  # for a replica to answer about its episodes
 
 
 def report(
-    node: Node,
-    admission: Admission,
-    *,
-    sessions: int,
-    limit: int,
-    draining: bool,
-    loads: Mapping[str, float],
+    node: Node, admission: Admission, *, sessions: int, limit: int, draining: bool, loads: Mapping[str, float]
 ) -> JSON:
     """The counts of one replica: of its calls, of live sessions, and the limit of calls at the same time."""
     scaling = node.options.autoscaling

@@ -51,12 +51,7 @@ def serve_metrics(application: str, deployment: str, replica: str) -> tuple[Metr
     """Serve's series of a deployment, for the process of one of its replicas."""
     bounds = latency_bounds()
     here = {"deployment": deployment, "replica": replica, "application": application}
-    queue = {
-        "deployment": deployment,
-        "application": application,
-        "handle": "gym_serve",
-        "actor_id": replica,
-    }
+    queue = {"deployment": deployment, "application": application, "handle": "gym_serve", "actor_id": replica}
     return (
         _Derived(
             "counter",

@@ -122,11 +122,7 @@ class Tally:
         self._earlier = self._finished
 
     def progress(
-        self,
-        running: int = 0,
-        stopping: str | None = None,
-        tokens: int = 0,
-        waiting: Waiting | None = None,
+        self, running: int = 0, stopping: str | None = None, tokens: int = 0, waiting: Waiting | None = None
     ) -> Progress:
         """The counts now."""
         return Progress(

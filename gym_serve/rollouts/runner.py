@@ -185,10 +185,7 @@ def jobs_of(
 
 
 async def stream(
-    jobs: Iterator[list[Job]],
-    run: Run,
-    options: RunnerOptions,
-    order: Order = "completion",
+    jobs: Iterator[list[Job]], run: Run, options: RunnerOptions, order: Order = "completion"
 ) -> AsyncGenerator[tuple[JSON, JSON], None]:
     """Run every job; yield ``(row, rollout)`` in the given order. Closing it cancels running rollouts. Raises
     `OperatorError`: a setting that all rollouts need is wrong; see `RunnerOptions.max_failures`.

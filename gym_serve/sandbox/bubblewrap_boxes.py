@@ -46,10 +46,7 @@ _FOLDERS = {
     **dict.fromkeys(("home", "mnt", "opt", "run", "srv", "var/cache", "var/lib", "var/log"), 0o755),
     **{"root": 0o700, "tmp": 0o1777, "var/tmp": 0o1777},
 }
-_VARIABLES = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-}
+_VARIABLES = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _RESOLVER = Path("/etc/resolv.conf")
 
 

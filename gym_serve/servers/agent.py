@@ -32,14 +32,7 @@ from gym_serve.servers.protocols import PROTOCOLS, WireProtocol, models_list
 from gym_serve.servers.spans import PROVIDER
 from gym_serve.servers.transport import Reply, encode
 from gym_serve.types.endings import OnDeadline, ending
-from gym_serve.types.errors import (
-    AgentFailed,
-    AuthorError,
-    GymError,
-    PolicyDeadline,
-    Rejected,
-    Unavailable,
-)
+from gym_serve.types.errors import AgentFailed, AuthorError, GymError, PolicyDeadline, Rejected, Unavailable
 from gym_serve.types.model_endpoint import MODEL_FIELD, ModelEndpoint, endpoint_of
 from gym_serve.types.protocols import schemas
 from gym_serve.types.requests import JSON

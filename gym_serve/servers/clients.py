@@ -23,13 +23,7 @@ from gym_serve.servers.context import closing, current, use
 from gym_serve.servers.spans import describe_call
 from gym_serve.servers.transport import CALLER_LEFT, Call, Reply, Transport, encode
 from gym_serve.servers.usage import USAGE_FIELD, merge_usage, record_answer, record_failure, record_notes
-from gym_serve.types.errors import (
-    DeadlineExceeded,
-    EndpointMisconfigured,
-    GymError,
-    NotFound,
-    Unavailable,
-)
+from gym_serve.types.errors import DeadlineExceeded, EndpointMisconfigured, GymError, NotFound, Unavailable
 from gym_serve.types.model_endpoint import ModelEndpoint
 from gym_serve.types.protocols import FINAL_EVENTS, check_completion, check_response, read_events
 

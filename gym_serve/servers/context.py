@@ -88,13 +88,7 @@ class CallContext(msgspec.Struct, frozen=True):
         if self.deadline is not None and self.deadline <= moment:
             return self
         return CallContext(
-            self.request_id,
-            self.session,
-            self.affinity,
-            moment,
-            self.endpoint,
-            self.notes,
-            self.traceparent,
+            self.request_id, self.session, self.affinity, moment, self.endpoint, self.notes, self.traceparent
         )
 
 

@@ -260,10 +260,7 @@ class ResourcesServer(Server):
             ),
             "close_session": Operation(self._op_close, "Close a session", None, {"type": "object"}),
             "aggregate_metrics": Operation(
-                self._op_aggregate,
-                "Metrics over many verified rollouts",
-                VERIFIED,
-                {"type": "object"},
+                self._op_aggregate, "Metrics over many verified rollouts", VERIFIED, {"type": "object"}
             ),
             "reverify_mode": Operation(
                 self._op_reverify_mode,

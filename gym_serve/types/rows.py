@@ -172,16 +172,7 @@ _MARKS = (
 """Keys that say how a rollout ended and what is trained on; a row of a data set may not have them."""
 
 _OF_ATTEMPT = frozenset(
-    {
-        *_MARKS,
-        "_ng_attempt_index",
-        TIMELINE_FIELD,
-        "error",
-        "model_usage",
-        "reason",
-        "response",
-        "reward",
-    }
+    {*_MARKS, "_ng_attempt_index", TIMELINE_FIELD, "error", "model_usage", "reason", "response", "reward"}
 )
 
 

@@ -118,11 +118,7 @@ class FailoverTransport:
             try:
                 reply = await self._transport.call(
                     Call(
-                        RESTORE,
-                        body,
-                        request_id=call.request_id,
-                        timeout=left,
-                        traceparent=call.traceparent,
+                        RESTORE, body, request_id=call.request_id, timeout=left, traceparent=call.traceparent
                     )
                 )
                 reply.json()

@@ -102,10 +102,7 @@ _OVERFLOW: tuple[tuple[str, str], ...] = (
     (r"input token count is \d+ but model only supports", "Vertex"),
     (r"trying to keep the first \d+ tokens when", "LM Studio"),
     (r"\b(prompt|input) is too long\b", "Anthropic, Fireworks, Bedrock"),
-    (
-        r"context[ _](length|window|size|limit)\b.{0,40}\b(exceeded|too small)\b",
-        "others",
-    ),
+    (r"context[ _](length|window|size|limit)\b.{0,40}\b(exceeded|too small)\b", "others"),
     (
         r"\b(prompt|input|conversation|messages|requested tokens)\b.{0,80}\bexceeds?\b.{0,60}"
         r"\b(context|max_model_len)\b",

@@ -101,10 +101,7 @@ CHAT: JSON = _object(
         _any(
             _message(_NOT_THE_MODEL, _part("text")),
             _object(
-                "role content",
-                role=_of("assistant"),
-                content=_maybe(_TEXT),
-                tool_calls=_list(_CHAT_CALL),
+                "role content", role=_of("assistant"), content=_maybe(_TEXT), tool_calls=_list(_CHAT_CALL)
             ),
             _object("role tool_call_id content", role=_of("tool"), tool_call_id=_TEXT, content=_TEXT),
         ),
@@ -118,18 +115,10 @@ CHAT: JSON = _object(
 
 _BLOCKS = _any(_TEXT, _list(_any(_part("text"))))
 _TOOL_RESULT = _object(
-    "type tool_use_id",
-    type=_of("tool_result"),
-    tool_use_id=_TEXT,
-    content=_BLOCKS,
-    is_error=_BOOLEAN,
+    "type tool_use_id", type=_of("tool_result"), tool_use_id=_TEXT, content=_BLOCKS, is_error=_BOOLEAN
 )
 _TOOL_USE = _object(
-    "type id name input",
-    type=_of("tool_use"),
-    id=_TEXT,
-    name=_FUNCTION["name"],
-    input={"type": "object"},
+    "type id name input", type=_of("tool_use"), id=_TEXT, name=_FUNCTION["name"], input={"type": "object"}
 )
 _THINKING = _object("type thinking", type=_of("thinking"), thinking=_TEXT, signature=_TEXT)
 
